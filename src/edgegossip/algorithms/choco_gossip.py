@@ -104,9 +104,9 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     is `Gossip`.
 
     A lost neighbor does not count in a round, nor does one whose increment comes too late. A
-    missing increment is noticed when the next `timeout` ends a round. The worker reports it,
-    and the neighbor answers with its whole replica. Until then the worker does not step toward
-    that neighbor. The neighbor may still step toward the worker, which moves the mean by
+    missing increment is noticed when the next `timeout` ends a round. The worker reports the
+    gap, and the neighbor answers with its whole replica. Until then, the worker does not step
+    toward this neighbor. The neighbor may still step toward the worker, which moves the mean by
     :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` a round. A worker that comes back takes over
     the replica of its most advanced neighbor, as its parameters and as its own replica. It and
     each neighbor then restart with whole replicas of each other. One case remains undetected: a

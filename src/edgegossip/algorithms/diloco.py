@@ -72,7 +72,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     It causes more traffic: in a directed ring a worker relays :math:`n - 1` updates per round,
     while push-sum sends one message. With more neighbors than needed, it receives some updates
-    twice. It suits about ten workers; for hundreds, use `DifferencePush`.
+    twice. DiLoCo suits about ten workers; for hundreds, use `DifferencePush`.
 
     A worker ignores an update that has not arrived by the end of the round. A message that is
     lost or comes after the `timeout` therefore costs a part of a round, and workers differ from

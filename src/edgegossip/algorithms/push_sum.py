@@ -84,9 +84,9 @@ class PushSum(LocalSteps[P], Generic[P]):
     :math:`2^{30}`. The estimate does not change, and each time at most :math:`2^{-30}` of mass
     is created.
 
-    A worker that crashed has lost its mass. When it comes back, every worker that sends to it
-    gives it half of its own mass, along with its round. If there is no such worker, it starts
-    from the initial parameters with a weight of :math:`2^{-30}`.
+    A crashed worker has lost its mass. When it comes back, every worker that sends to it gives
+    it half of its own mass, along with its round. If there is no such worker, it starts from
+    the initial parameters with a weight of :math:`2^{-30}`.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.

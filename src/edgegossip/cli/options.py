@@ -156,7 +156,7 @@ def show_help(command: str, what: str, kind: type[Any]) -> None:
 
     Args:
         command: Name of the command.
-        what: What it needs, in capitals.
+        what: The argument that it needs, in capitals.
         kind: Class of its options.
     """
     summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]

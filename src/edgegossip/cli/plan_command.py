@@ -53,7 +53,7 @@ class PlanOptions(SeveralSeeds):
     """Options for planning; each option of the recipe may have several values to try.
 
     Args:
-        machines: TOML file with a [[machine]] table for each machine, in order of ranks: name,
+        machines: TOML file with a [[machine]] table for each machine, in rank order: name,
             speed (relative to this machine), samples_per_second or profile, mbits, latency_ms,
             count, endpoint.
         measure: Measure this machine for this many seconds and print its table for the file of

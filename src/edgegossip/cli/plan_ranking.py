@@ -116,7 +116,7 @@ def _no_value(metric: MetricSpec) -> float:
 
 
 def final_value(rows: Iterable[Row]) -> float:
-    """Mean over the seeds of each run's value at its end."""
+    """Mean over the seeds of the runs' final values."""
     return statistics.fmean(
         last_looks(values_of(row)) if row["times"] else _no_value(metric_of(row))
         for row in rows
@@ -194,7 +194,7 @@ class Outlook:
 
 
 def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlook]]:
-    """Order the candidates; return the target too.
+    """Order the candidates; also return the target.
 
     Finalists come before all others, which may only have been lucky with their few seeds.
     """

@@ -63,7 +63,7 @@ class Stage:
         return [each.platform(self.measured).throughput for each in self.machines]
 
     def experiment(self, proposal: Proposal, seed: int, share: float = 1.0) -> Experiment:
-        """Put a proposal on these machines."""
+        """Run a proposal on these machines."""
         seconds = share * self.seconds
         experiment = proposal.experiment(seed, seconds)
         dataset = experiment.task.dataset
@@ -250,7 +250,7 @@ def measured_cost(stage: Stage, proposal: Proposal, seconds: Seconds = 1.0) -> C
 
 
 class _EnoughError(Exception):
-    """Enough of a run has been timed."""
+    """Signals that enough of a run has been timed."""
 
 
 class _Watch(Progress):

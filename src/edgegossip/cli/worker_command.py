@@ -370,7 +370,7 @@ def gather_command(arguments: list[str]) -> int:
 
 
 def _say_who_measures(out: Path, command: Sequence[str], ranks: Sequence[Rank]) -> None:
-    """Print the steps by which workers measure averaged models on their own data."""
+    """Print the steps with which workers measure averaged models on their own data."""
     rank = "R" if len(ranks) > 1 else str(ranks[0])
     print(
         f"workers {', '.join(map(str, ranks))} have models to measure, on their own data:\n"

@@ -1,4 +1,4 @@
-"""The learners that live in one actor, on one core of the cluster."""
+"""The learners in one actor, on one core of the cluster."""
 
 from __future__ import annotations
 

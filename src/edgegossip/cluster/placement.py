@@ -31,7 +31,7 @@ _WORTH_MOVING = 0.8
 
 
 Arrived: TypeAlias = tuple[TrainingResult, Sequence[tuple[str, type[Warning]]]]
-"""A result and the warnings that accompanied it."""
+"""A result and its warnings."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,17 +54,17 @@ class Job:
 
 @dataclass(eq=False)
 class Seat:
-    """One core of the cluster and the learners that live there.
+    """One core of the cluster and its learners.
 
     Attributes:
         name: Name for messages.
-        seconds_per_cost: Seconds that a unit of cost takes there; None if not known yet.
-        making_seconds: Seconds that making a learner takes there.
-        line: Waiting work for learners that live there.
+        seconds_per_cost: Seconds per unit of cost at this seat; None if not known yet.
+        making_seconds: Seconds for making a learner at this seat.
+        line: Waiting work for its learners.
         num_under_way: Number of jobs sent but not finished.
         cost_under_way: Their cost.
         forgotten: Learners that have moved away and that the seat must still forget.
-        is_lost: The seat and its learners are gone.
+        is_lost: The seat and its learners are lost.
     """
 
     name: str
@@ -85,9 +85,9 @@ class Seat:
 class Placement:
     """Hands out work to seats, each of which has a thread.
 
-    Work goes to the seat where its learner lives. A new learner lives where a seat is free
-    first, so fast seats get more learners. A seat without work takes over a learner whose work
-    would otherwise be done later. Results do not depend on any of this.
+    Work goes to the seat that has its learner. A new learner goes to the first free seat, so
+    fast seats get more learners. A seat without work takes over a learner whose work would
+    otherwise be done later. Results do not depend on any of this.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Placement:
             self._wake_all()
 
     def fail(self, error: Exception) -> None:
-        """Let all work that has not begun fail, now and later."""
+        """Fail all work that has not begun, now and later."""
         with self._lock:
             self._error = error
             for line in (self._homeless, *(seat.line for seat in self._seats)):
@@ -209,7 +209,7 @@ class Placement:
         self._idle.pop(seat, None)
 
     def _wake(self, home: Seat | None) -> None:
-        """Wake a seat for new work: the one where its learner lives, or else any."""
+        """Wake a seat for new work: the one that has its learner, or else any."""
         changed = self._idle.pop(home, None) if home is not None else None
         if changed is None and self._idle:
             changed = self._idle.pop(next(iter(self._idle)))
@@ -234,7 +234,7 @@ class Placement:
         return jobs
 
     def _oldest(self, seat: Seat) -> Job | None:
-        """Take the oldest job of a learner that lives here or nowhere."""
+        """Take the oldest job of a learner that is here or has no seat."""
         if seat.line and not (
             self._homeless and self._homeless[0].number < seat.line[0].number
         ):
@@ -261,7 +261,7 @@ class Placement:
 
 
 def _seconds_of_all(seat: Seat) -> float:
-    """Seconds until a seat has done all the work that waits there."""
+    """Seconds until a seat has done all its waiting work."""
     return seat.seconds(seat.cost_in_line + seat.cost_under_way)
 
 

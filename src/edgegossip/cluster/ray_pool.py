@@ -1,4 +1,4 @@
-"""The compute pool on Ray: learners live on the cores of a cluster, the event loop is here."""
+"""The compute pool on Ray: learners are on the cores of a cluster, the event loop is local."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_LOSSES = 5
 class RayPool:
     """Trains on every core of a Ray cluster, with bit for bit the results of a `ComputePool`.
 
-    A learner lives in one actor. Its state comes back with each result, so that it can be made
+    Each learner is in one actor. Its state comes back with each result, so that it can be made
     again elsewhere; lost work is repeated. Work that takes less time than a round trip to an
     actor, about 2 ms, is done here or sent in batches. From Python::
 
@@ -115,7 +115,7 @@ class RayPool:
         return _Arriving(self._placement.put(trainer, request, progress))
 
     def close(self) -> None:
-        """Drop all work, and end everything that was started."""
+        """Drop all work, and stop all actors and Ray itself if it was started here."""
         if self._is_closing.is_set():
             return
         self._is_closing.set()
@@ -150,7 +150,7 @@ class RayPool:
         thread.start()
 
     def _failing(self, work: Callable[[], None]) -> None:
-        """If this thread fails, let the run fail instead of waiting forever."""
+        """Fail the run if this thread fails, instead of waiting forever."""
         try:
             work()
         except LostError as error:

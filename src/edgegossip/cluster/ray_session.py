@@ -106,7 +106,7 @@ class RaySession:
             ) from error
 
     def open_desk(self, node: ClusterNode) -> RemoteDesk:
-        """Start an actor that occupies one core of this node; wait until one is free.
+        """Start an actor that occupies one core of this node; wait until a core is free.
 
         Raises:
             LostError: If it cannot be started.

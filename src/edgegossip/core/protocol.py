@@ -150,8 +150,8 @@ class Trained:
         cost: Cost in training samples: `num_samples` plus the cost of choosing them.
         metrics: The trainer's other measurements, by name.
         has_gone_back: The initial parameters were unsound, probably because of other workers'
-            messages. Nothing was trained: `params` and `before` are the last sound ones. State
-            derived from later ones (momentum, errors) should be dropped.
+            messages. Nothing was trained: `params` and `before` are the last sound parameters.
+            State derived from later parameters (momentum, errors) should be dropped.
     """
 
     params: Tensor
@@ -229,7 +229,7 @@ class TimerFired:
 
 @dataclass(slots=True)
 class WorkerLost:
-    """Worker `rank` is gone or cannot be reached; it may come back.
+    """Worker `rank` is lost or cannot be reached; it may come back.
 
     If it `has_lied`, its unused messages must be dropped.
     """

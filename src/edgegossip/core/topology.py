@@ -248,7 +248,7 @@ def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) 
 
     Args:
         num_workers: Number of workers.
-        edges: Pairs (i, j). Undirected ones also lead back from j to i.
+        edges: Pairs (i, j). Undirected edges also lead back from j to i.
         directed: Whether an edge leads from i to j only.
 
     Raises:

@@ -1,7 +1,8 @@
 """Studies: several runs or measurements that make a figure of a paper.
 
 Fields of `study.json`:
-    schema: Version of this layout: 1. study, title: Name, and the question.
+    schema: Version of this layout: 1.
+    study, title: Name, and the question.
     printed: The paper's statements and numbers about it, a sentence each.
     scaled_down: Everything that is smaller or different here, a sentence each.
     settings: Settings that the rows depend on; `--resume` requires the same.

@@ -44,7 +44,7 @@ def place_of(array: NDArray[Any]) -> MappedFile | None:
 
 
 class Pages:
-    """The pages of memory of a mapped array, with advice for the kernel.
+    """The memory pages of a mapped array, with advice for the kernel.
 
     Without advice, the kernel reads 128 KiB around each missing page, one after another,
     although a random sample needs only a few kilobytes of it.
@@ -71,7 +71,9 @@ class Pages:
 
 
 def pages_of(array: NDArray[Any]) -> Pages | None:
-    """The pages of a mapped array; None for one in memory or in pieces, or without advice."""
+    """The pages of a mapped array; None for an array in memory or in pieces, or without
+    advice.
+    """
     if not isinstance(array, np.memmap) or not isinstance(
         cast("object", _whole(array).base), mmap.mmap
     ):

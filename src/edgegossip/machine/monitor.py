@@ -118,7 +118,7 @@ class Monitor:
     # Reading.
 
     def read(self) -> None:
-        """Read the counters, and store the means if a minute is over; called by the thread."""
+        """Read the counters, and store the means once a minute; called by the thread."""
         with self._lock:
             self._read()
         now = self._history.times[-1]

@@ -205,7 +205,7 @@ class Peers:
         return [event for rank in late for event in self.lose(rank)]
 
     def lose(self, rank: Rank) -> list[Event]:
-        """Count `rank` as lost until it is heard from again."""
+        """Count `rank` as lost until it sends a message again."""
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []

@@ -45,7 +45,7 @@ class Post:
         params: Initial parameters, [num_params].
         transport: Carries frames.
         items: Queue of items for `take`.
-        peers: State of the others and rank of this worker.
+        peers: This worker's rank, and the state of the others.
         settings: Limits.
     """
 

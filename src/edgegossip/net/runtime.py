@@ -42,7 +42,7 @@ class Runtime(Protocol):
     """Clock, inbox and threads of a host."""
 
     def clock(self) -> Seconds:
-        """Seconds, never going back."""
+        """Time in seconds; it never decreases."""
 
     def inbox(self) -> FairQueue:
         """Make an empty inbox."""

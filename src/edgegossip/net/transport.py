@@ -25,7 +25,7 @@ class Listener(Protocol):
         """Worker `rank` has become reachable."""
 
     def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
-        """Worker `rank` is gone, or the path to it is cut."""
+        """Worker `rank` is lost, or the path to it is cut."""
 
     def refused(self, rank: Rank | None, reason: str) -> None:
         """Invalid input has arrived, apparently from `rank`."""

@@ -319,7 +319,7 @@ class _Peer:
         return self._left is not None
 
     def lose(self) -> None:
-        """Tell the listener that the peer is gone, now that this worker has left."""
+        """Report the peer's disappearance to the listener, now that this worker has left."""
         with self._telling:
             self._alive = []
             if self._left is not None:

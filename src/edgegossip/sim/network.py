@@ -1,4 +1,4 @@
-"""The network: the durations of messages, and their losses."""
+"""The network: durations and losses of messages."""
 
 from __future__ import annotations
 

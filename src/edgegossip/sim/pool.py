@@ -33,11 +33,11 @@ class Pending(Protocol[T_co]):
     """A result that may still be pending."""
 
     def result(self) -> T_co:
-        """Wait for the result; raises the task's error."""
+        """Wait for the result; raise the task's error."""
 
 
 class Pool(Protocol):
-    """A place where training runs, as the simulator needs it."""
+    """The interface of a compute pool, as the simulator needs it."""
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
         """Make trainers that run here from those of `make_trainer`."""
@@ -158,7 +158,7 @@ class ComputePool:
         return future
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Return the trainers unchanged: threads share their memory."""
+        """Return the trainers unchanged, because threads share their memory."""
         return make_trainer
 
     def train(

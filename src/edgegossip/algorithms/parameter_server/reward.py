@@ -102,7 +102,7 @@ class ConstrainedFit:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperReward:
-    r"""The published reward, to the letter: three losses, three parameters.
+    r"""The published reward, unchanged: three losses, three parameters.
 
     Fits :math:`\ell(t) = 1 / (a^2 t + b) + c` through the losses at the start, in the middle
     and at the end, and predicts when a loss :math:`\ell_{end}` will be reached:

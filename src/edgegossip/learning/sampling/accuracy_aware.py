@@ -1,4 +1,4 @@
-"""Choice of a worker's training data when there is no time for all of it."""
+"""Choice of a worker's training data if there is no time for all of it."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 
 FORWARD_COST = 1 / 3
-"""Cost of a forward pass over a point, in training samples; a backward pass takes twice as
-long.
+"""Cost of a forward pass over a point, in training samples; a backward pass costs twice as
+much.
 """
 
 

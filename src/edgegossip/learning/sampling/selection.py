@@ -1,4 +1,4 @@
-"""Selection of training samples when there is no time for all of them."""
+"""Selection of training samples if there is no time for all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgegossip.learning.sampling.visits import (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Data for a selection at the start of an epoch.
+    """Data that a selection gets at the start of an epoch.
 
     Attributes:
         losses: [M] last measured loss of each aggregated point.
@@ -82,7 +82,7 @@ class Selection(Protocol):
 
 @dataclass(frozen=True)
 class Ranked(Selection):
-    """Algorithm 2 to the letter: whole subsets by descending loss, not shuffled.
+    """Algorithm 2 exactly as published: whole subsets by descending loss, not shuffled.
 
     Neighbors in the ranking often have the same class, and so do batches; on CIFAR-10 training
     fails. The last subset is cut to give the exact number of samples.
@@ -350,7 +350,7 @@ def selection(name: str) -> Selection:
     - "focused" (`Focused`, ours, the default): unlearned samples, more often the more redundant
       the data are
     - "ranked" (`Ranked`): whole subsets of the highest loss, in that order; the paper's
-      Algorithm 2 to the letter
+      Algorithm 2, exactly as published
     - "ranked-shuffled" (`RankedShuffled`): the same samples, shuffled
     - "ranked-per-class" (`RankedPerClass`): the subsets of the highest loss within each class
     - "sampled" (`Sampled`): drawn by loss, with a temperature

@@ -189,7 +189,7 @@ def plan_cut(
         bandwidths: Bandwidth of the link from each machine to the next: bytes/s shared by both
             directions, as with radio, or a pair (forward, back).
         return_share: Share of the batches, in [0, 1], with returned gradients. Synthetic
-            gradients may need fewer.
+            gradients may be returned less often.
         stage_overhead: ``stage_overhead(first, last)``: work of a stage in addition to its
             blocks ``first`` to ``last - 1``, for instance of a module for synthetic gradients.
 

@@ -7,8 +7,8 @@ Fields of a row:
         epoch of the fastest platform), `throughput_bound` and `time_ratio` (T_max / T_min).
     equal_epochs_time: Time after as many rounds as EpochGossip has epochs.
     kept_shares: Share of its data that each worker kept.
-    look_share: Share of the cost that was spent on looks. samples_processed, bytes_sent: Totals
-    of all workers.
+    look_share: Share of the cost that was spent on looks.
+    samples_processed, bytes_sent: Totals of all workers.
 """
 
 from __future__ import annotations

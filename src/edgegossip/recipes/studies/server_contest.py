@@ -3,9 +3,10 @@
 Fields of a row:
     group, setting, run, seed: Names of the contest, the machines and the run.
     lr, value: Learning rate, and value of the method's own setting; null without one.
-    seconds_to_loss: Time to the loss; null if it was never reached. seconds, final_loss,
-    final_accuracy: At the end of the run. samples, bytes, megabits_per_second: Of all workers
-    and links together. times, losses, accuracies: Of the evaluations.
+    seconds_to_loss: Time to the loss; null if it was never reached.
+    seconds, final_loss, final_accuracy: At the end of the run.
+    samples, bytes, megabits_per_second: Of all workers and links together.
+    times, losses, accuracies: Of the evaluations.
     error: Of a diverged run.
 """
 

@@ -55,7 +55,7 @@ AS_PUBLISHED = replace(
     accuracy_aware=replace(ACCURACY_AWARE, selection=SELECTIONS["ranked"], look_share=None),
     balancing={"block_share": 1.0, "correction": 0.0},
 )
-"""The paper's system to the letter."""
+"""The paper's system, exactly as published."""
 CONTROLLED_RUNS: Contenders = {
     **CONTENDERS,
     "as-published": AS_PUBLISHED,

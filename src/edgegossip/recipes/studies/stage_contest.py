@@ -4,8 +4,8 @@ Fields of a row:
     lr, is_tuning: Learning rate, and whether the run only tried it.
     accuracy, seconds: At the end.
     bytes: Of all links.
-    staleness: Mean number of a stage's batches in flight above it. times, accuracies: Of the
-    evaluations.
+    staleness: Mean number of a stage's batches in flight above it.
+    times, accuracies: Of the evaluations.
 """
 
 from __future__ import annotations

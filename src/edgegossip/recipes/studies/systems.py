@@ -2,8 +2,8 @@
 
 Fields of a row:
     is_tuning: Whether the run only tried a setting.
-    accuracy: Mean of the last five evaluations. times, accuracies, bytes, samples: Of the
-    evaluations; bytes are per worker.
+    accuracy: Mean of the last five evaluations.
+    times, accuracies, bytes, samples: Of the evaluations; bytes are per worker.
 """
 
 from __future__ import annotations
