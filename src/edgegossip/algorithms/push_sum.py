@@ -76,7 +76,7 @@ class PushSum(LocalSteps[P], Generic[P]):
     Links that lose messages need `resend_after`: messages are then resent until they are
     acknowledged, and each is merged once. The sender takes back mass that a lost worker has not
     acknowledged. If that worker was only cut off and had merged the mass, the mass exists
-    twice, numerator and weight alike. This does not move any estimate out of the range of the
+    twice, both numerator and weight. This does not move any estimate out of the range of the
     workers' estimates.
 
     A worker that no longer receives anything gives away all its mass. At a weight of

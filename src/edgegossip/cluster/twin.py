@@ -17,7 +17,7 @@ _SERIALS = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How to make a trainer anywhere: with `maker`, which the seat looks up."""
+    """Recipe for making a trainer on any seat: with `maker`, which the seat looks up."""
 
     maker: Any
     rank: Rank

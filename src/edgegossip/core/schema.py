@@ -125,8 +125,8 @@ class MessageSpec:
 
     It must state everything that `handle` assumes: an index out of range would otherwise end
     the run of an honest worker. A network also rejects floats that are far larger than is usual
-    among workers; a tensor with limits of its own is checked against those alone, so give
-    limits to tensors whose scale differs from that of parameters.
+    among workers. A tensor with its own limits is checked only against these, so give limits to
+    tensors whose scale differs from the parameters'.
 
     Args:
         tensors: Required tensors of the payload, by name; an example tensor describes one like

@@ -170,14 +170,14 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
 
     The pairing model gives every worker `degree` stubs, and joins stubs in random pairs. Pairs
     that would make a loop or a double edge are drawn again among the remaining stubs. A draw
-    that gets stuck or is not connected is discarded. For degrees small against `num_workers`
-    all such graphs are about equally likely.
+    that gets stuck or is not connected is discarded. For degrees much smaller than
+    `num_workers`, all such graphs are about equally likely.
 
     Args:
         num_workers: Number of workers; ``num_workers * degree`` must be even.
         degree: Neighbors of each worker, in ``2 .. num_workers - 1``; with one or two
             workers, ``num_workers - 1``.
-        seed: Equal seeds give equal graphs.
+        seed: Equal seeds produce equal graphs.
 
     Raises:
         ValueError: If there is no such graph.
@@ -214,7 +214,7 @@ def directed_ring(num_workers: int) -> Topology:
 
 
 def directed_exponential(num_workers: int) -> Topology:
-    """Each worker sends 1, 2, 4, ... ranks ahead, which gives few edges and short paths.
+    """Each worker sends 1, 2, 4, ... ranks ahead, which needs few edges and has short paths.
 
     References:
         Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep

@@ -24,7 +24,7 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
     Args:
         num_workers: Number of workers; a single one has no neighbors.
         period: Rounds drawn, at least 1; with few rounds the graph may not be connected.
-        seed: Equal seeds give equal graphs.
+        seed: Equal seeds produce equal graphs.
 
     Raises:
         ValueError: If a number is out of range, or the drawn graph is not connected.
@@ -59,7 +59,7 @@ def intermittent(base: Topology, availability: float, period: int, seed: int) ->
         base: Graph with all links; it may itself vary.
         availability: Probability of each link in a round, in (0, 1].
         period: Rounds drawn, at least 1; a multiple of the base's own.
-        seed: Equal seeds give equal graphs.
+        seed: Equal seeds produce equal graphs.
 
     Raises:
         ValueError: If a number is out of range, or the drawn graph is not connected.

@@ -127,8 +127,8 @@ def summarize(
             0.005 (`target_gap`). With another metric the field is named, for example,
             `target_mae`, and the gap is half a percent of the value.
         throughput_bound: Bound on the gain from not waiting: the sum of throughputs / (number
-            of workers x the smallest), over workers with data, on idle machines with free
-            messages.
+            of workers x the smallest), over workers with data, on idle machines, without
+            communication costs.
         bytes_reference: Name of the run that defines the bytes of uncompressed push-sum; null
             if there is none.
         runs: By name, the numeric fields of each run's summary, and the next three fields.

@@ -148,7 +148,7 @@ def parse_event(line: bytes) -> dict[str, Any]:
     """Parse the event of a line.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it is not an event.
     """
     try:
         # Decoded here: `json` would take a damaged line for one of another encoding.

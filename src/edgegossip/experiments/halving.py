@@ -78,9 +78,10 @@ def ladders(numbers: Mapping[str, int], whole_runs: float) -> dict[str, Ladder]:
     """Plan the tuning of each candidate for the time of this many whole runs.
 
     The first rung runs all settings of a candidate, each next rung the best third of them for
-    three times as long. All last rungs are equally long. They are as long as the budget of the
-    candidate with the most settings allows; others use theirs for more seeds. If runs would be
-    shorter than `SHORTEST`, only the first nine settings are tried, or the first three, or one.
+    three times as long. The last rungs of all candidates have the same length. They are as long
+    as the budget of the candidate with the most settings allows; others use theirs for more
+    seeds. If runs would be shorter than `SHORTEST`, only the first nine settings are tried, or
+    the first three, or one.
 
     Args:
         numbers: Number of settings of each candidate.

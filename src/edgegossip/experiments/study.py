@@ -3,8 +3,8 @@
 Fields of `study.json`:
     schema: Version of this layout: 1.
     study, title: Name, and the question.
-    printed: The paper's statements and numbers about it, a sentence each.
-    scaled_down: Everything that is smaller or different here, a sentence each.
+    printed: The paper's statements and numbers about it, one sentence each.
+    scaled_down: Everything that is smaller or different here, one sentence each.
     settings: Settings that the rows depend on; `--resume` requires the same.
     command: Command that repeats it, without `--out`, `--threads` and `--resume`; null from
         Python.

@@ -34,8 +34,8 @@ class Traffic:
         """Ratios of dense push-sum's bytes for the same number of samples to this run's bytes.
 
         The run `dense` sends one message to each out-neighbor after each step, which gives the
-        bytes of a message per sample. Dense push-sum sends `out_degree` of these on this run's
-        graph, and ``num_workers - 1`` on the complete graph.
+        bytes of a message per sample. Dense push-sum sends `out_degree` such messages on this
+        run's graph, and ``num_workers - 1`` on the complete graph.
 
         >>> dense = Traffic(
         ...     bytes_sent=800, samples_processed=10, num_workers=8, out_degree=1.0

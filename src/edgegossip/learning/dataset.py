@@ -177,8 +177,8 @@ class Dataset:
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
         input_shape: Shape of x of one sample, channels first; empty if samples are not pairs.
         mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 for uint8;
-            None subtracts nothing.
-        std: Standard deviation of each channel, like `mean`; None divides by nothing.
+            None for no subtraction.
+        std: Standard deviation of each channel, like `mean`; None for no division.
         subjects: Subject of each training sample, int64 [num_train]; None if unknown.
         validation: Samples for `Evaluate`; None if no algorithm needs it.
 

@@ -52,7 +52,7 @@ def next_token(model: nn.Module, batch: Nested) -> tuple[Any, Tensor]:
     length].
 
     Raises:
-        DataError: If a batch is something else.
+        DataError: If a batch is not such a tensor.
     """
     if not isinstance(batch, Tensor) or batch.is_floating_point() or batch.ndim != 2:
         found = type(batch).__name__
@@ -140,7 +140,7 @@ def mean_of_finite(losses: Sequence[Tensor], rank: Rank, num_before: int) -> flo
 def prepare_batch(dataset: TrainingData, batch: Nested, torch_device: torch.device) -> Nested:
     """A batch for the model, on the device; x of a pair (x, y) of tensors is prepared.
 
-    Preparing normalizes it, and gives pictures the channels-last layout.
+    Preparation normalizes x, and converts pictures to the channels-last layout.
 
     Raises:
         DataError: If the batch has tensors of unequal length, or anything but tensors.

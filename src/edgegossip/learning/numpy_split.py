@@ -24,7 +24,7 @@ class NumpySplit:
     Args:
         arrays: Arrays in dicts, tuples and lists, nested in any way, with an entry for each
             sample in their first dimension; some may be mapped from files (`numpy.memmap`).
-        has_classes: Samples are pairs (x, y) with a class each.
+        has_classes: Samples are pairs (x, y), each with a class.
 
     Raises:
         DataError: If it holds anything but arrays of numbers, or they differ in length.

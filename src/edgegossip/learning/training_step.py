@@ -1,4 +1,4 @@
-"""How a training step is computed: precision, accumulation, clipping, compilation."""
+"""Settings of a training step: precision, accumulation, clipping, compilation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MeanLoss = Callable[[Batch, Nested], tuple[Tensor, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStep:
-    """How each optimizer step of a `Learner` is computed; by default plainly, in one pass.
+    """Settings of each optimizer step of a `Learner`; by default, it is one plain pass.
 
     Args:
         autocast: `torch.bfloat16` computes losses in mixed precision. Parameters, gradients and

@@ -25,8 +25,8 @@ _MAX_ROWS = 300
 class SlowDown:
     r"""The paper's :math:`RG`: the slowdown by contention, fitted to a profile.
 
-    The logarithm of the time is regressed on U, so relative errors count equally for all loads.
-    Each part of U is divided by its maximum in the profile. Loads beyond the profile are
+    The logarithm of the time is regressed on U, so relative errors have the same weight for all
+    loads. Each part of U is divided by its maximum in the profile. Loads beyond the profile are
     clipped to its range, because few regressors extrapolate well. If a profile has no row of an
     idle machine, its smallest load counts as idle.
 

@@ -67,7 +67,7 @@ def zenoh_security(
     addresses that discovery may find. An impostor with another worker's certificate gets only
     that worker's messages, wherever it is.
 
-    A certificate that is bound to a run has another common name, which is unknown in all other
+    A certificate that is bound to a run has a different common name, which is unknown in other
     runs. Files are passed by content, so that the validated contents are used even if a file is
     replaced in the meantime.
 

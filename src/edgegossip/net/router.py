@@ -33,8 +33,8 @@ class Router:
         address: Endpoints to listen at, and other routers to connect to.
         num_workers: Number of workers in the largest run; with `security`, messages of higher
             ranks are not relayed.
-        security: The router's files. When they change, or a certificate is revoked, all links
-            are closed and reopened.
+        security: The router's files. If the files change, or a certificate is revoked, all
+            links are closed and reopened.
         run_names: Names of runs to which workers' certificates may be bound; unbound ones are
             always accepted.
         lease: As in `ZenohTransport`.

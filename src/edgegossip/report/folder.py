@@ -59,7 +59,7 @@ class Run:
         name: Name of the run.
         log: Its events.
         summary: Its numbers.
-        workers: How each rank spent its time; empty if no virtual time passed.
+        workers: Use of time by each rank; empty if no virtual time passed.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def trainers(self) -> list[Activity]:
-        """How the training workers spent their time; empty if no virtual time passed."""
+        """Use of time by the training workers; empty if no virtual time passed."""
         return [self.workers[rank] for rank in self.log.trainers] if self.workers else []
 
     @property

@@ -264,7 +264,7 @@ def _count(event: Mapping[str, Any], name: str) -> int:
 
 
 def read_log(path: Path) -> RunLog:
-    """Read the events of one run; damaged lines are skipped with a warning each.
+    """Read the events of one run; damaged lines are skipped, each with a warning.
 
     `experiment.json` replaces a damaged first line.
 

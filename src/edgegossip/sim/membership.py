@@ -107,7 +107,7 @@ class Membership:
     ) -> Iterator[Notice]:
         """Report losses to all workers that do not know them, or only to worker `of`.
 
-        Only losses that have lasted `lasting` seconds are reported.
+        Only losses that have lasted at least `lasting` seconds are reported.
         """
         everyone = range(len(self.is_online))
         is_divided = any(p.start <= now < p.end for p in self.partitions)

@@ -21,7 +21,7 @@ class Sensitivity:
     task that loses half of the cores takes twice as long.
 
     Args:
-        cores: How much training depends on the cores that others use, in [0, 1).
+        cores: Sensitivity of training to the cores that others use, in [0, 1).
         network: Added slowdown per byte/s.
         disk: Added slowdown per byte/s.
     """
@@ -224,7 +224,7 @@ def uneven(
 def paper(throughput: float = 250.0) -> tuple[Platform, ...]:
     """Make two CPU and two GPU platforms, like the four in the EdgeGossip paper.
 
-    The paper prints no speeds. Here a CPU platform has four executors of `throughput`
+    The paper does not state speeds. Here a CPU platform has four executors of `throughput`
     samples/s, and a GPU platform has one that is 12 times as fast. The ratio of three is the
     smaller of the paper's two imbalances.
 

@@ -90,7 +90,7 @@ class Simulator(Generic[State]):
         observer: Observer of all events.
         evaluate: Answers the `Evaluate` effects of all workers with loss and metrics.
         evaluation_cost: Cost of an evaluation for the platform, in training samples.
-        evaluators: Finds each worker's evaluator, in place of these two.
+        evaluators: Finds each worker's evaluator, in place of `evaluate` and `evaluation_cost`.
         wire: Encode and decode every message, as a network would.
         max_seconds: Time limit of the run, for `Traits.progress`.
     """

@@ -89,8 +89,8 @@ class EdgeGossip(Algorithm[BalancedState]):
     steps.
 
     Virtual time is charged for forecasts, for aggregating (before the first epoch, whose share
-    it shortens), for looks at aggregated points (a third of a sample each), and for training.
-    The correction changes nothing if all workers would take equally long.
+    it shortens), for looks at aggregated points (a third of a sample for each point), and for
+    training. The correction has no effect if all workers would take the same time.
 
     Args:
         inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. Parameter

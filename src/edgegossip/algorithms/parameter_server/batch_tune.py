@@ -1,4 +1,4 @@
-"""BatchTune: batch sizes by speed, so that all workers need equally long for a step."""
+"""BatchTune: batch sizes by speed, so that a step takes all workers the same time."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class ParameterServer(Committing):
 
     **Losses.** A worker that comes back asks for the model (`pull`) and continues in the round
     of the slowest other worker; the others do not wait for its missed rounds. A worker stops
-    when the server is lost and gives up after `patience`; so does a server that has lost all
+    when the server is lost, and gives up after `patience`, as does a server that has lost all
     its workers. A server that restarts asks all workers for their latest model and takes the
     newest. Every answer lists how many commits of each worker the server's model holds, so
     missing commits are resent and nothing is counted twice. While no worker has a model, the

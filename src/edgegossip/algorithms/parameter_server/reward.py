@@ -37,7 +37,7 @@ class LogSlope:
     .. math:: r = -\frac{\sum_k (t_k - \bar t)\, \ln \ell_k}{\sum_k (t_k - \bar t)^2}
 
     The reward is above 0 only if the fitted loss falls and the last loss is below the first. A
-    loss that is not finite gives minus infinity.
+    loss that is not finite yields minus infinity.
 
     Args:
         num_looks: Losses in a window, at least 3.

@@ -84,7 +84,7 @@ class Lead:
         slices: Slices to evaluate, by evaluation and server.
         num_looked: Number of this epoch's evaluations for which all slices have arrived.
         num_asked: Number of running evaluations.
-        num_stale: Number of these from an earlier epoch.
+        num_stale: Number of these evaluations from an earlier epoch.
         heard: Epochs of the other servers while rank 0 knows of none.
         is_timed: The resend timer is set.
         num_sends: Number of repeats, which lengthen the waits.

@@ -58,7 +58,7 @@ class StageLinks(Algorithm[StageState]):
         inner: Algorithm that trains the `num_first` workers of the first stage and keeps their
             models together; `Alone` for one worker.
         boundaries: Shape of a sample's activations between each stage and the next, as
-            `learning.stages.cutting.boundaries` gives them; one fewer than there are stages.
+            `learning.stages.cutting.boundaries` returns them; one fewer than there are stages.
         num_classes: Number of classes; labels are below it.
         num_first: Workers that hold the first stage, at least 1.
         max_batch: Maximum samples of a batch; the last batch of a pass may have one more than

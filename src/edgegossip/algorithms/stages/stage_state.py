@@ -144,7 +144,7 @@ class StageState(WorkerState):
         has_ended: This worker will send nothing more.
         left_alone_since: Time since which all workers below are lost; None while one is
             present.
-        num_told: How often the worker has announced its end.
+        num_told: Number of times that the worker has announced its end.
         asks_round: The worker has come back, and continues in the round of the next answer.
     """
 
@@ -197,8 +197,8 @@ class StageState(WorkerState):
     def note(self, stage: int, measured: Mapping[str, float]) -> Note:
         """Note queues and counts together with the measurements.
 
-        A stage notes them at its first training and every tenth after it, when it gives batches
-        up, and when it sends no more.
+        A stage notes them at its first training and every tenth after it, when it gives up
+        batches, and when it stops sending.
 
         Fields:
             stage: Number of the stage, from 0.

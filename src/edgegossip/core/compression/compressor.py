@@ -41,8 +41,8 @@ class Compressor(ABC):
 
         Args:
             vector: Vector to compress; it is not changed.
-            key: Key of the random stream to draw from (seed, rank, ..., round). Equal keys give
-                equal payloads. Deterministic compressors ignore it.
+            key: Key of the random stream to draw from (seed, rank, ..., round). Equal keys
+                produce equal payloads. Deterministic compressors ignore it.
         """
 
     @abstractmethod

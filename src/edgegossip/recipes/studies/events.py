@@ -33,7 +33,8 @@ class TrainingEvents:
         }
 
     def sent_by(self, num_rounds: int) -> Seconds | None:
-        """When the last worker sent its parameters of round `num_rounds`, counted from 1.
+        """Time at which the last worker sent its parameters of round `num_rounds`, counted from
+        1.
 
         None if a worker never did, or the algorithm has no rounds.
         """

@@ -100,7 +100,7 @@ def last_looks(accuracies: Sequence[float]) -> float:
 
 
 def median(values: Iterable[float | None], missing: float = -math.inf) -> float | None:
-    """The median of `values`, where None counts as `missing`; None if that is the median.
+    """The median of `values`, where None counts as `missing`; None if the median is missing.
 
     >>> median([3.0, 1.0, None]), median([None, None, 2.0])
     (1.0, None)

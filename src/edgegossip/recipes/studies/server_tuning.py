@@ -1,4 +1,4 @@
-"""Tuning parameter servers, with equally few candidates for each."""
+"""Tuning parameter servers, with the same number of candidates for each."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ RATES = (0.01, 0.003, 0.03)
 """Candidate learning rates of each method; see `StageSettings.momentum`."""
 NUM_LOOKS = 25
 HELD_OUT = 0.1
-"""Share of the training samples to hold out for judging learning rates."""
+"""Share of the training samples to hold out for ranking learning rates."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 Fields of a row:
     megabits, latency, in_flight: The link, and the batches in flight.
-    pace: Samples a second.
-    bytes: Bytes a sample.
+    pace: Samples per second.
+    bytes: Bytes per sample.
 """
 
 from __future__ import annotations
