@@ -46,7 +46,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
 
     Args:
         topology: The complete graph.
-        num_rounds: Rounds of train-then-average.
+        num_rounds: Number of rounds of training and averaging.
         local_steps: SGD steps between two averagings.
         timeout: See `RoundBased`.
 

@@ -119,7 +119,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     Args:
         topology: Undirected communication graph that never changes, because a replica needs all
             increments.
-        num_rounds: Rounds of train-then-mix.
+        num_rounds: Number of rounds of training and mixing.
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]. None for the compressor's own
             (`Compressor.consensus_step`): 0.01 if 1 % is kept. On rings, tori and complete

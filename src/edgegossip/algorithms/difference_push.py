@@ -54,7 +54,7 @@ class DifferencePush(PushSum[DifferencePushState]):
 
     Args:
         topology: See `PushSum`.
-        num_rounds: Rounds of train-then-push.
+        num_rounds: Number of rounds of training and pushing.
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own, :math:`\sigma`
             (`Compressor.consensus_step`). In measurements as for `SparsePush`, :math:`2 \sigma`

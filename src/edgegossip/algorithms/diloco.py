@@ -95,7 +95,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     Args:
         topology: Graph of each exchange's messages; may be directed and vary in time.
-        num_rounds: Rounds of train-then-flood.
+        num_rounds: Number of rounds of training and flooding.
         local_steps: SGD steps in a round, at least 1.
         compressor: :math:`C`.
         outer_momentum: :math:`\beta`, in [0, 1). It lengthens steps by :math:`1 / (1 - \beta)`,

@@ -21,7 +21,7 @@ class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
 
     Args:
         topology: Undirected communication graph; may vary in time.
-        num_rounds: Rounds of train-then-mix.
+        num_rounds: Number of rounds of training and mixing.
         local_steps: SGD steps between two mixings, at least 1.
         mixing: Rule that gives the rows of :math:`W`.
         timeout: See `RoundBased`.

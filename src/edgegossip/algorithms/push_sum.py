@@ -90,7 +90,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.
-        num_rounds: Rounds of train-then-push.
+        num_rounds: Number of rounds of training and pushing.
         local_steps: SGD steps in a round, at least 1.
         resend_after: Seconds without an acknowledgment after which a message is resent. None is
             safe only on lossless links: nothing is acknowledged, and after a lost message all

@@ -61,7 +61,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
 
     Args:
         topology: Undirected communication graph; may vary in time.
-        num_rounds: Rounds of train-then-mix.
+        num_rounds: Number of rounds of training and mixing.
         local_steps: SGD steps between two mixings, at least 1.
         momentum: :math:`\beta`, in [0, 1).
         decay: :math:`\mu`, in [0, 1); None for :math:`\beta`, the paper's choice.

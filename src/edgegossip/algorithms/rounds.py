@@ -91,7 +91,7 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     Args:
         topology: Graph of each exchange's messages.
-        num_rounds: Rounds until a worker finishes.
+        num_rounds: Number of rounds until a worker finishes.
         timeout: Seconds that a worker waits for its neighbors in one exchange before it
             continues with the arrived messages. None waits indefinitely; safe only on lossless
             links.
@@ -419,7 +419,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         tensors: Mapping[str, TensorSpec | Tensor],
         optional: Mapping[str, TensorSpec] | None = None,
     ) -> MessageSpec:
-        """Describe messages from `message` with such tensors."""
+        """Describe the messages that `message` makes, with these tensors."""
         places = range(1, self.exchanges_per_round)
         return MessageSpec(
             tensors,

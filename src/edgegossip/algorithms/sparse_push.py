@@ -91,7 +91,7 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
 
     Args:
         topology: See `PushSum`.
-        num_rounds: Rounds of train-then-push.
+        num_rounds: Number of rounds of training and pushing.
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own,
             :math:`\sigma` (`Compressor.consensus_step`): 1 without compression, 0.01 for the

@@ -30,7 +30,7 @@ class StochasticGradientPush(PushSum[PushSumState]):
 
     Args:
         topology: See `PushSum`.
-        num_rounds: Rounds of train-then-push.
+        num_rounds: Number of rounds of training and pushing.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.

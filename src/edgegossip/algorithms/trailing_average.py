@@ -21,7 +21,7 @@ class TrailingState(WorkerState):
     Attributes:
         inner: State of the inner algorithm.
         average: The trailing average of its estimates; None before the first round.
-        num_averaged: Estimates in the average since it was begun.
+        num_averaged: Number of estimates in the average.
     """
 
     inner: Any

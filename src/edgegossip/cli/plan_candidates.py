@@ -144,7 +144,7 @@ def _option(argument: str) -> str:
 
 
 def _default(make: Callable[..., Any], argument: str) -> float | None:
-    """Default of a recipe's argument; None if it has no such number."""
+    """Default of a recipe's argument; None if it is not a number."""
     for name, parameter in inspect.signature(make).parameters.items():
         default = parameter.default
         if is_dataclass(default):

@@ -124,7 +124,7 @@ class Twin(Trainer):
 
 
 def twins(make: Callable[[Rank, int], Trainer], maker: object) -> Callable[[Rank, int], Twin]:
-    """Make twins of the trainers of `make`; `maker` refers to it elsewhere."""
+    """Make twins of the trainers of `make`; `maker` refers to `make` in other processes."""
     return lambda rank, incarnation: Twin(
         make(rank, incarnation), Origin(maker, rank, incarnation)
     )

@@ -142,7 +142,7 @@ class Trained:
         params: Parameters after training, [num_params].
         before: The snapshot that training started from, [num_params].
         num_samples: Samples processed.
-        num_steps: SGD steps taken; 0 if training was skipped.
+        num_steps: Number of SGD steps; 0 if training was skipped.
         seconds: Duration on the clock of `now`.
         loss: Mean training loss over the steps.
         outputs: Tensors that layers of a split model produce for others; empty for a whole

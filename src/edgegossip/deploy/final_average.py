@@ -91,7 +91,7 @@ class FinalAverage(Algorithm[FinalState]):
 
     Args:
         inner: The algorithm.
-        num_workers: Size of the run.
+        num_workers: Number of workers in the run.
         ends_at: Latest time at which the inner algorithm ends.
     """
 

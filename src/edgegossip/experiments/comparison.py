@@ -47,7 +47,8 @@ def compare(
         resume: Read the finished runs in `out`, and resume the unfinished one.
         recipe: Name of the recipe, for the record.
         command: Command line that repeats it, for the record.
-        num_threads: Threads of the compute pool of each process; None for one per core.
+        num_threads: Number of threads of the compute pool of each process; None for one per
+            core.
         num_processes: Number of parallel runs. With more than one, each has one thread, and the
             experiments must be picklable. No effect on results.
         open_pool: As in `run`, for each run in turn; not with several processes.

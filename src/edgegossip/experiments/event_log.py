@@ -384,7 +384,7 @@ class EventLog:
         return {name: getattr(self, name) for name in _KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Continue from a `state_dict`."""
         for name in _KEPT:
             setattr(self, name, state[name])
 

@@ -21,7 +21,7 @@ class HalvingRung:
     """One stage of the tuning of a candidate.
 
     Args:
-        num_settings: Settings that are run.
+        num_settings: Number of settings that are run.
         share: Length of the runs, as a share of a whole one.
         num_seeds: Seeds of each setting.
     """

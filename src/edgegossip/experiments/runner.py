@@ -56,8 +56,8 @@ def run(
             run. A finished run is only read.
         recipe: Name of the recipe, for the record.
         command: Command line that repeats it, for the record.
-        num_threads: Threads of the compute pool; None for one per core. No effect on the
-            result.
+        num_threads: Number of threads of the compute pool; None for one per core. No effect on
+            the result.
         open_pool: Opens the compute pool; by default a `ComputePool` of `num_threads`. No
             effect on the result.
         checkpoint_seconds: Wall seconds between checkpoints.

@@ -71,7 +71,7 @@ class Session:
     Args:
         folder: Folder of the cell for runs; it does not exist yet.
         rows: Rows of its prerequisite cells, by name.
-        num_threads: Threads of the compute pool; None for one per core.
+        num_threads: Number of threads of the compute pool; None for one per core.
         progress: A live view.
     """
 
@@ -132,7 +132,7 @@ class Study:
         is_timed: Whether its cells measure times of this machine and must not run in parallel.
 
     Raises:
-        ValueError: If two cells have one name, or there are none.
+        ValueError: If two cells have the same name, or there is no cell.
     """
 
     name: str
@@ -200,7 +200,8 @@ def run_study(
         out: Folder, made if missing; must not hold a study unless `resume`.
         resume: Keep the finished cells in `out`.
         command: Command line that repeats it, for the record.
-        num_threads: Threads of the compute pool; None for one per core. No effect on results.
+        num_threads: Number of threads of the compute pool; None for one per core. No effect on
+            results.
         num_processes: Number of parallel cells, each with one thread. No effect on results.
         progress: A live view.
 

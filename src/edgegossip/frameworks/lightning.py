@@ -36,7 +36,7 @@ def lightning_callback(
         algorithm: The algorithm, equal for all workers; or a function that makes it for the
             numbers of workers and of the Trainer's optimizer steps.
         worker: This process; None for the worker that `edgegossip script` started it as.
-        num_samples: Samples of an epoch; None for those of the Trainer's data loader.
+        num_samples: Number of samples in an epoch; None for those of the Trainer's data loader.
         options: Other arguments of `TrainingLoop`, such as `max_seconds`.
 
     Returns:

@@ -30,7 +30,7 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
 
     Args:
         path: The plain file's name; if it does not exist, the name with `.gz` is read.
-        num_dims: Expected dimensions: 3 for pictures, 1 for labels.
+        num_dims: Expected number of dimensions: 3 for pictures, 1 for labels.
 
     Raises:
         DataError: The file is missing, is not gzip, or has a wrong type or length.

@@ -23,7 +23,7 @@ def hold_out(
 
     Held-out samples are not trained on, so a run whose algorithm never evaluates should keep
     all of them. The same arguments always hold out the same samples, and all workers of a
-    network must use the same. `mean` and `std` still include the held-out samples.
+    network must use the same arguments. `mean` and `std` still include the held-out samples.
 
     Args:
         dataset: Data set without a validation split.

@@ -94,7 +94,7 @@ class ModelCopies:
     Attributes:
         initial_params: [num_params] initial parameters of a learner.
         initial_buffers: Buffers that are not among them, by name.
-        num_trained: The first entries of the parameters are trained.
+        num_trained: Number of trained entries, which come first in the parameters.
         settings: Learning rate and momentum of each group of the optimizer; None for no
             momentum.
         can_be_lent: The state that a learner must keep when it returns its copy is known. This

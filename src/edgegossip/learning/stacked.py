@@ -108,7 +108,7 @@ class StackedLearner(Learner):
 
         Args:
             losses: Of all steps, [num_steps].
-            num_samples: Of all batches.
+            num_samples: Number of samples in all batches.
             params: The new parameters, [num_params].
             velocity: SGD's momentum buffer; None if it has not changed.
         """

@@ -75,7 +75,8 @@ class Host(Generic[State]):
 
     * A value more than 1000 times as large as usual is rejected. The usual value is the largest
       of four: 1, the initial parameters, the receiver's own messages, and the median of the
-      *other* senders' messages of this kind and name. Honest workers stay below 2 times.
+      *other* senders' messages of this kind and name. Honest workers stay below twice the usual
+      value.
     * After smaller values that break training, the worker goes back to the last parameters with
       a loss near its lowest, forgets momentum, and mutes the sender whose values stand out by a
       factor of two. If no sender stands out, it fails as it would alone.

@@ -70,7 +70,7 @@ class Introductions:
     run.
 
     Args:
-        num_workers: Size of the run.
+        num_workers: Number of workers in the run.
         own: This worker's introduction.
     """
 

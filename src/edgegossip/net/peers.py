@@ -75,7 +75,7 @@ class Peer:
         known_life: Last life that the algorithm knows about; 0 for none.
         is_lost: The algorithm has received the loss, or will receive it when it starts.
         heard_at: Time at which the last algorithm message arrived.
-        num_gaps: Consecutive statuses that reported more messages than have arrived.
+        num_gaps: Number of consecutive statuses that reported more messages than have arrived.
         has_lost_some: A message has arrived without its predecessor.
     """
 

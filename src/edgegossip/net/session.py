@@ -120,7 +120,7 @@ def open_session(
     Args:
         settings: Result of `session_settings`.
         address: Endpoints to listen at and to connect to.
-        num_workers: Size of the run.
+        num_workers: Number of workers in the run.
         keep_trying: See `KeepTrying`.
 
     Raises:

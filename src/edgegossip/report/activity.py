@@ -140,7 +140,7 @@ def _activity(worker: WorkerLog, duration: Seconds) -> Activity:
 
 
 def _present(worker: WorkerLog, duration: Seconds) -> list[Span]:
-    """All time except between finishing and a crash, and after finishing for good."""
+    """All time, except from a finish to a crash, and after the final finish."""
     until = duration if worker.finished is None else worker.finished
     starts = [0.0, *(end for _, end in worker.rests)]
     return list(zip(starts, [*(start for start, _ in worker.rests), until], strict=True))

@@ -73,7 +73,8 @@ class WorkerLog:
         commits: Times of commits to a server.
         num_samples: Total samples processed.
         num_steps: Total steps taken.
-        num_rounds: Rounds in which it sent parameters; 0 for algorithms without rounds.
+        num_rounds: Number of rounds in which it sent parameters; 0 for algorithms without
+            rounds.
         round_samples: Samples processed in those rounds.
     """
 

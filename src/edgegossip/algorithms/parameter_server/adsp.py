@@ -31,7 +31,7 @@ class SearchingServerState(ADSPServerState):
     Attributes:
         search: State of the search for the rate.
         asked_at: Request time of each loss under measurement.
-        num_windows: Windows since the start of the search.
+        num_windows: Number of windows since the start of the search.
         steps_before: `num_steps` when the window began.
         commits_before: `num_commits` when the window began.
     """

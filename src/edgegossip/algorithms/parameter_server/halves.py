@@ -53,7 +53,7 @@ class StandbyState(WorkerState):
         age: Age of that model.
         recent: On the server: workers that have committed, as keys, most recent last.
         held: The answer to the worker on this rank, until other ranks have its model.
-        held_for: Those other ranks, as keys.
+        held_for: The other ranks that must have the model, as keys.
         timers: Active timers of `server`, as keys.
         num_asked: Number of running evaluations.
         num_stale: Number of these evaluations that a server requested before it stepped down.

@@ -124,7 +124,8 @@ class ParameterServer(Committing):
             last worker to commit has the model as its answer; with k, each model goes to k - 1
             workers more. Answered commits are lost only if the server and the last k workers to
             commit are lost at once.
-        num_servers: Servers that share the model, at least 1; `standby` needs exactly 1.
+        num_servers: Number of servers that share the model, at least 1; `standby` needs exactly
+            1.
 
     Raises:
         ValueError: If a number is out of range.

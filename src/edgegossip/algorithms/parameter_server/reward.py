@@ -40,7 +40,7 @@ class LogSlope:
     loss that is not finite yields minus infinity.
 
     Args:
-        num_looks: Losses in a window, at least 3.
+        num_looks: Number of losses in a window, at least 3.
 
     >>> LogSlope()([(0.0, math.e**2), (1.0, math.e), (2.0, 1.0)])
     1.0
@@ -71,7 +71,7 @@ class ConstrainedFit:
     the loss rose from first to last, the reward is minus that rise.
 
     Args:
-        num_looks: Losses in a window, at least 4, because there are three parameters.
+        num_looks: Number of losses in a window, at least 4, because there are three parameters.
     """
 
     num_looks: int = 7

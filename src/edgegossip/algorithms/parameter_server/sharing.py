@@ -134,15 +134,15 @@ class SharingState(WorkerState):
         first: Slice of the initial model.
         num_params: Number of entries of the whole model.
         epoch: The current epoch; 0 while none is known.
-        num_orders: Orders carried out in this epoch.
+        num_orders: Number of orders carried out in this epoch.
         chain: Digest of these orders.
         early: Orders that arrived before their predecessors, by number.
         num_answers: Answers given in this epoch.
-        num_looks: Evaluations requested in this epoch.
+        num_looks: Number of evaluations requested in this epoch.
         pieces: The newest piece of each worker, by kind; its tensors are dropped after use.
         looks: Slices for evaluation that rank 0 may lack, by number of the evaluation.
         lost: Unreachable ranks, as keys.
-        num_told: Reports sent to rank 0.
+        num_told: Number of reports sent to rank 0.
         is_astray: The server cannot carry out an order, so rank 0 must begin a new epoch.
         has_finished: The algorithm has finished.
         lead: Additional state of rank 0.

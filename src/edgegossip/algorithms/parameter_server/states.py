@@ -20,8 +20,8 @@ class ServerState(WorkerState):
     """State of the server; `params` is the model, `round` that of the most advanced worker.
 
     Attributes:
-        num_commits: Merged commits of each worker, by rank.
-        num_steps: Steps in these commits, by rank.
+        num_commits: Number of merged commits of each worker, by rank.
+        num_steps: Number of steps in these commits, by rank.
         rounds: The round of each worker, by rank; a returning worker skips its missed rounds.
         waiting: Unanswered commits, by sender.
         pulling: Workers that ask for the model, as keys.
@@ -82,7 +82,7 @@ class CommitterState(WorkerState):
         num_commits: Answered commits.
         local_steps: SGD steps between two commits, from the server's last message.
         num_asked: Steps requested since the last commit; a wrapper may take fewer.
-        num_steps: Steps taken since the last commit.
+        num_steps: Number of steps since the last commit.
         is_due: A commit is due for a reason other than the number of steps.
         interval: Seconds between two commits, if time decides.
         is_training: A `Train` is running.

@@ -60,7 +60,7 @@ class StageLinks(Algorithm[StageState]):
         boundaries: Shape of a sample's activations between each stage and the next, as
             `learning.stages.cutting.boundaries` returns them; one fewer than there are stages.
         num_classes: Number of classes; labels are below it.
-        num_first: Workers that hold the first stage, at least 1.
+        num_first: Number of workers that hold the first stage, at least 1.
         max_batch: Maximum samples of a batch; the last batch of a pass may have one more than
             the batch size.
         precision: Precision of activations and gradients in transit: "float32"; "bfloat16",

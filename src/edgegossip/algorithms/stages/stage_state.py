@@ -32,10 +32,10 @@ class Piece:
 
     Attributes:
         request: The request for this work.
-        num_due: Samples until the work is done, unless it is a number of steps.
+        num_due: Number of samples until the work is done; infinite for a number of steps.
         num_begun: Batches begun.
         num_steps: Batches done.
-        num_samples: Samples in them.
+        num_samples: Number of samples in them.
         seconds: Duration so far, including waits.
         began: Start time.
         loss: Sum of the losses over the batches.
@@ -134,11 +134,11 @@ class StageState(WorkerState):
         present: Number of the current batch.
         is_training: A `Train` is running.
         num_trained: Pieces of training done.
-        num_batches: Batches that have updated the parameters.
+        num_batches: Number of batches that have updated the parameters.
         most_waiting: Maximum of `waiting` since the last note.
         most_pending: Maximum of `pending` since then.
         lost: Workers that cannot be reached, as keys.
-        num_given_up: Batches whose answer did not arrive in time.
+        num_given_up: Number of batches whose answer did not arrive in time.
         num_in_vain: Number of timeouts minus number of answers in time.
         ended: Workers below that will send nothing more, as keys.
         has_ended: This worker will send nothing more.

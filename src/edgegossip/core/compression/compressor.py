@@ -31,7 +31,7 @@ class Compressor(ABC):
     .. math:: E \|C(x) - x\|^2 \le (1 - \delta) \|x\|^2
 
     so that the remainder, which is held back and added to the next vector, stays bounded.
-    :math:`\delta` holds for every vector, and that of `PerLayer` is the least of its layers.
+    :math:`\delta` holds for every vector; for `PerLayer` it is the minimum over the layers.
     Scales are bfloat16, so values from 1e-38 to the largest float32 are kept in proportion.
     """
 

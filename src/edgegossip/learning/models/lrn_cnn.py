@@ -13,7 +13,7 @@ def lrn_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
     Args:
         input_shape: (channels, 32, 32).
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
 
     References:
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, whose published code omits the two hidden

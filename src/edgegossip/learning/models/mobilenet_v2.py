@@ -77,7 +77,7 @@ def mobilenet_v2(
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
         width: The paper's multiplier of the channels, in (0, 4]. It never narrows the last
             layer, which has 1280 channels up to a width of 1.

@@ -41,7 +41,7 @@ def squeezenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
 
     References:
         Iandola et al., "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters and

@@ -24,7 +24,7 @@ def asking(ask: Callable[[], None]) -> Iterator[None]:
     often.
 
     Args:
-        ask: Raises to cancel them.
+        ask: Raises an exception to cancel them.
 
     >>> with asking(lambda: print("still here?")):
     ...     leave_off_if_told()

@@ -100,7 +100,7 @@ class IncrementalSVD:
         attribute_share: Share of the attributes used for one factor, in (0, 1].
         lr: Step size :math:`\eta`.
         regularization: :math:`\lambda`.
-        num_passes: Passes over all points, for each factor.
+        num_passes: Number of passes over all points, for each factor.
         block_size: Number of points with summed steps.
 
     References:

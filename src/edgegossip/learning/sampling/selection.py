@@ -66,7 +66,7 @@ class Selection(Protocol):
     depends only on `random` and the candidates.
 
     Attributes:
-        num_points: Aggregated points to look at before an epoch; None for all.
+        num_points: Number of aggregated points to look at before an epoch; None for all.
     """
 
     num_points: int | None = None
@@ -281,8 +281,8 @@ class Focused(Selection):
     Args:
         max_visits: Maximum visits of a sample in an epoch for its high loss, at least 1.
         sharpness: :math:`s`, at least 1: steepness of the focus around c = 1/2.
-        num_points: Aggregated points to look at before an epoch, at least 1. A few suffice for
-            the mean: with 32, its standard deviation is at most 0.09.
+        num_points: Number of aggregated points to look at before an epoch, at least 1. A few
+            suffice for the mean: with 32, its standard deviation is at most 0.09.
 
     References:
         Ours; in place of Algorithm 2 of Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021.
@@ -355,8 +355,7 @@ def selection(name: str) -> Selection:
     - "ranked-per-class" (`RankedPerClass`): the subsets of the highest loss within each class
     - "sampled" (`Sampled`): drawn by loss, with a temperature
     - "importance" (`Importance`): drawn by loss, weighted so that gradients stay unbiased
-    - "pruned" (`Pruned`): samples below the mean loss are chosen half as often, with a higher
-    weight
+    - "pruned" (`Pruned`): samples below the mean loss half as often, with a higher weight
     - "cyclic" (`Cyclic`) and "random" (`Random`): controls without losses
 
     Raises:

@@ -66,8 +66,9 @@ def cut(
     """Cut a model into ``len(at) + 1`` stages, which compute the same in sequence.
 
     Stages hold the model's own layers, not copies, under their names in the model. An
-    activation at the beginning of a stage is changed not to overwrite its input (``inplace``),
-    which is the output of another stage. Stages use the model's memory layout for pictures.
+    activation at the beginning of a stage is changed so that it does not overwrite its input
+    (``inplace``), which is the output of another stage. Stages use the model's memory layout
+    for pictures.
 
     Args:
         module: As in `blocks`.

@@ -40,7 +40,7 @@ class SyntheticGradients(TeacherFactory):
     Args:
         lr: Learning rate of Adam for :math:`M_k`, above 0; 3e-5 in the paper, over 500,000
             steps.
-        num_hidden: Hidden layers; 0 makes it linear.
+        num_hidden: Number of hidden layers; 0 makes it linear.
         width: Units of a hidden dense layer.
         channels: Channels of a hidden convolution.
         is_conditioned: Give :math:`M_k` the labels (cDNI), as one-hot rows or planes.

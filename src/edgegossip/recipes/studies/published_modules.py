@@ -1,7 +1,7 @@
 """Published synthetic gradients: dense layers on MNIST, one per stage.
 
 Fields of a row:
-    num_layers: Layers, each a stage.
+    num_layers: Number of layers, each of which is a stage.
     error: Test error at the end.
     epochs, accuracies: Of the evaluations.
 """
