@@ -63,7 +63,7 @@ class Tracking(Protocol):
     """Takes the numbers of one run."""
 
     def log(self, numbers: Mapping[str, float], *, step: int, seconds: Seconds) -> None:
-        """Take numbers of one moment.
+        """Receive the numbers of one moment of the run.
 
         Args:
             numbers: Numbers by name.

@@ -6,8 +6,8 @@ losses, cuts and restarts. A derived algorithm decides when a worker commits (`i
 when and how the server merges and answers (`serve`).
 
 Each answer states how many commits of each worker its model includes. This suffices to continue
-after the server has lost its memory: it asks all workers for their latest model, takes the
-newest, and workers resend the commits that this model lacks. A worker is the authority on its
+after the server has lost its memory. It asks all workers for their latest model and takes the
+newest. Workers then resend the commits that this model lacks. A worker is the authority on its
 own commits: no copy can count more of them than the worker does.
 """
 
