@@ -94,9 +94,7 @@ class Outlet(Generic[C]):
     is_open: bool = True
 
     def acknowledge(self, session: Seconds, next_round: int) -> None:
-        """Account for a receiver that has all messages of `session` before round
-        `next_round`.
-        """
+        """Account for a receiver that has all of `session` before round `next_round`."""
         # A late acknowledgment of an earlier session says nothing about this one, whose numbers
         # may be the same.
         if session == self.session:

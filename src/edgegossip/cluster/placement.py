@@ -122,8 +122,7 @@ class Placement:
             self._seats.append(seat)
 
     def take(self, seat: Seat) -> list[Job]:
-        """Take the work that this seat should do next; wait for some if it has none in
-        progress.
+        """Take this seat's next work; wait for some if it has none in progress.
 
         The result is empty if enough is in progress, if there is no work, and at the end.
         """

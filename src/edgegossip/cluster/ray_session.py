@@ -1,6 +1,4 @@
-"""Everything that Ray is used for: starting or finding a cluster, its actors, its object
-store.
-"""
+"""All uses of Ray: starting or finding a cluster, its actors, its object store."""
 
 from __future__ import annotations
 

@@ -70,8 +70,7 @@ class MetricSpec:
         return reference - value if self.higher_is_better else value - reference
 
     def easier(self, value: float, gap: float) -> float:
-        """A target that is easier than `value`: by the difference `gap` for shares, or else by
-        that part of `value`.
+        """A target that is easier than `value`, by `gap` for shares, or else by `gap * value`.
 
         >>> ACCURACY.easier(0.9, 0.25)
         0.65

@@ -56,9 +56,7 @@ class LocalGathering(Gathering):
 
     @property
     def _measuring(self) -> list[Rank]:
-        """The workers whose measurements count: the present ones, and absent ones that have
-        measured.
-        """
+        """The workers whose measurements count: all but absent ones that have not measured."""
         absent = {each.rank for each in self.workers if each.summary is None}
         left_out = self._without | (absent & set(self._scores.silent))
         return [rank for rank in self._experiment.data_ranks if rank not in left_out]

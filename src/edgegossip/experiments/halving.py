@@ -156,8 +156,7 @@ class Ranking:
 
     @property
     def num_finalists(self) -> int:
-        """Number of candidates that get more seeds: the best third, at most three; 0 for a
-        single candidate.
+        """Number of candidates with more seeds: the best third, at most 3; 0 of a single one.
 
         >>> [Ranking(number, 3).num_finalists for number in (3, 5, 10, 20)]
         [0, 2, 3, 3]

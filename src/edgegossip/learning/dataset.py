@@ -410,9 +410,7 @@ def from_tensors(name: str, train: Nested, test: Nested | None = None) -> Datase
 
 
 def without_classes(name: str, train: Split, test: Split) -> Dataset:
-    """Make a data set of nested samples; if they are pairs of tensors, x has an
-    `input_shape`.
-    """
+    """Make a data set of nested samples; for pairs of tensors, set `input_shape`."""
     try:
         first = train.batch(torch.zeros(1, dtype=torch.int64)) if len(train) else None
     except DataError as error:

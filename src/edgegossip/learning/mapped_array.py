@@ -71,9 +71,7 @@ class Pages:
 
 
 def pages_of(array: NDArray[Any]) -> Pages | None:
-    """The pages of a mapped array; None for an array in memory or in pieces, or without
-    advice.
-    """
+    """The pages of a contiguous mapped array; None otherwise, or without advice."""
     if not isinstance(array, np.memmap) or not isinstance(
         cast("object", _whole(array).base), mmap.mmap
     ):

@@ -141,8 +141,7 @@ class StackedWork:
         return self.learner.kinship, self.momentum, *map(len, self.samples)
 
     def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
-        """Do this and other work of the same `key`; return the outcome of each, this one's
-        first.
+        """Do this and other work of the same `key`; return all outcomes, this one's first.
 
         Each fails separately: its outcome is a `TrainingError` if a loss was not finite.
         """
@@ -186,8 +185,7 @@ class _Stack:
         self._losses = vmap(mean_loss)
 
     def _pieces(self, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """One tensor [num_learners, ...] for each tensor of the model, so gradients need no
-        joining.
+        """One tensor [num_learners, ...] per model tensor, so gradients need no joining.
 
         Matrices are stored like their gradients, [in, out]; adding one with a different layout
         takes six times as long.

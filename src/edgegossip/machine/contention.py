@@ -1,6 +1,4 @@
-"""The load on a machine from everything but training: the paper's U, which a monitor
-measures.
-"""
+"""The load on a machine from everything but training: the U that a monitor measures."""
 
 from __future__ import annotations
 

@@ -90,9 +90,7 @@ def parse_serial(text: str) -> int:
 
 
 def authority_paths(folder: Path) -> tuple[Path, Path]:
-    """Paths in `folder` of the authority's certificate, which all workers need, and of its
-    key.
-    """
+    """Paths in `folder` of the authority's certificate, which all need, and of its key."""
     return folder / "ca.pem", folder / "ca-key.pem"
 
 

@@ -1,6 +1,4 @@
-"""Sending in the background, with a thread per receiver, so that a slow receiver delays no
-other.
-"""
+"""Sending in the background: a thread per receiver, so a slow receiver delays no other."""
 
 from __future__ import annotations
 

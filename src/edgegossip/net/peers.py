@@ -289,8 +289,7 @@ class Peers:
 
     @property
     def began_at(self) -> Seconds | None:
-        """Time at which the others' run began, on this worker's clock; None if it has not
-        begun.
+        """Start of the others' run, on this worker's clock; None if it has not begun.
 
         This is the median of their claims, or the later of two claims, so that a single liar
         cannot make the run appear old.

@@ -179,8 +179,7 @@ def per_layer(compressor: PartwiseCompressor, task: Task) -> PerLayer:
 
 
 def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:
-    """Make a compressor of the largest entries with this many bits, or `Identity` for all
-    entries in 32 bits.
+    """Make a compressor of the largest entries, with this many bits for each value.
 
     >>> compressor(0.01, 4)
     TopK(keep_ratio=0.01, values=Quantize(bits=4))

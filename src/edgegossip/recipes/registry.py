@@ -58,9 +58,7 @@ def _summaries(module: str) -> dict[str, str]:
 
 
 def _entries(package: str, modules: Mapping[str, str]) -> dict[str, Entry]:
-    """Make entries by name; each function has the name of the last part of its recipe or
-    study.
-    """
+    """Make entries by name; functions have the last part of the recipe's or study's name."""
     return {
         name: Entry(f"{package}.{module}", name.rpartition("/")[2].replace("-", "_"))
         for name, module in modules.items()

@@ -251,9 +251,7 @@ def _data_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _traffic(folder: ReportData) -> str:
-    """Compare the data sent to reach the same target, because whole runs differ in their
-    results.
-    """
+    """Compare the data sent to reach the same target; results of whole runs differ."""
     sent = _data_to_target(folder)
     if len(sent) < 2:
         return ""

@@ -189,8 +189,6 @@ def _pack_bfloat16(numbers: NDArray[Any]) -> Bytes:
 
 
 def _unpack_bfloat16(data: Bytes, count: int) -> Floats:
-    """Read `count` numbers; a number that is not finite becomes the nearest finite one, or
-    0.
-    """
+    """Read `count` numbers; non-finite ones become the nearest finite number, or 0."""
     upper = padded(data, 2 * count).view("<u2").astype(np.uint32)
     return np.nan_to_num((upper << 16).view(np.float32), copy=False)

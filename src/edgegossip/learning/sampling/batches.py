@@ -164,9 +164,7 @@ class BatchStream:
         return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
 
     def _num_due(self, keep_ratio: float) -> int:
-        """Number of samples of a pass that costs, with its look, `keep_ratio` of a full
-        pass.
-        """
+        """Number of samples in a pass that costs `keep_ratio` of a full one, with its look."""
         num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
         return self.sampler.at_least_two(num_samples)
 

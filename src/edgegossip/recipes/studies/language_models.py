@@ -75,8 +75,7 @@ def algorithms(local_steps: int) -> dict[str, Algorithm[Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageContest:
-    """All contenders for the same time: learning rates tried on one seed, results on other
-    seeds.
+    """All contenders for the same time: rates tried on one seed, results on other seeds.
 
     Args:
         setting: Key of `SETTINGS`.

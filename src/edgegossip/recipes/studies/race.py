@@ -101,8 +101,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Race(Contest):
-    """One problem and seed, on several sets of machines; the sets have equal sizes and
-    different speeds.
+    """One problem and seed, on several equally large sets of machines of different speeds.
 
     EpochGossip is trained once: the accuracies after its epochs do not depend on speeds, and
     the times of the epochs are simulated without training. The others run for EpochGossip's
