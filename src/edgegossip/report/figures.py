@@ -32,7 +32,7 @@ LOG_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of the horizontal axis; {metric} in texts is that of the vertical axis."""
+    """Quantity of the horizontal axis; in texts, {metric} names the vertical axis."""
 
     name: str
     words: str
