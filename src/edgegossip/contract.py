@@ -1,9 +1,9 @@
 """The names for writing an algorithm: ``eg.contract``.
 
 An algorithm whose workers wait for each other derives from `RoundBased`, or from
-`NeighborAveraging` if it averages. One whose workers do not wait derives from `Asynchronous`.
-Any other derives from `Algorithm` and answers events with effects itself. `docs/contract.md`
-has the rules.
+`NeighborAveraging` if it averages. An algorithm whose workers do not wait derives from
+`Asynchronous`. Any other algorithm derives from `Algorithm` and answers events with effects
+itself. `docs/contract.md` has the rules.
 """
 
 from edgegossip.algorithms.asynchronous import (

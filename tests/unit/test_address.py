@@ -74,7 +74,7 @@ def test_ports_have_16_bits_and_0_is_for_listening() -> None:
 
 
 def test_brackets_hold_ipv6() -> None:
-    with pytest.raises(ValueError, match="'1:2' is no IPv6 address"):
+    with pytest.raises(ValueError, match="'1:2' is not an IPv6 address"):
         Address(listen=("tcp/[1:2]:7447",))
 
 

@@ -142,7 +142,7 @@ def test_a_run_that_was_interrupted_says_so_on_its_card(tmp_path: Path) -> None:
         (lambda at: None, RunFolderError, "no run in"),
         (lambda at: (at / "params.safetensors").unlink(), RunFolderError, "left no model"),
         (lambda at: (at / "params.safetensors").write_bytes(b"x"), RunFolderError, "damaged"),
-        (lambda at: (at / "export").mkdir(), RunFolderError, "is no model card of a run"),
+        (lambda at: (at / "export").mkdir(), RunFolderError, "is not a model card of a run"),
     ],
     ids=["no run", "no model", "damaged", "other card"],
 )

@@ -74,9 +74,7 @@ def test_a_picture_is_turned_upright(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_one_line(folder: Path, tmp_path: Path) -> None:
     (folder / "red" / "broken.jpg").write_bytes(b"not a picture")
-    with pytest.raises(
-        DataError, match=r"broken\.jpg is no picture that can be read"
-    ) as raised:
+    with pytest.raises(DataError, match=r"broken\.jpg is not a readable picture") as raised:
         pictures(folder)
     assert "\n" not in str(raised.value)
 

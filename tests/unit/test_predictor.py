@@ -312,6 +312,14 @@ def test_arguments_out_of_range_are_refused() -> None:
         predictor.forecast([IDLE])
 
 
+def test_a_forecast_stays_above_0_after_a_huge_slowdown() -> None:
+    predictor = PerformancePredictor(seconds_alone=1.0)
+    for seconds in (1e-9, 1.0, 16777217.0, 1.0):
+        assert predictor.forecast([IDLE], [IDLE]).throughput > 0
+        predictor.observe(0, IDLE, seconds)
+    assert predictor.forecast([IDLE], [IDLE]).throughput > 0
+
+
 @settings(max_examples=50)
 @given(st.lists(st.tuples(CONTENTIONS, st.floats(1e-9, 1e9)), min_size=1, max_size=30))
 def test_forecasts_are_positive_and_finite_whatever_is_observed(

@@ -312,7 +312,7 @@ def test_pickled_objects_are_refused_and_never_loaded(tmp_path: Path, layout: st
 def test_a_bare_array_is_no_archive(tmp_path: Path) -> None:
     with (tmp_path / "mine.npz").open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(DataError, match=r"is no \.npz archive; write it with numpy\.savez"):
+    with pytest.raises(DataError, match=r"is not an \.npz archive; write it with numpy\.savez"):
         npz(tmp_path / "mine.npz")
 
 

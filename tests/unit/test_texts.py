@@ -87,5 +87,5 @@ def test_what_is_no_text_is_refused() -> None:
         next_token(small_gpt(), {})
     with pytest.raises(ValueError, match="got 9 tokens, more than the context of 8"):
         small_gpt()(torch.zeros(1, 9, dtype=torch.int64))
-    with pytest.raises(ValueError, match="width 10 is no multiple of num_heads 4"):
+    with pytest.raises(ValueError, match="width 10 is not a multiple of num_heads 4"):
         gpt(8, 8, width=10)

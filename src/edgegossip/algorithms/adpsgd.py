@@ -1,4 +1,4 @@
-"""ADPSGD: asynchronous training in which pairs of neighbors sometimes average; nobody waits."""
+"""ADPSGD: asynchronous training in which pairs of neighbors sometimes average."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ADPSGDState(AsynchronousState):
         has_averaged: Averaging has changed the parameters since training began.
         has_taken_over: The worker has taken over a neighbor's parameters since then, so the
             current block is void.
-        is_new: The worker has come back and has nothing to give until it hears from a neighbor.
+        is_new: The worker has returned and has no useful model until it hears from a neighbor.
     """
 
     request: Awaiting[None] | None = None
@@ -45,7 +45,7 @@ class ADPSGDState(AsynchronousState):
 
 @dataclass(frozen=True, kw_only=True)
 class ADPSGD(Asynchronous[ADPSGDState]):
-    r"""Train block by block without waiting; now and then average with a random neighbor.
+    r"""Train block by block without waiting; sometimes average with a random neighbor.
 
     After a block of local steps, with probability :math:`p` and if no request is open, worker
     :math:`i` sends its :math:`x_i` to a random neighbor :math:`j` and trains on. The neighbor
@@ -59,7 +59,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
     at the end of its block. Only training changes the sum over all workers, including answers
     in flight.
 
-    While its own request is open, a worker averages with nobody else, because two exchanges
+    While its own request is open, a worker averages with no other worker, because two exchanges
     must not change the same parameters. It defers requests from lower ranks and declines those
     from higher ones. In any circle of waiting workers, one would be asked by a higher rank and
     would decline, so such circles are impossible on any graph. If two workers ask each other at

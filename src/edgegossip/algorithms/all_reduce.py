@@ -30,23 +30,23 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
 
     .. math:: x_i \leftarrow \frac{1}{n} \sum_{j=1}^{n} x_j
 
-    Averaging takes two exchanges. The vector is cut into :math:`n` chunks and worker
-    :math:`i` owns chunk :math:`i`. In the first exchange every worker sends each chunk to its
-    owner, which averages them. In the second the owners send the averages to all. Each worker
-    sends :math:`2 (n - 1) / n` vectors, the minimum possible, and all workers end with the same
-    bits.
+    Averaging takes two exchanges. The vector is cut into :math:`n` chunks and worker :math:`i`
+    owns chunk :math:`i`. In the first exchange every worker sends each chunk to its owner,
+    which averages them. In the second the owners send the averages to all. Each worker sends
+    :math:`2 (n - 1) / n` vectors, the minimum possible, and all workers end with the same
+    result, bit for bit.
 
     With SGD (also with momentum and weight decay), equal batch sizes and one local step, this
     is single-machine SGD on the union of the workers' batches, because the update is linear in
     the gradients. It does not hold for optimizers with a nonlinear update, such as Adam.
 
-    If a worker is lost, the others keep their own versions of its chunk until it is averaged
-    again. A worker that comes back between the two exchanges has averaged nothing and sends an
-    empty chunk. A chunk of the wrong length is ignored.
+    If a worker is lost, the others keep their own versions of its chunk until the chunk is
+    averaged again. A worker that comes back between the two exchanges has averaged nothing and
+    sends an empty chunk. A chunk of the wrong length is ignored.
 
     Args:
         topology: The complete graph.
-        num_rounds: Rounds of train-then-average.
+        num_rounds: Number of rounds of training and averaging.
         local_steps: SGD steps between two averagings.
         timeout: See `RoundBased`.
 

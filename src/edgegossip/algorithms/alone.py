@@ -33,7 +33,7 @@ class Alone(Algorithm[WorkerState]):
     round that the stages above know.
 
     Args:
-        num_rounds: Rounds of training before a worker finishes.
+        num_rounds: Number of rounds of training before a worker finishes.
         local_steps: SGD steps in a round.
 
     Raises:

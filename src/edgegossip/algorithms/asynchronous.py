@@ -1,8 +1,8 @@
 """Asynchronous training: blocks of steps in sequence, without waiting.
 
-`Asynchronous` implements the life of a worker: it trains block by block, now and then begins an
-exchange with a random neighbor, and keeps track of lost workers. A derived algorithm implements
-the handling of a finished block (`learn`) and of a message (`receive`).
+`Asynchronous` implements the life of a worker: it trains block by block, begins exchanges with
+random neighbors, and keeps track of lost workers. A derived algorithm implements the handling
+of a finished block (`learn`) and of a message (`receive`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Asynchronous(Algorithm[S], Generic[S]):
         return []
 
     def draw_neighbor(self, state: S, purpose: str) -> Rank | None:
-        """Draw the neighbor to exchange with in this round; None for nobody.
+        """Draw the neighbor to exchange with in this round; None if there is none.
 
         Draws are keyed by (seed, rank, purpose, round), so they do not depend on speeds.
         """

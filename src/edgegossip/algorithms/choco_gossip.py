@@ -87,7 +87,7 @@ class ChocoState(RoundState):
 
 @dataclass(frozen=True, kw_only=True)
 class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
-    r"""Train, send a compressed difference, and step towards the neighbors' replicas.
+    r"""Train, send a compressed difference, and step toward the neighbors' replicas.
 
     The sum of all increments of a worker is its replica :math:`\hat x_i`, which its neighbors
     also hold. In each round worker :math:`i`
@@ -95,8 +95,8 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     1. takes `local_steps` SGD steps,
     2. sends :math:`q_i = C(x_i - \hat x_i)`, and receives :math:`q_j`,
     3. updates the replicas, including its own: :math:`\hat x_j \leftarrow \hat x_j + q_j`,
-    4. steps towards the neighbors':
-       :math:`x_i \leftarrow x_i + \gamma \sum_{j \in N(i)} W_{ij} (\hat x_j - \hat x_i)`.
+    4. steps toward the neighbors': :math:`x_i \leftarrow x_i + \gamma \sum_{j \in N(i)} W_{ij}
+       (\hat x_j - \hat x_i)`.
 
     Compression errors remain in :math:`x_i - \hat x_i` and are sent later. Mixing keeps the
     workers' mean for any :math:`C` and :math:`\gamma`, because :math:`W` is symmetric and both
@@ -104,9 +104,9 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     is `Gossip`.
 
     A lost neighbor does not count in a round, nor does one whose increment comes too late. A
-    missing increment is noticed when the next `timeout` ends a round. The worker reports it,
-    and the neighbor answers with its whole replica. Until then the worker does not step towards
-    that neighbor. The neighbor may still step towards the worker, which moves the mean by
+    missing increment is noticed when the next `timeout` ends a round. The worker reports the
+    gap, and the neighbor answers with its whole replica. Until then, the worker does not step
+    toward this neighbor. The neighbor may still step toward the worker, which moves the mean by
     :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` a round. A worker that comes back takes over
     the replica of its most advanced neighbor, as its parameters and as its own replica. It and
     each neighbor then restart with whole replicas of each other. One case remains undetected: a
@@ -119,7 +119,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     Args:
         topology: Undirected communication graph that never changes, because a replica needs all
             increments.
-        num_rounds: Rounds of train-then-mix.
+        num_rounds: Number of rounds of training and mixing.
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]. None for the compressor's own
             (`Compressor.consensus_step`): 0.01 if 1 % is kept. On rings, tori and complete

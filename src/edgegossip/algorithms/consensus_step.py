@@ -1,4 +1,4 @@
-"""The consensus step: how far workers move towards each other's compressed models."""
+"""The consensus step: how far workers move toward each other's compressed models."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def step_or_default(step: float | None, compressor: Compressor, numel: int) -> f
 
 
 def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
-    """Warn once per run about a step that may diverge or hardly brings workers together.
+    """Warn once per run about a step that may diverge or is too small to be useful.
 
-    It is not an error, because some graphs allow larger steps than others.
+    This is not an error, because some graphs allow larger steps than others.
     """
     suited = compressor.consensus_step(numel)
     if rank != 0:

@@ -47,19 +47,19 @@ class DifferencePush(PushSum[DifferencePushState]):
     error memory. As the workers approach each other, differences and compression errors shrink.
     The estimates therefore reach the mean, unlike those of `SparsePush`.
 
-    The price is memory: a worker keeps a vector for each worker that it sends to or receives
+    It needs more memory: a worker keeps a vector for each worker that it sends to or receives
     from. Receivers of exactly the same messages share one vector.
 
     Without compression and with step 1 this is `StochasticGradientPush` up to rounding.
 
     Args:
         topology: See `PushSum`.
-        num_rounds: Rounds of train-then-push.
+        num_rounds: Number of rounds of training and pushing.
         compressor: :math:`C`.
-        consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own,
-            :math:`\sigma` (`Compressor.consensus_step`). Measured as for `SparsePush`:
-            :math:`2 \sigma` is best with top-k, which diverges at 4 to 32 :math:`\sigma`, and
-            half of :math:`\sigma` with random-k, which diverges at :math:`2 \sigma`.
+        consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own, :math:`\sigma`
+            (`Compressor.consensus_step`). In measurements as for `SparsePush`, :math:`2 \sigma`
+            is best with top-k, which diverges at 4 to 32 :math:`\sigma`, and half of
+            :math:`\sigma` with random-k, which diverges at :math:`2 \sigma`.
         final_rounds: Rounds without training after the last one with it, at least 0.
         final_compressor: :math:`C` in the final rounds, with its own step; None for
             `compressor` and its step.

@@ -66,13 +66,13 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     *Flooding* brings every :math:`q_j` to every worker. A round has as many exchanges as the
     graph needs for that (7 in a directed ring of 8, 1 in a complete graph), and in each
     exchange a worker relays the updates that its neighbor may not know yet. All workers
-    therefore have the same :math:`x` and :math:`u`, to the last bit, on every graph that is
+    therefore have the same :math:`x` and :math:`u`, bit for bit, on every graph that is
     strongly connected over its period. Momentum can therefore act on them. In push-sum, where
     workers never quite agree, momentum over rounds would enlarge their differences.
 
-    The price is traffic: in a directed ring a worker relays :math:`n - 1` updates a round,
-    where push-sum sends one message. With more neighbors than needed, it receives some updates
-    twice. It suits about ten workers; for hundreds, use `DifferencePush`.
+    It causes more traffic: in a directed ring a worker relays :math:`n - 1` updates per round,
+    while push-sum sends one message. With more neighbors than needed, it receives some updates
+    twice. DiLoCo suits about ten workers; for hundreds, use `DifferencePush`.
 
     A worker ignores an update that has not arrived by the end of the round. A message that is
     lost or comes after the `timeout` therefore costs a part of a round, and workers differ from
@@ -95,7 +95,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     Args:
         topology: Graph of each exchange's messages; may be directed and vary in time.
-        num_rounds: Rounds of train-then-flood.
+        num_rounds: Number of rounds of training and flooding.
         local_steps: SGD steps in a round, at least 1.
         compressor: :math:`C`.
         outer_momentum: :math:`\beta`, in [0, 1). It lengthens steps by :math:`1 / (1 - \beta)`,
@@ -135,7 +135,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     @property
     def exchanges_per_round(self) -> int:
-        """Exchanges until every update has reached every worker."""
+        """Number of exchanges until every update has reached every worker."""
         return flooding_time(self.topology)
 
     def init(self, rank: Rank, params: Tensor) -> DiLoCoState:
@@ -199,9 +199,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             state.updates, state.told = {}, {}
 
     def _is_sound(self, update: Payload, round: int, numel: int) -> bool:
-        """Whether the update is complete and consistent; `schema` has validated the single
-        tensors.
-        """
+        """Whether the update is complete and consistent; `schema` has validated each tensor."""
         expected = set(self.compressor.schema(numel)) | ({"seal"} & update.keys())
         if "part" in update:
             part = self._part(round, numel)
@@ -301,7 +299,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return torch.stack([state.params[part], state.velocity[part]])
 
     def _part(self, round: int, numel: int) -> slice:
-        """The entries that make up a round's part."""
+        """The indices of a round's part."""
         place = round % self.repair_rounds
         return slice(
             place * numel // self.repair_rounds, (place + 1) * numel // self.repair_rounds

@@ -20,9 +20,9 @@ class EpochGossip(NeighborAveraging[RoundState]):
     3. receives theirs and merges:
        :math:`x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j`.
 
-    On the complete graph this is a barrier for all workers: everybody waits for the slowest.
-    With equal shards, a worker twice as fast as the slowest is idle half of the time.
-    `Proportional` shards avoid this if speeds are known and constant.
+    On the complete graph this is a barrier for all workers: all wait for the slowest. With
+    equal shards, a worker twice as fast as the slowest is idle half of the time. `Proportional`
+    shards avoid this if speeds are known and constant.
 
     Args:
         topology: Undirected communication graph; the complete one averages exactly.

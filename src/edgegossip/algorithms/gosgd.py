@@ -26,7 +26,7 @@ class GoSGDState(AsynchronousState):
 
 @dataclass(frozen=True, kw_only=True)
 class GoSGD(Asynchronous[GoSGDState]):
-    r"""Train step by step; now and then push half of the weight to a random worker.
+    r"""Train step by step; sometimes push half of the weight to a random worker.
 
     Worker :math:`m` starts with :math:`\alpha_m = 1/M` and repeats:
 
@@ -56,7 +56,7 @@ class GoSGD(Asynchronous[GoSGDState]):
     References:
         Blot et al., "Gossip training for deep learning", 2016, arXiv:1611.09726, Algorithms
         1-3. Departures: messages that wait together are merged in rank order, so a run can be
-        repeated to the last bit; lost workers receive no pushes.
+        repeated bit for bit; lost workers receive no pushes.
     """
 
     exchange_probability: float = 0.1

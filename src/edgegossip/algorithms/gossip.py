@@ -21,7 +21,7 @@ class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
 
     Args:
         topology: Undirected communication graph; may vary in time.
-        num_rounds: Rounds of train-then-mix.
+        num_rounds: Number of rounds of training and mixing.
         local_steps: SGD steps between two mixings, at least 1.
         mixing: Rule that gives the rows of :math:`W`.
         timeout: See `RoundBased`.
@@ -30,7 +30,7 @@ class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
         ValueError: If the topology is directed, or a number is out of range.
 
     References:
-        Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?",
-        NeurIPS 2017, arXiv:1705.09056, Algorithm 1. Departures: mixing follows the gradient
-        step instead of running beside it; several local steps are allowed.
+        Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS
+        2017, arXiv:1705.09056, Algorithm 1. Departures: mixing follows the gradient step
+        instead of running in parallel; several local steps are allowed.
     """

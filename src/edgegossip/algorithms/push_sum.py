@@ -67,7 +67,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         x_i \leftarrow x_i + \gamma \Bigl(\sum_{j \to i} p_j q_j - d_i p_i q_i\Bigr), \quad
         w_i \leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
-    A sender gives away exactly the mass that its receivers get, for any :math:`q`. Therefore
+    For any :math:`q`, a sender gives away exactly the mass that its receivers get. Therefore,
     **exchanges never change the sums of numerators and of weights over all workers, including
     those in flight**. On every graph that is strongly connected over its period, the estimates
     tend to the quotient of the sums. Late mass is merged a round later, or at once by a
@@ -76,21 +76,21 @@ class PushSum(LocalSteps[P], Generic[P]):
     Links that lose messages need `resend_after`: messages are then resent until they are
     acknowledged, and each is merged once. The sender takes back mass that a lost worker has not
     acknowledged. If that worker was only cut off and had merged the mass, the mass exists
-    twice, numerator and weight alike. This moves no estimate out of the range of the workers'
-    own.
+    twice, both numerator and weight. This does not move any estimate out of the range of the
+    workers' estimates.
 
     A worker that no longer receives anything gives away all its mass. At a weight of
-    :math:`2^{-60}`, before rounding would destroy it, numerator and weight are both multiplied
-    by :math:`2^{30}`. The estimate does not change, and each time at most :math:`2^{-30}` of
-    mass is created.
+    :math:`2^{-60}`, before rounding errors grow, numerator and weight are both multiplied by
+    :math:`2^{30}`. The estimate does not change, and each time at most :math:`2^{-30}` of mass
+    is created.
 
-    A worker that crashed has lost its mass. When it comes back, every worker that sends to it
-    gives it half of its own mass, along with its round. If there is no such worker, it starts
-    from the initial parameters with a weight of :math:`2^{-30}`.
+    A crashed worker has lost its mass. When it comes back, every worker that sends to it gives
+    it half of its own mass, along with its round. If there is no such worker, it starts from
+    the initial parameters with a weight of :math:`2^{-30}`.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.
-        num_rounds: Rounds of train-then-push.
+        num_rounds: Number of rounds of training and pushing.
         local_steps: SGD steps in a round, at least 1.
         resend_after: Seconds without an acknowledgment after which a message is resent. None is
             safe only on lossless links: nothing is acknowledged, and after a lost message all
@@ -137,7 +137,8 @@ class PushSum(LocalSteps[P], Generic[P]):
     ) -> tuple[Tensor, float]:
         """Read the vector and its share from an offer of `sender`, whose weight was `weight`.
 
-        Each message is read once, and those of a sender in the order of their rounds.
+        Each message is read once, and a sender's messages are read in the order of their
+        rounds.
         """
 
     @abstractmethod

@@ -47,7 +47,7 @@ class PushSumState(RoundState):
         links: Links to and from its neighbors.
         needy: Workers that have lost their mass and need new mass, as keys.
         has_ended: The worker's rounds are over; arriving mass is merged at once.
-        has_finished: The worker has said `Finish`.
+        has_finished: The worker has returned `Finish`.
     """
 
     weight: float = 1.0

@@ -56,12 +56,12 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
     of plain SGD. If :math:`W` is doubly stochastic, the workers' mean :math:`x` and :math:`v`
     move like those of a single worker that takes the mean of their steps.
 
-    A worker keeps two vectors beside its model. One that comes back begins with :math:`v = 0`.
-    A lost message moves the mean.
+    A worker keeps two vectors in addition to its model. One that comes back begins with
+    :math:`v = 0`. A lost message moves the mean.
 
     Args:
         topology: Undirected communication graph; may vary in time.
-        num_rounds: Rounds of train-then-mix.
+        num_rounds: Number of rounds of training and mixing.
         local_steps: SGD steps between two mixings, at least 1.
         momentum: :math:`\beta`, in [0, 1).
         decay: :math:`\mu`, in [0, 1); None for :math:`\beta`, the paper's choice.
@@ -92,7 +92,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         return QuasiGlobalState(rank=rank, params=params, velocity=velocity, start=params)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """Warn about an optimizer with momentum of its own."""
+        """Warn about an optimizer with its own momentum."""
         if not setting.momentum:
             return []
         return [

@@ -48,9 +48,7 @@ class Awaiting(Generic[C]):
 
     @staticmethod
     def of(send: Send, content: C, now: Seconds, patience: Seconds | None) -> Awaiting[C]:
-        """Await the answer to `send`, which is sent now; without `patience` it is never
-        resent.
-        """
+        """Await the answer to `send`, which is sent now; without `patience`, never resend."""
         patience = math.inf if patience is None else patience
         return Awaiting(send, content, patience, now + patience)
 
@@ -96,7 +94,7 @@ class Outlet(Generic[C]):
     is_open: bool = True
 
     def acknowledge(self, session: Seconds, next_round: int) -> None:
-        """Account for a receiver that has everything of `session` before round `next_round`."""
+        """Account for a receiver that has all of `session` before round `next_round`."""
         # A late acknowledgment of an earlier session says nothing about this one, whose numbers
         # may be the same.
         if session == self.session:

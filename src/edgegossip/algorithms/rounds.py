@@ -57,7 +57,7 @@ class RoundState(WorkerState):
             default, infinite while the neighbor is lost.
         lost: Workers that cannot be reached, as keys.
         catch_up: Neighbors' answers after rejoining; None otherwise.
-        ahead: Messages from returned neighbors that are ahead.
+        ahead: Messages from returned neighbors in later rounds.
         layout: Layout of `params`, from `Started`.
     """
 
@@ -80,18 +80,18 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     A round is some training and one or more exchanges: all workers send, wait for the messages
     of their neighbors, and mix. A worker waits for its neighbors only, so neighbors are at most
-    one exchange apart while nobody is lost. Nobody waits for a lost neighbor, whose weight each
-    worker adds to its own. A worker that comes back takes parameters and round from its most
-    advanced neighbor and tells all neighbors in which exchange it continues. A worker that was
-    only cut off, and is more than a round behind, does the same after its training: nobody
-    waits for its missed rounds.
+    one exchange apart while no worker is lost. Workers do not wait for a lost neighbor, whose
+    weight each worker adds to its own. A worker that comes back takes parameters and round from
+    its most advanced neighbor and tells all neighbors in which exchange it continues. A worker
+    that was only cut off, and is more than a round behind, does the same after its training:
+    the others do not wait for its missed rounds.
 
     Among three or more neighbors the second most advanced counts, so that a single lying
     neighbor cannot send others to the end of the run.
 
     Args:
         topology: Graph of each exchange's messages.
-        num_rounds: Rounds until a worker finishes.
+        num_rounds: Number of rounds until a worker finishes.
         timeout: Seconds that a worker waits for its neighbors in one exchange before it
             continues with the arrived messages. None waits indefinitely; safe only on lossless
             links.
@@ -419,7 +419,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         tensors: Mapping[str, TensorSpec | Tensor],
         optional: Mapping[str, TensorSpec] | None = None,
     ) -> MessageSpec:
-        """Describe messages from `message` with such tensors."""
+        """Describe the messages that `message` makes, with these tensors."""
         places = range(1, self.exchanges_per_round)
         return MessageSpec(
             tensors,

@@ -47,7 +47,7 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
 
     Args:
         topology: See `PushSum`.
-        num_rounds: Rounds of train-then-push.
+        num_rounds: Number of rounds of training and pushing.
         compressor: See `SparsePush`.
         consensus_step: See `SparsePush`.
         compensation_rounds: Rounds of averaging after the last one of training, at least 0.

@@ -81,17 +81,17 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
         w_i &\leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
     Weights travel uncompressed. Workers keep no copies of each other's numerators, so links may
-    come and go from round to round. Exchanges never change the sums of all :math:`x_i` and of
-    all :math:`w_i`. The error memory is not part of these sums: it only records the part of
-    :math:`x_i` that is still to be offered. The estimates do not meet: without training, 7 to
-    14 % of their distance is left with top-k, and most of it with random-k. `DifferencePush`
-    has no such floor.
+    change in each round. Exchanges never change the sums of all :math:`x_i` and of all
+    :math:`w_i`. The error memory is not part of these sums: it only records the part of
+    :math:`x_i` that is still to be offered. The estimates do not converge to each other:
+    without training, 7 to 14 % of their distance is left with top-k, and most of it with
+    random-k. `DifferencePush` has no such floor.
 
-    Without compression and with step 1 this is `StochasticGradientPush`, to the last bit.
+    Without compression and with step 1 this is `StochasticGradientPush`, bit for bit.
 
     Args:
         topology: See `PushSum`.
-        num_rounds: Rounds of train-then-push.
+        num_rounds: Number of rounds of training and pushing.
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own,
             :math:`\sigma` (`Compressor.consensus_step`): 1 without compression, 0.01 for the

@@ -26,11 +26,11 @@ class StochasticGradientPush(PushSum[PushSumState]):
         x_i \leftarrow p_i x_i + \sum_{j \to i} p_j x_j, \quad
         w_i \leftarrow p_i w_i + \sum_{j \to i} p_j w_j
 
-    If every worker has as many out-neighbors as in-neighbors, all weights stay 1.
+    If every worker has equal numbers of out-neighbors and in-neighbors, all weights stay 1.
 
     Args:
         topology: See `PushSum`.
-        num_rounds: Rounds of train-then-push.
+        num_rounds: Number of rounds of training and pushing.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.

@@ -21,7 +21,7 @@ class TrailingState(WorkerState):
     Attributes:
         inner: State of the inner algorithm.
         average: The trailing average of its estimates; None before the first round.
-        num_averaged: Estimates in the average since it was begun.
+        num_averaged: Number of estimates in the average.
     """
 
     inner: Any
@@ -36,7 +36,7 @@ class TrailingState(WorkerState):
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the inner algorithm's estimate counts."""
+        """Whether the inner algorithm's estimate is evaluated."""
         return bool(self.inner.is_evaluated)
 
 

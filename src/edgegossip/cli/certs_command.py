@@ -24,7 +24,7 @@ from edgegossip.net.revocation import list_path, revoke, revoked_serials
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
-    """Make the authority that signs the certificates of all workers.
+    """Make the authority that signs all workers' certificates.
 
     Args:
         out: Folder for the certificate (ca.pem) and the key (ca-key.pem).
@@ -47,10 +47,11 @@ class Issue:
 
     Args:
         rank: Rank of a worker; repeatable.
-        router: Make a certificate for routers. Its holder can impersonate any worker.
+        router: Make a certificate for routers. The holder of its key can impersonate any
+            worker.
         run_name: Name of the runs (worker --name) in which it is valid; by default all runs.
         replace: Replace earlier certificates, which stay valid until they expire or are
-            revoked. A running worker switches to the new ones.
+            revoked. A running worker switches to the new certificates.
         host: Name or IP address of the worker's machine, for programs that compare it;
             repeatable.
         out: Folder of the authority and for the new files.

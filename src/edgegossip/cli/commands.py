@@ -48,8 +48,8 @@ class RunOptions(Options, TrackOptions):
             more.
         pool: Where training runs: on threads, or on the cores of a Ray cluster, at most
             `--threads` of them. No effect on results.
-        ray_address: HOST:PORT of a Ray cluster to which this machine belongs, or auto; by
-            default Ray is started on this machine alone and ends with the run.
+        ray_address: HOST:PORT of the Ray cluster of this machine, or auto; by default Ray is
+            started on this machine alone and ends with the run.
     """
 
     only: str | None = None
@@ -152,7 +152,7 @@ def _without_passwords(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def how_to_resume(command: str, arguments: list[str], out: Path) -> Iterator[None]:
-    """Complete the message of an interruption with the command that continues.
+    """Add the command that continues to the message of an interruption.
 
     >>> with how_to_resume("run", ["quickstart", "--lr", "0.1"], Path("runs/a")):
     ...     raise Interrupted("interrupted at 3 virtual seconds; ...")
@@ -240,7 +240,7 @@ def _require_comparison(
 
 
 def print_report(page: Path) -> None:
-    """Print where the report is, and the time that a person has waited for it."""
+    """Print the path of the report, and the time since the command began."""
     waited = time.time() - psutil.Process().create_time()
     print(f"report: {page} ({units.seconds(waited)} from the command to here)")
 

@@ -116,7 +116,7 @@ def _by_tyro(commands: Callable[..., Any], shell: str) -> str:
 
 
 def _shared(spec: Mapping[str, Any]) -> str:
-    """A specification of tyro as a Python expression with each option once.
+    """A specification for tyro as a Python expression with each option once.
 
     tyro repeats the options of each recipe with each command, and a shell would read a megabyte
     at each press of Tab. The expression has no character that a shell would treat as special.
@@ -138,13 +138,13 @@ def _shared(spec: Mapping[str, Any]) -> str:
 
 
 def _line(option: Mapping[str, Any]) -> str:
-    """The beginning of an option's description, in letters that need no quoting."""
+    """The beginning of an option's description, in characters that need no quoting."""
     text = " ".join(re.sub(r"[\"'$`\\]", "", option["description"]).split())
     return text if len(text) <= _MAX_DESCRIPTION else text[:_MAX_DESCRIPTION].rstrip() + "..."
 
 
 def _with_names(kind: type[Any], entries: Mapping[str, Any]) -> Callable[..., Any]:
-    """A command with a recipe or a study; a recipe of one's own has the command's options."""
+    """A command with a recipe or a study; a user's own recipe has the command's options."""
     makers = {name: together(kind, entry.load()) for name, entry in entries.items()}
     return together(kind, _choice(makers))
 

@@ -58,7 +58,7 @@ class Finding:
         what: Checked item.
         state: "ok", "none" (optional and absent), "missing" or "failed".
         detail: Result of the check, or the remedy.
-        was_asked_for: Whether a failure makes the command fail.
+        was_asked_for: Whether a failed check makes the command fail.
     """
 
     what: str

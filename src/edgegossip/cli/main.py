@@ -30,7 +30,7 @@ usage: edgegossip COMMAND [OPTIONS]
 
   edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
-  edgegossip router                 join workers that cannot call each other
+  edgegossip router                 join workers that cannot connect to each other
   edgegossip script -n 4 FILE.py    a training script of your own, once for each worker
   edgegossip gather RECIPE --out DIR  measure and draw what workers left in DIR/workers/R
   edgegossip measure RECIPE --rank R --out DIR

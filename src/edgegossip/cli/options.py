@@ -138,7 +138,7 @@ def parse(
 
 
 def together(kind: type[Any], make: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """Make a function with the options of both, which returns both results."""
+    """Make a function with the options of both functions, which returns both results."""
 
     def parsed(options: Any, made: Any) -> tuple[Any, Any]:  # noqa: ANN401
         return options, made
@@ -156,7 +156,7 @@ def show_help(command: str, what: str, kind: type[Any]) -> None:
 
     Args:
         command: Name of the command.
-        what: What it needs, in capitals.
+        what: The argument that it needs, in capitals.
         kind: Class of its options.
     """
     summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]

@@ -23,13 +23,13 @@ FACTORS = (1.0, 3.0, 1 / 3, 9.0, 1 / 9)
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """An algorithm of a recipe with some settings.
+    """One algorithm of a recipe, with settings to try.
 
     Args:
         recipe: Name of the recipe.
         only: Name of the algorithm.
         words: The recipe's options as typed.
-        point: Those of them that differ between the proposals, with their values.
+        point: The options that differ between the proposals, with their values.
     """
 
     recipe: str
@@ -39,7 +39,7 @@ class Proposal:
 
     @property
     def told(self) -> str:
-        """Settings that differ between the proposals, in words."""
+        """Settings that differ between the proposals, as text."""
         return label([*self.point])
 
     @property
@@ -54,14 +54,14 @@ class Proposal:
         return pick(self.recipe, chosen, self.only)
 
     def command(self, start: str, seconds: Seconds) -> str:
-        """Command that starts it for real."""
+        """Command that starts it on real machines."""
         limit = duration_words(self.recipe, seconds) or ["--max-seconds", f"{seconds:g}"]
         words = [*start.split(), self.recipe, "--only", self.only, *self.words, *limit]
         return shlex.join(["edgegossip", *words])
 
 
 def duration_words(recipe: str, seconds: Seconds) -> Words:
-    """Options of the recipe that set the duration of a run, if it has some."""
+    """Options of the recipe that set the duration of a run, if it has any."""
     has_seconds = "seconds" in argument_names(load_recipe(recipe))
     return ["--seconds", f"{seconds:g}"] if has_seconds else []
 
@@ -69,7 +69,7 @@ def duration_words(recipe: str, seconds: Seconds) -> Words:
 def candidates(
     name: str, values: SweptValues, own: tuple[str, ...], num_machines: int
 ) -> tuple[Comparison, dict[str, list[Proposal]]]:
-    """List the settings to try of each algorithm of a recipe, the likeliest first.
+    """List the settings to try for each algorithm of a recipe, the likeliest first.
 
     An algorithm is tried with five learning rates and some values of its own settings
     (`Comparison.tunable`). Several typed values replace these, and one typed value is fixed.
@@ -77,7 +77,7 @@ def candidates(
     Args:
         name: Name of the recipe.
         values: Words typed after it.
-        own: Options of the plan, which the recipe does not have.
+        own: Options of the plan itself, which the recipe does not have.
         num_machines: Number of machines.
 
     Returns:
@@ -122,7 +122,7 @@ def _values_to_try(
 
 
 def _points(tried: Mapping[str, Words]) -> list[Words]:
-    """All combinations, those with fewer changes to the likeliest first.
+    """All combinations, ordered by the number of changes to the likeliest one.
 
     >>> _points({"--p": ["1", "2"], "--lr": ["3", "4"]})[:3]
     [['--p', '1', '--lr', '3'], ['--p', '1', '--lr', '4'], ['--p', '2', '--lr', '3']]
@@ -144,7 +144,7 @@ def _option(argument: str) -> str:
 
 
 def _default(make: Callable[..., Any], argument: str) -> float | None:
-    """Default of a recipe's argument; None if it has no such number."""
+    """Default of a recipe's argument; None if it is not a number."""
     for name, parameter in inspect.signature(make).parameters.items():
         default = parameter.default
         if is_dataclass(default):

@@ -40,7 +40,7 @@ OWN = (
     "--held-out",
     "--budget",
 )
-"""Options of the plan, which its candidates do not have."""
+"""Options of the plan itself, which its candidates do not have."""
 WHOLE_RUNS = 6.0
 """Tuning of each candidate without a budget: enough for 27 settings and three rungs, the last
 one with whole runs."""
@@ -53,18 +53,19 @@ class PlanOptions(SeveralSeeds):
     """Options for planning; each option of the recipe may have several values to try.
 
     Args:
-        machines: TOML file with a [[machine]] table for each machine, in order of ranks: name,
+        machines: TOML file with a [[machine]] table for each machine, in rank order: name,
             speed (relative to this machine), samples_per_second or profile, mbits, latency_ms,
             count, endpoint.
         measure: Measure this machine for this many seconds and print its table for the file of
             machines; nothing is planned.
-        only: Algorithms to consider; by default all of the recipe.
+        only: Algorithms to consider; by default, all algorithms of the recipe.
         budget: Time that the plan may take on this machine, such as 90s, 20m or 2h, or its
             number of simulated runs of full length, such as 60runs, which does not depend on
             this machine; by default six runs for the tuning of each algorithm.
-        target: Value of the task's metric to reach; by default the best found less one point
-            of a percentage, or one percent of other values.
-        max_seconds: Virtual seconds of a full run; by default as many samples as in the recipe.
+        target: Value of the task's metric to reach; by default the best value found minus one
+            percentage point, or minus one percent for other metrics.
+        max_seconds: Virtual seconds of a full run; by default, the time to process as many
+            samples as in the recipe.
     """
 
     machines: Path | None = None
@@ -112,7 +113,7 @@ class Plan:
     Args:
         study: All runs.
         stage: The machines.
-        proposals: Settings to try of each algorithm.
+        proposals: Settings to try for each algorithm.
         wall_seconds: Expected duration; None if it was not estimated.
     """
 
@@ -212,7 +213,7 @@ def _target(options: PlanOptions, metric: MetricSpec) -> float | None:
 def _chosen(
     every: Mapping[str, list[Proposal]], only: Sequence[str]
 ) -> dict[str, list[Proposal]]:
-    """The proposals of some algorithms; of all if there is no name."""
+    """The proposals of the named algorithms, or of all without names."""
     if unknown := [name for name in only if name not in every]:
         raise UsageError(unknown_name("algorithm", unknown[0], every))
     return {name: some for name, some in every.items() if name in only or not only}
@@ -220,7 +221,7 @@ def _chosen(
 
 @dataclass(frozen=True, kw_only=True)
 class _Before:
-    """Measurements of an interrupted plan, which hold for all of it."""
+    """Measurements of an interrupted plan, which apply to all of it."""
 
     samples_per_second: float | None = None
     whole_runs: float | None = None
@@ -236,14 +237,14 @@ def _measured_before(options: PlanOptions) -> _Before:
 
 
 def _measured(machines: Sequence[Machine], comparison: Comparison) -> float | None:
-    """Speed of this machine, if that of another is relative to it."""
+    """Speed of this machine, if another machine's speed is relative to it."""
     if all(machine.samples_per_second is not None for machine in machines):
         return None
     return measured_throughput(comparison.experiments[comparison.baseline])
 
 
 def _duration(comparison: Comparison, machines: Sequence[Machine], measured: float) -> Seconds:
-    """Time in which the machines could process as many samples as those of the recipe.
+    """Time in which the machines could process as many samples as the recipe's machines do.
 
     Raises:
         UsageError: If no run of the recipe has a time limit.
@@ -277,7 +278,7 @@ def _effort(
     before: float | None,
     began: float,
 ) -> _Effort:
-    """Share the budget out to all candidates.
+    """Divide the budget among all candidates.
 
     Raises:
         UsageError: If it is too small for the runs that rank them.

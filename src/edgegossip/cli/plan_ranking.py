@@ -29,7 +29,7 @@ from edgegossip.report.log import read_log
 GAP = 0.01
 """Distance of the default target from the best value; see `MetricSpec.easier`."""
 BUSY = 0.7
-"""Share of time from which on an uplink is called busy."""
+"""Minimum share of time for which a busy uplink sends."""
 
 
 def curve(results: Results) -> dict[str, Any]:
@@ -48,11 +48,11 @@ def diverged(metric: MetricSpec) -> dict[str, Any]:
 
 
 def use_of_machines(run_folder: Path, speeds: Sequence[float]) -> dict[str, float]:
-    """Share of the machines' capacity that is idle, and of time in which the busiest uplink
+    """Idle share of the machines' capacity, and share of time in which the busiest uplink
     sends.
 
-    A machine is idle while it waits or only sends. A server, which trains nothing, always is.
-    Work that the end of the run cut off is not counted.
+    A machine is idle while it waits or only sends. A server, which does not train, is always
+    idle. Work that the end of the run cut off is not counted.
 
     Args:
         run_folder: Folder of the run.
@@ -73,7 +73,7 @@ def _idle(shares: Mapping[str, float]) -> float:
 
 
 def crossing(row: Row, goal: float) -> Seconds:
-    """Time at which a run first reached a goal, on a line between looks; inf if never.
+    """Time at which a run first reached a goal, interpolated between evaluations; inf if never.
 
     >>> crossing({"times": [0.0, 2.0], "accuracies": [0.5, 0.9]}, goal=0.8)
     1.5
@@ -92,9 +92,9 @@ def crossing(row: Row, goal: float) -> Seconds:
 
 
 def mean_crossing(rows: Sequence[Row], goal: float) -> Seconds:
-    """Time at which the mean value of runs with several seeds reaches a goal; inf if never.
+    """Time at which the mean over the seeds reaches a goal; inf if never.
 
-    The median of the runs' own times would be as noisy as single looks are where a curve is
+    The median of the runs' own times would be as noisy as a single evaluation while a curve is
     flat.
     """
     curves = [row for row in rows if row["times"]]
@@ -109,14 +109,14 @@ def mean_crossing(rows: Sequence[Row], goal: float) -> Seconds:
 
 
 def _no_value(metric: MetricSpec) -> float:
-    """Value of a run that has diverged: it counts, as bad as can be."""
+    """Value of a diverged run: the worst possible one."""
     if metric.is_share:
         return 0.0 if metric.higher_is_better else 1.0
     return -math.inf if metric.higher_is_better else math.inf
 
 
 def final_value(rows: Iterable[Row]) -> float:
-    """Mean over the seeds of each run's value at its end."""
+    """Mean over the seeds of the runs' final values."""
     return statistics.fmean(
         last_looks(values_of(row)) if row["times"] else _no_value(metric_of(row))
         for row in rows
@@ -132,7 +132,7 @@ def by(key: str, rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def default_target(rows: Iterable[Row]) -> float:
-    """Value of the best candidate less one point, or one percent if it is no share."""
+    """Value of the best candidate minus one point, or one percent if it is not a share."""
     runs = by("run", rows)
     metric = metric_of(next(iter(runs.values()))[0])
     return metric.easier(metric.best(map(final_value, runs.values())), GAP)
@@ -158,7 +158,7 @@ class Outlook:
         run: Label of the candidate.
         seconds: Time until the mean value over the seeds is at the target; may be infinite.
         times: Time to the target of each seed.
-        value: Value of the metric at the end, the mean of the last five looks.
+        value: Value of the metric at the end: the mean of the last five evaluations.
         num_bytes: Bytes sent by all machines until then, or in the whole run; like the
             following, a median over the seeds.
         samples: Training samples processed until then, or in the whole run.
@@ -194,9 +194,9 @@ class Outlook:
 
 
 def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlook]]:
-    """Order the candidates; return the target too.
+    """Order the candidates; also return the target.
 
-    Finalists are before all others, which may only have been lucky with their few seeds.
+    Finalists come before all others, which may only have been lucky with their few seeds.
     """
     rows = list(rows)
     goal = default_target(rows) if target is None else target
@@ -226,7 +226,7 @@ def _outlook(run: str, rows: Sequence[Row], goal: float) -> Outlook:
 
 
 def _until(row: Row, field: str, time: Seconds) -> float:
-    """Count up to a time, on a line between looks."""
+    """Count up to a time, interpolated between evaluations."""
     if not row["times"]:
         return 0.0
     return float(np.interp(time, row["times"], row[field]))
@@ -236,10 +236,10 @@ def _until(row: Row, field: str, time: Seconds) -> float:
 
 
 def reason(order: Sequence[Outlook]) -> str:
-    """Say in a sentence why the first is first, and in another what limits it.
+    """Explain in two sentences why the first candidate is first, and its limiting factor.
 
-    The time to the target is the number of samples over their rate, so that the first has an
-    advantage over the next one in one of them, or in both.
+    The time to the target is the number of samples divided by their rate, so the first
+    candidate has an advantage over the next in one of the two, or in both.
     """
     best, *others = order
     reached = [each for each in others if not math.isinf(each.seconds)]

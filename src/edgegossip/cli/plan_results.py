@@ -58,7 +58,7 @@ def advice(
         target: Value of the metric to reach.
         order: Candidates, best first.
         stage: The machines.
-        proposals: Settings that were tried of each algorithm.
+        proposals: Settings that were tried for each algorithm.
     """
     best = order[0]
     goal = units.metric_value(target, best.metric)
@@ -88,7 +88,7 @@ def advice(
 
 
 def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
-    """Name settings whose best value is the least or the greatest that was tried."""
+    """Name settings whose best value is the smallest or the largest one tried."""
     for index in range(0, len(chosen.point), 2):
         option, value = chosen.point[index : index + 2]
         others = {each.point[index + 1] for each in tried}

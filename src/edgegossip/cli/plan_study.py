@@ -1,4 +1,4 @@
-"""The runs of a plan: a ladder of short ones for each candidate, and whole ones of the best."""
+"""The runs of a plan: a ladder of short runs for each candidate, and whole runs of the best."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ LEAST_LOOKS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The machines, and all that runs on them have in common.
+    """The machines, and the common settings of all runs on them.
 
     Args:
         machines: One for each rank.
         measured: Samples per second of this machine, for relative speeds.
         seconds: Duration of a whole run.
-        held_out: Share of the training samples that judge a run; 0 for the test split.
+        held_out: Share of the training samples on which runs are judged; 0 for the test split.
         target: Value of the metric to reach; None for the default.
     """
 
@@ -63,7 +63,7 @@ class Stage:
         return [each.platform(self.measured).throughput for each in self.machines]
 
     def experiment(self, proposal: Proposal, seed: int, share: float = 1.0) -> Experiment:
-        """Put a proposal on these machines."""
+        """Run a proposal on these machines."""
         seconds = share * self.seconds
         experiment = proposal.experiment(seed, seconds)
         dataset = experiment.task.dataset
@@ -106,7 +106,7 @@ def cells_of(
 ) -> tuple[Cell, ...]:
     """All runs: the rungs of each candidate, then whole runs of its best setting.
 
-    Rungs have seeds from `TUNING_SEED` on.
+    The seeds of rungs begin with `TUNING_SEED`.
     """
     tuning, last = list[Cell](), dict[str, list[str]]()
     for only, ladder in ladders.items():
@@ -140,7 +140,7 @@ def _finals(
     ranking: Sequence[Cell],
     seeds: Sequence[int],
 ) -> Iterator[Cell]:
-    """More seeds for the best candidates, since few seeds tell close ones apart by chance."""
+    """More seeds for the best candidates, because few seeds order close ones by chance."""
     every = tuple(each for some in proposals.values() for each in some)
     race = Ranking(len(proposals), len(seeds))
     for place in range(race.num_finalists):
@@ -175,7 +175,7 @@ class _Step:
     def cells(
         self, rung: HalvingRung, seeds: Sequence[int], before: Sequence[str]
     ) -> Iterator[Cell]:
-        """One cell for each setting and seed, after those of the rung before."""
+        """One cell for each setting and seed, after the cells of the previous rung."""
         folder = f"tuning/{self.only}/rung{self.number}"
         for place in range(rung.num_settings):
             for seed in seeds:
@@ -203,11 +203,11 @@ def best_of(
     target: float | None,
     place: int = 0,
 ) -> Proposal:
-    """The proposal of one algorithm that came off best, or the one at a later place.
+    """The best proposal of one algorithm, or the one at a later place.
 
     Args:
-        proposals: Proposals of one algorithm, in the order that holds without any run.
-        rows: Rows of the rungs to judge by, of any algorithms.
+        proposals: Proposals of one algorithm, in the order that applies without any run.
+        rows: Rows of the rungs, of any algorithms.
         target: Value of the metric to reach; None for the default.
         place: Place from 0.
     """
@@ -239,7 +239,7 @@ def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float
 
 
 def measured_cost(stage: Stage, proposal: Proposal, seconds: Seconds = 1.0) -> Cost:
-    """Time the beginning of a whole run of a proposal, for at least so many seconds."""
+    """Time the beginning of a whole run of a proposal, for at least this many seconds."""
     watch, began = _Watch(seconds), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
         experiment = stage.experiment(proposal, TUNING_SEED)
@@ -250,7 +250,7 @@ def measured_cost(stage: Stage, proposal: Proposal, seconds: Seconds = 1.0) -> C
 
 
 class _EnoughError(Exception):
-    """Enough of a run has been timed."""
+    """Signals that enough of a run has been timed."""
 
 
 class _Watch(Progress):

@@ -1,4 +1,4 @@
-"""The command that measures the slow-down by loads. Importing this module imports torch."""
+"""The command that measures the slowdown by loads. Importing this module imports torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command for a router between workers that cannot call each other."""
+"""The command for a router between workers that cannot connect to each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgegossip.net.tls import load_tls, require_tls
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions:
-    """Relay messages between workers that cannot call each other, until Ctrl+C.
+    """Relay messages between workers that cannot connect to each other, until Ctrl+C.
 
     Args:
         listen: Endpoint for workers, e.g. tls/0.0.0.0:7447.

@@ -32,7 +32,7 @@ class ScriptOptions:
         connect: Endpoint of another worker or a router, e.g. tls/server:7447.
         tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`.
         name: Name of the run, equal for all its workers.
-        out: Folder for what all workers but the first print; by default runs/NAME/STAMP.
+        out: Folder for the output of all workers but the first; by default runs/NAME/STAMP.
     """
 
     n: Annotated[int, tyro.conf.arg(name="n", aliases=("-n",))]

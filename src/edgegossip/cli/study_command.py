@@ -18,8 +18,8 @@ class StudyOptions(ManyRunsOptions):
     """Options for a study.
 
     Args:
-        only: Part of the study to do, e.g. a task of edgegossip/speedup; by default all parts.
-        runs: Runs to do, e.g. epoch-gossip edge-gossip; by default all. The others can be done
+        only: Part of the study to run, e.g. a task of edgegossip/speedup; by default all parts.
+        runs: Runs to do, e.g. epoch-gossip edge-gossip; by default all. The others can be run
             later with `--resume`.
     """
 

@@ -133,5 +133,5 @@ def _exhibits(judged_by: str, rows: Mapping[str, Row]) -> Exhibits:
 
 
 def _place(sign: int, line: tuple[Value, ...]) -> float:
-    """Sort key for a line: its first number, such that the best comes first."""
+    """Sort key for a line: its first number, with the sign that puts the best first."""
     return math.inf if line[1] is None else sign * float(line[1])

@@ -27,8 +27,8 @@ class SeveralSeeds(ManyRunsOptions):
 
     Args:
         seeds: Seeds for each setting, e.g. 0 1 2 or 0..4.
-        held_out: Share of the training samples to hold out for judging settings. With 0,
-            settings are judged on test samples, so their accuracy is not a valid result.
+        held_out: Share of the training samples to hold out for ranking settings. With 0,
+            settings are ranked on test samples, so their accuracy is not a valid result.
     """
 
     seeds: tuple[int, ...] = (0,)
@@ -66,7 +66,7 @@ class SweptValues:
         return {option.partition("=")[0] for option, _ in _grouped(self.fixed)}
 
     def kept(self, *other: str) -> Words:
-        """The words of those fixed options on which runs depend.
+        """The words of fixed options on which runs depend.
 
         Args:
             other: Further options to omit.

@@ -60,7 +60,7 @@ class WorkerOptions(TrackOptions):
             runs/NAME/STAMP.
         listen: Endpoint at which others reach this worker, e.g. tls/0.0.0.0:7447.
         connect: Endpoint of another worker or a router, e.g. tls/server:7447.
-        multicast: Also look for workers in the local network.
+        multicast: Also look for workers on the local network.
         tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Replaced
             files, and revoked.pem, take effect at once.
         ban: Serial number of a further certificate to reject; repeatable.
@@ -73,15 +73,15 @@ class WorkerOptions(TrackOptions):
         min_workers: Minimum number of workers, including this one, to begin and to continue;
             with fewer, the run ends after `meet_seconds` and keeps a checkpoint. By default a
             run needs two workers to begin and may continue with any number.
-        ended: Ranks that had already finished; nobody waits for them.
+        ended: Ranks that had already finished; the others do not wait for them.
         max_seconds: Time limit, counted from the beginning; by default the recipe's.
         checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
+        snapshots: Keep snapshots, with which accuracy over time can be measured afterwards.
         profile: CSV file from `edgegossip profile`, which improves forecasts from the start.
         telemetry: Where to store a sample of this machine's load each minute: a .jsonl file, a
             redis:// URL, or memory. Put the password into EDGEGOSSIP_REDIS_PASSWORD, because
             other users of this machine can see the URL.
-        parent: Number of a process whose end stops this worker.
+        parent: ID of a process whose end stops this worker.
         threads: Threads of one training step.
         max_waiting_bytes: Limit of the messages in memory that wait for one receiver, and of
             those that have arrived; by default an eighth of the memory, but at most 1 GiB.
@@ -145,8 +145,8 @@ class GatherOptions(TrackOptions):
     Args:
         out: Run folder, with the folder of worker R as its workers/R.
         only: Algorithm of the comparison that was run; by default its baseline.
-        without: Ranks whose own data stays out of the results; nobody waits for their
-            measurements.
+        without: Ranks whose own data is excluded from the results; their measurements are not
+            awaited.
     """
 
     out: Path
@@ -159,8 +159,9 @@ class MeasureOptions:
     """Options for measuring averaged models on the data of one worker.
 
     Args:
-        rank: Rank of the worker whose data lies on this machine.
-        out: Folder of the run, with the models in its averaged; measured gets the numbers.
+        rank: Rank of the worker whose data is on this machine.
+        out: Folder of the run; reads the models in its folder averaged, and writes the numbers
+            to measured.
         only: Algorithm of the comparison that was run; by default its baseline.
     """
 
@@ -269,11 +270,11 @@ def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = AC
 
 
 _NUMBERS = ("num_workers", "num_stages")
-"""Arguments that `-n` may set: it sets the first of these that the recipe has."""
+"""Arguments that `-n` may set: the first of these that the recipe has."""
 
 
 def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Replace `-n` by the recipe's own option; return that, too, or None without one.
+    """Replace `-n` by the recipe's own option; also return that option, or None without one.
 
     Raises:
         UsageError: If both are given.
@@ -369,7 +370,7 @@ def gather_command(arguments: list[str]) -> int:
 
 
 def _say_who_measures(out: Path, command: Sequence[str], ranks: Sequence[Rank]) -> None:
-    """Print the steps by which workers measure averaged models on their own data."""
+    """Print the steps with which workers measure averaged models on their own data."""
     rank = "R" if len(ranks) > 1 else str(ranks[0])
     print(
         f"workers {', '.join(map(str, ranks))} have models to measure, on their own data:\n"

@@ -1,4 +1,4 @@
-"""The learners that live in one actor, on one core of the cluster."""
+"""The learners in one actor, on one core of the cluster."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from edgegossip.experiments.describe import versions
 class Order:
     """A piece of work for the learner with this serial number.
 
-    `origin` and `state` are given if the learner is missing there or has a different state; a
-    `state` of None is that of a new learner.
+    `origin` and `state` are given if the learner is missing there or has a different state;
+    `state` is None for a new learner.
     """
 
     serial: int

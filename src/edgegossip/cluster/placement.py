@@ -1,4 +1,4 @@
-"""Placement: where each piece of work is done, depending on the speed of the seats."""
+"""Placement of each piece of work, depending on the speed of the seats."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from edgegossip.core.protocol import Train
 from edgegossip.core.trainer import TrainingResult
 
 _PARCEL_SECONDS = 0.005
-"""Seconds of work up to which small pieces travel together; a trip takes about 2 ms."""
+"""Maximum seconds of work for which small pieces are sent together; a round trip takes about 2
+ms."""
 
 _AHEAD_SECONDS = 0.5
-"""A seat with less work than this under way is sent more, so that it never waits."""
+"""A seat with less work in progress than this gets more, so that it never waits."""
 
 _NEWEST = 0.3
 """Weight of the newest measurement of a speed."""
@@ -30,7 +31,7 @@ _WORTH_MOVING = 0.8
 
 
 Arrived: TypeAlias = tuple[TrainingResult, Sequence[tuple[str, type[Warning]]]]
-"""A result and the warnings that accompanied it."""
+"""A result and its warnings."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,17 +54,17 @@ class Job:
 
 @dataclass(eq=False)
 class Seat:
-    """One core of the cluster and the learners that live there.
+    """One core of the cluster and its learners.
 
     Attributes:
         name: Name for messages.
-        seconds_per_cost: Seconds that a unit of cost takes there; None if not known yet.
-        making_seconds: Seconds that making a learner takes there.
-        line: Waiting work for learners that live there.
+        seconds_per_cost: Seconds per unit of cost at this seat; None if not known yet.
+        making_seconds: Seconds for making a learner at this seat.
+        line: Waiting work for its learners.
         num_under_way: Number of jobs sent but not finished.
         cost_under_way: Their cost.
         forgotten: Learners that have moved away and that the seat must still forget.
-        is_lost: The seat and its learners are gone.
+        is_lost: The seat and its learners are lost.
     """
 
     name: str
@@ -84,9 +85,9 @@ class Seat:
 class Placement:
     """Hands out work to seats, each of which has a thread.
 
-    Work goes to the seat where its learner lives. A new learner lives where a seat is free
-    first, so fast seats get more learners. A seat without work takes over a learner whose work
-    would otherwise be done later. Results do not depend on any of this.
+    Work goes to the seat that has its learner. A new learner goes to the first free seat, so
+    fast seats get more learners. A seat without work takes over a learner whose work would
+    otherwise be done later. Results do not depend on any of this.
     """
 
     def __init__(self) -> None:
@@ -121,9 +122,9 @@ class Placement:
             self._seats.append(seat)
 
     def take(self, seat: Seat) -> list[Job]:
-        """Take the work that this seat should do next; wait for some if it has none under way.
+        """Take this seat's next work; wait for some if it has none in progress.
 
-        The result is empty if enough is under way, if there is no work, and at the end.
+        The result is empty if enough is in progress, if there is no work, and at the end.
         """
         with self._lock:
             while not self._is_closed:
@@ -137,7 +138,7 @@ class Placement:
             return []
 
     def finish(self, seat: Seat, jobs: Sequence[Job], replies: Sequence[Reply]) -> None:
-        """Record how long a seat took for jobs and for making learners."""
+        """Record the time that a seat took for jobs and for making learners."""
         cost = sum(job.cost for job in jobs)
         seconds = sum(reply.seconds for reply in replies)
         with self._lock:
@@ -167,7 +168,7 @@ class Placement:
             self._wake_all()
 
     def fail(self, error: Exception) -> None:
-        """Let all work that has not begun fail, now and later."""
+        """Fail all work that has not begun, now and later."""
         with self._lock:
             self._error = error
             for line in (self._homeless, *(seat.line for seat in self._seats)):
@@ -207,7 +208,7 @@ class Placement:
         self._idle.pop(seat, None)
 
     def _wake(self, home: Seat | None) -> None:
-        """Wake a seat for new work: the one where its learner lives, or else any."""
+        """Wake a seat for new work: the one that has its learner, or else any."""
         changed = self._idle.pop(home, None) if home is not None else None
         if changed is None and self._idle:
             changed = self._idle.pop(next(iter(self._idle)))
@@ -232,7 +233,7 @@ class Placement:
         return jobs
 
     def _oldest(self, seat: Seat) -> Job | None:
-        """Take the oldest job of a learner that lives here or nowhere."""
+        """Take the oldest job of a learner that is here or has no seat."""
         if seat.line and not (
             self._homeless and self._homeless[0].number < seat.line[0].number
         ):
@@ -259,7 +260,7 @@ class Placement:
 
 
 def _seconds_of_all(seat: Seat) -> float:
-    """Seconds until a seat has done all the work that waits there."""
+    """Seconds until a seat has done all its waiting work."""
     return seat.seconds(seat.cost_in_line + seat.cost_under_way)
 
 

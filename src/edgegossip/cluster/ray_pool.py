@@ -1,4 +1,4 @@
-"""The compute pool on Ray: learners live on the cores of a cluster, the event loop is here."""
+"""The compute pool on Ray: learners are on the cores of a cluster, the event loop is local."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ _MOST_LOSSES = 5
 
 
 class RayPool:
-    """Trains on every core of a Ray cluster, to the same bits as a `ComputePool`.
+    """Trains on every core of a Ray cluster, with bit for bit the results of a `ComputePool`.
 
-    A learner lives in one actor. Its state comes back with each result, so that it can be made
-    again elsewhere; lost work is repeated. Work that takes less time than a trip to an actor,
-    about 2 ms, is done here or travels in parcels. From Python::
+    Each learner is in one actor. Its state comes back with each result, so that it can be made
+    again elsewhere; lost work is repeated. Work that takes less time than a round trip to an
+    actor, about 2 ms, is done here or sent in batches. From Python::
 
         run(experiment, out="out", open_pool=lambda: RayPool("HEAD:6379"))
 
-    - This machine must belong to the cluster (no ``ray://``). Nodes that come later are used.
+    - This machine must belong to the cluster (no ``ray://``). Nodes that join later are used.
     - All machines need the same versions of Python and packages, which is checked, and the same
       kind of processor, which is not.
-    - The data lies once on each machine, in Ray's object store. A data set that reads files
-      (`from_torch`) needs them on each machine.
-    - The event loop's process has all learners; an actor has its own ones.
+    - The data is stored once on each machine, in Ray's object store. A data set that reads
+      files (`from_torch`) needs them on each machine.
+    - The event loop's process has all learners; each actor has its own.
     - Trainers' output is dropped; their warnings arrive. GPUs are not used.
-    - Work that ends five actors ends the run, which can be resumed.
+    - Work that kills five actors ends the run, which can be resumed.
     - Ray notices within half a minute that a machine has lost its power, and the run ends about
       a minute after the head is lost. After SIGKILL, Ray's processes end within two minutes.
 
-    Code and data are pickled. Anybody who can reach the ports of a cluster, also of one that is
-    started here, can run anything on its machines and on this one. On one machine Ray asks for
-    the token in ``~/.ray/auth_token``, unless RAY_AUTH_MODE is "disabled". Its usage reports
-    are off unless RAY_USAGE_STATS_ENABLED is set.
+    Code and data are pickled. Anybody who can reach the ports of a cluster, including one that
+    is started here, can run any code on its machines and on this one. On one machine Ray asks
+    for the token in ``~/.ray/auth_token``, unless RAY_AUTH_MODE is "disabled". Its usage
+    reports are off unless RAY_USAGE_STATS_ENABLED is set.
 
     Args:
         address: Running cluster to which this machine belongs, "HOST:PORT" or "auto"; None
             starts Ray on this machine alone, until the pool is closed.
         num_actors: Maximum number of cores to use; None for all.
-        min_seconds: Work that takes less time is done here.
+        min_seconds: Work that takes less time than this is done here.
         open_session: Connects to Ray.
 
     Raises:
@@ -104,7 +104,7 @@ class RayPool:
         """Start training; see `Trainer.train`.
 
         Args:
-            trainer: Trainer made by `trainers`; any other one trains here.
+            trainer: Trainer made by `trainers`; any other trainer trains here.
             request: As in `Trainer.train`.
             progress: As in `Trainer.train`.
         """
@@ -115,7 +115,7 @@ class RayPool:
         return _Arriving(self._placement.put(trainer, request, progress))
 
     def close(self) -> None:
-        """Drop all work, and end everything that was started."""
+        """Drop all work, and stop all actors and Ray itself if it was started here."""
         if self._is_closing.is_set():
             return
         self._is_closing.set()
@@ -150,7 +150,7 @@ class RayPool:
         thread.start()
 
     def _failing(self, work: Callable[[], None]) -> None:
-        """If this thread fails, let the run fail instead of waiting forever."""
+        """Fail the run if this thread fails, instead of waiting forever."""
         try:
             work()
         except LostError as error:
@@ -248,7 +248,7 @@ class _Parcel:
 
 @dataclass(slots=True)
 class _Service:
-    """The work of one thread: send jobs to an actor and take the replies."""
+    """The work of one thread: send jobs to an actor and receive the replies."""
 
     placement: Placement
     seat: Seat

@@ -1,4 +1,4 @@
-"""Everything that Ray is used for: to start or find a cluster, its actors, its object store."""
+"""All uses of Ray: starting or finding a cluster, its actors, its object store."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from edgegossip.machine.cores import num_cores
 
 _KNOCK_SECONDS = 5.0
 _ENVIRONMENT = {"RAY_max_direct_call_object_size": str(2 << 20)}
-"""Parameters up to 2 MiB travel from process to process: through the object stores, each piece
-of work would cost 7 ms of a core (benchmarks/results/simulator.md)."""
+"""Parameters up to 2 MiB are sent from process to process; through the object stores, each
+piece of work would cost 7 ms of a core (benchmarks/results/simulator.md)."""
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 """An empty frame; the fourth byte is its kind."""
 
@@ -104,7 +104,7 @@ class RaySession:
             ) from error
 
     def open_desk(self, node: ClusterNode) -> RemoteDesk:
-        """Start an actor that occupies one core of this node; wait until one is free.
+        """Start an actor that occupies one core of this node; wait until a core is free.
 
         Raises:
             LostError: If it cannot be started.
@@ -235,7 +235,7 @@ class _Settings:
 
 
 class _ActorDesk(LearnersDesk):
-    """A `LearnersDesk` in a process of its own.
+    """A `LearnersDesk` in its own process.
 
     Args:
         settings: PyTorch's settings where the run was started.

@@ -1,4 +1,4 @@
-"""Tensors in Ray's object store: raw bytes beside the pickle, which are not copied twice."""
+"""Tensors in Ray's object store: raw bytes outside the pickle, which are not copied twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Taken: TypeAlias = tuple[Any, torch.dtype, tuple[int, ...], tuple[int, ...], bo
 
 
 class _Way(threading.local):
-    """How this thread currently sends tensors."""
+    """The way in which this thread currently sends tensors."""
 
     is_sharing = False
 
@@ -63,7 +63,7 @@ def take_apart(tensor: Tensor) -> _Taken:
 
 
 def put_together(taken: _Taken) -> Tensor:
-    """Rebuild the tensor that was taken apart, equal to the last bit and stride."""
+    """Rebuild the tensor that was taken apart, equal bit for bit, strides included."""
     array, dtype, shape, stride, is_shared = taken
     if is_shared:
         flat = torch.from_numpy(array)  # cannot be written to

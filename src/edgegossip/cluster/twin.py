@@ -17,7 +17,7 @@ _SERIALS = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How to make a trainer anywhere: with `maker`, which the seat looks up."""
+    """Recipe for making a trainer on any seat: with `maker`, which the seat looks up."""
 
     maker: Any
     rank: Rank
@@ -27,9 +27,9 @@ class Origin:
 class Twin(Trainer):
     """A trainer that receives its remote twin's state after each piece of work.
 
-    Costs are therefore known without asking, and a checkpoint involves nobody else. If the
-    remote twin is lost, another one is made from this one's state, and the interrupted work is
-    repeated, to the same bits.
+    Costs are therefore known without a request, and a checkpoint involves no other process. If
+    the remote twin is lost, another one is made from this one's state, and the interrupted work
+    is repeated, with the same result.
 
     Args:
         trainer: Answers for both; trains only if that is faster than sending the work.
@@ -37,7 +37,7 @@ class Twin(Trainer):
 
     Attributes:
         serial: Unique number of its remote twin.
-        seat: Seat with a twin in the same state; None if there is none.
+        seat: Seat of the remote twin with the same state; None if there is none.
         is_new: Whether the state has not changed since it was made.
         seconds_per_cost: Seconds per unit of cost in its last work; None before that.
         last_cost: Cost of the last request.
@@ -118,13 +118,13 @@ class Twin(Trainer):
         self.move(None)  # a crashed worker's trainer takes its twin along
 
     def _leave_twin(self) -> None:
-        """Continue alone: from now on no twin is in this one's state."""
+        """Continue alone: from now on, no remote twin has this twin's state."""
         self.move(None)
         self.is_new = False
 
 
 def twins(make: Callable[[Rank, int], Trainer], maker: object) -> Callable[[Rank, int], Twin]:
-    """Make twins of the trainers of `make`; `maker` refers to it elsewhere."""
+    """Make twins of the trainers of `make`; `maker` refers to `make` in other processes."""
     return lambda rank, incarnation: Twin(
         make(rank, incarnation), Origin(maker, rank, incarnation)
     )

@@ -24,8 +24,8 @@ class Traits:
 
     Attributes:
         topology: Permitted receivers of each worker; None without a graph.
-        num_rounds: The `WorkerState.round` at which a worker finishes; None if something else
-            ends the run, such as a time limit.
+        num_rounds: The `WorkerState.round` at which a worker finishes; None if, for example, a
+            time limit ends the run.
         local_steps: SGD steps between two exchanges; None without a fixed number.
         is_synchronous: A late worker makes its neighbors wait.
         takes_repeats: A duplicate message does no harm. A worker that resumes from a checkpoint

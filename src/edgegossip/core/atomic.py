@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
-    """Write a file so that it is always complete, old or new, even after a power cut.
+    """Replace a file atomically: it is complete, old or new, even after a power cut.
 
     Args:
         path: File to write.
         content: Whole content, or its parts in sequence.
-        mode: Permissions of the new file, less the umask.
+        mode: Permissions of the new file, restricted by the umask.
 
     Raises:
         OSError: If the file cannot be written; the old one is then unchanged.

@@ -6,7 +6,7 @@ on the way out or in.
 The layout is the length of the header (8 bytes, little-endian), the header (JSON, padded with
 spaces to a multiple of 8), and the tensors without gaps, those with larger entries first. Every
 tensor is therefore aligned. Kind, round and numbers are metadata of the header; numbers are
-written in Python's notation (``weight=0.125 session=3``), which loses no bit.
+written in Python's notation (``weight=0.125 session=3``), which is lossless.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _VARIABLE = re.compile(
 _KINDS = {int, float}
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 _MAX_KEPT_HEADER = 4096
-"""Size limit of cached headers, so that strangers cannot fill the memory."""
+"""Size limit of cached headers, so that strangers cannot fill memory."""
 
 
 def encode(message: Message) -> list[Buffer]:

@@ -1,4 +1,4 @@
-"""Errors that tell the user a remedy. Arguments out of range raise plain `ValueError`s."""
+"""Errors that name a remedy. Arguments out of range raise plain `ValueError`s."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlatformError(EdgeGossipError):
 
 
 class ServerLostError(EdgeGossipError):
-    """The parameter server is lost and did not come back in time."""
+    """The parameter server is lost and did not return in time."""
 
 
 class RunFolderError(EdgeGossipError):

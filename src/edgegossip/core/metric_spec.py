@@ -13,13 +13,13 @@ PERCENT = "percent"
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSpec:
-    """Name, unit and direction of a metric: all that a report has to know.
+    """Name, unit and direction of a metric, as a report needs them.
 
     Args:
         name: Name for people, e.g. "bits per character".
         unit: Unit of its values: "percent" for shares in [0, 1], any other word, or empty for
             plain numbers.
-        higher_is_better: Whether more is better; false for errors and perplexities.
+        higher_is_better: Whether higher values are better; false for errors and perplexities.
 
     Raises:
         ValueError: If the name has no letter or digit.
@@ -62,7 +62,7 @@ class MetricSpec:
         return self._extreme(values, not self.higher_is_better)
 
     def shortfall(self, value: float, reference: float) -> float:
-        """By how much `value` is worse than `reference`; below 0 if it is better.
+        """The amount by which `value` is worse than `reference`; below 0 if it is better.
 
         >>> MetricSpec(name="perplexity", higher_is_better=False).shortfall(3.0, 2.5)
         0.5
@@ -70,7 +70,7 @@ class MetricSpec:
         return reference - value if self.higher_is_better else value - reference
 
     def easier(self, value: float, gap: float) -> float:
-        """A target that is easier than `value` by `gap`: of shares that much, else that part.
+        """A target that is easier than `value`, by `gap` for shares, or else by `gap * value`.
 
         >>> ACCURACY.easier(0.9, 0.25)
         0.65

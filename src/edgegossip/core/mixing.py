@@ -90,7 +90,7 @@ class Uniform(MixingRule):
     """Equal weights for a worker and its in-neighbors: ``W[i, j] = 1 / (1 + in_degree_i)``.
 
     W is row stochastic: mixing does not change workers that agree. If all degrees are equal, W
-    is also doubly stochastic; otherwise workers with many out-neighbors pull the mean towards
+    is also doubly stochastic; otherwise workers with many out-neighbors pull the mean toward
     them.
 
     >>> from edgegossip.core.topology import star
@@ -149,8 +149,7 @@ def spectral_gap(*matrices: Tensor) -> float:
 
     For one matrix this is :math:`1 - |\lambda_2|`, where :math:`\lambda_2` is the eigenvalue of
     second largest modulus. For matrices used in sequence, it is computed from their product
-    over the period:
-    :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A worker alone has gap 1.
+    over the period: :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A single worker has gap 1.
 
     Args:
         matrices: One mixing matrix for each round of a period, [num_workers, num_workers].

@@ -142,16 +142,16 @@ class Trained:
         params: Parameters after training, [num_params].
         before: The snapshot that training started from, [num_params].
         num_samples: Samples processed.
-        num_steps: SGD steps taken; 0 if training was skipped.
+        num_steps: Number of SGD steps; 0 if training was skipped.
         seconds: Duration on the clock of `now`.
         loss: Mean training loss over the steps.
         outputs: Tensors that layers of a split model produce for others; empty for a whole
             model.
-        cost: Cost in training samples: `num_samples`, and the cost of choosing them.
+        cost: Cost in training samples: `num_samples` plus the cost of choosing them.
         metrics: The trainer's other measurements, by name.
         has_gone_back: The initial parameters were unsound, probably because of other workers'
-            messages. Nothing was trained: `params` and `before` are the last sound ones. State
-            derived from later ones (momentum, errors) should be dropped.
+            messages. Nothing was trained: `params` and `before` are the last sound parameters.
+            State derived from later parameters (momentum, errors) should be dropped.
     """
 
     params: Tensor
@@ -229,7 +229,7 @@ class TimerFired:
 
 @dataclass(slots=True)
 class WorkerLost:
-    """Worker `rank` is gone or cannot be reached; it may come back.
+    """Worker `rank` is lost or cannot be reached; it may come back.
 
     If it `has_lied`, its unused messages must be dropped.
     """
@@ -266,11 +266,11 @@ Event: TypeAlias = (
 class Train:
     """Train on local data from `params`; answered by `Trained`. One at a time.
 
-    `work` is the amount of training; the other fields say on which data and how.
+    `work` is the amount of training; the other fields describe the data and the method.
 
     Attributes:
-        params: A snapshot, [num_params], which nobody writes to, even if the state changes
-            during the work.
+        params: A snapshot, [num_params], which never changes, even if the state changes during
+            the work.
         work: `Steps` or `Epochs`.
         keep_ratio: Share of the worker's data that a pass visits, in (0, 1]; the trainer
             chooses the samples when the pass begins. Such a pass costs `keep_ratio` times a
@@ -336,7 +336,7 @@ class Predict:
 class Assign:
     """Train on the data of the workers `ranks` from now on; answered by `Assigned`.
 
-    If the worker's own rank is not among them, its own data is no longer used.
+    If the worker's own rank is not among them, its own data is not used.
     """
 
     ranks: tuple[Rank, ...]
@@ -369,9 +369,10 @@ class Finish:
 
 @dataclass(slots=True)
 class Note:
-    """Record numbers for people who look at the run; nothing else reads them.
+    """Record numbers for people who inspect the run; no program reads them.
 
-    A note takes no time and has no answer. A network keeps about ten a second from each worker.
+    A note takes no time and has no answer. A network keeps about ten notes per second from each
+    worker.
 
     Attributes:
         kind: Subject of the numbers, in the algorithm's own words ("window").
@@ -466,7 +467,7 @@ class WorkerState:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the estimate currently counts, if its `Role` allows it.
+        """Whether the estimate is currently evaluated, if its `Role` allows it.
 
         Standby servers, for example, count one at a time. If no state says so, all count.
         """

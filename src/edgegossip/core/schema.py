@@ -125,8 +125,8 @@ class MessageSpec:
 
     It must state everything that `handle` assumes: an index out of range would otherwise end
     the run of an honest worker. A network also rejects floats that are far larger than is usual
-    among workers; a tensor with limits of its own is checked against those alone, so give
-    limits to tensors whose scale differs from that of parameters.
+    among workers. A tensor with its own limits is checked only against these, so give limits to
+    tensors whose scale differs from the parameters'.
 
     Args:
         tensors: Required tensors of the payload, by name; an example tensor describes one like
@@ -139,8 +139,8 @@ class MessageSpec:
             for any. A worker that was cut off is behind by all the rounds it has missed. Rounds
             are never negative.
         is_passed_on: Tensors are named ``RANK.name``. Worker RANK wrote them in the message's
-            round, and others relay them unchanged. A secured network adds ``RANK.seal``, which
-            is relayed with the rest.
+            round, and the others relay them unchanged. A secured network adds ``RANK.seal``,
+            which is relayed with the rest.
 
     >>> relayed = {f"{rank}.x": TensorSpec(torch.float32, (2,)) for rank in range(3)}
     >>> len(MessageSpec(optional=relayed, is_passed_on=True).specs)

@@ -42,8 +42,8 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
     """Undo `dismantle`.
 
     Raises:
-        ValueError: If `plain` names a missing dataclass, one with other fields, or something
-            that is not a dataclass, or if a dict has keys other than numbers, strings and
+        ValueError: If `plain` names a missing dataclass, a dataclass with other fields, or
+            anything but a dataclass, or if a dict has keys other than numbers, strings and
             tuples of them.
         Exception: If `plain` is not from `dismantle`: `LookupError`, `TypeError`,
             `RecursionError`.

@@ -90,7 +90,7 @@ class ListedTopology(Topology):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CompleteTopology(Topology):
-    """All ranks except one's own, computed on request.
+    """All ranks except one, computed on request.
 
     Storing the edges of 10,000 workers would take 800 MB.
     """
@@ -122,7 +122,8 @@ def ring(num_workers: int) -> Topology:
 def torus(rows: int, columns: int) -> Topology:
     """A grid that wraps around: up, down, left and right; rank = row * columns + column.
 
-    A side of two has single edges, and a side of one has none: ``torus(1, n)`` is a ring.
+    A side of length two has single edges, and a side of length one has none: ``torus(1, n)`` is
+    a ring.
 
     >>> torus(3, 4).out_neighbors(0, round=0)
     (1, 3, 4, 8)
@@ -169,14 +170,14 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
 
     The pairing model gives every worker `degree` stubs, and joins stubs in random pairs. Pairs
     that would make a loop or a double edge are drawn again among the remaining stubs. A draw
-    that gets stuck or is not connected is discarded. For degrees small against `num_workers`
-    all such graphs are about equally likely.
+    that gets stuck or is not connected is discarded. For degrees much smaller than
+    `num_workers`, all such graphs are about equally likely.
 
     Args:
         num_workers: Number of workers; ``num_workers * degree`` must be even.
         degree: Neighbors of each worker, in ``2 .. num_workers - 1``; with one or two
             workers, ``num_workers - 1``.
-        seed: Equal seeds give equal graphs.
+        seed: Equal seeds produce equal graphs.
 
     Raises:
         ValueError: If there is no such graph.
@@ -213,7 +214,7 @@ def directed_ring(num_workers: int) -> Topology:
 
 
 def directed_exponential(num_workers: int) -> Topology:
-    """Each worker sends 1, 2, 4, ... ranks ahead, which gives few edges and short paths.
+    """Each worker sends 1, 2, 4, ... ranks ahead, which needs few edges and has short paths.
 
     References:
         Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep
@@ -226,10 +227,10 @@ def directed_exponential(num_workers: int) -> Topology:
 
 
 def one_peer_exponential(num_workers: int) -> Topology:
-    """Each worker sends to one other in round k, ``2 ** (k % period)`` ranks ahead.
+    """In round k, each worker sends to one other, ``2 ** (k % period)`` ranks ahead.
 
-    The period is ``ceil(log2(num_workers))``. For a power of two, weights 1/2 average
-    exactly within one period, at the price of one message per worker and round.
+    The period is ``ceil(log2(num_workers))``. For a power of two, weights 1/2 average exactly
+    within one period, at the cost of one message per worker and round.
 
     References:
         Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -247,7 +248,7 @@ def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) 
 
     Args:
         num_workers: Number of workers.
-        edges: Pairs (i, j). Undirected ones also lead back from j to i.
+        edges: Pairs (i, j). Undirected edges also lead back from j to i.
         directed: Whether an edge leads from i to j only.
 
     Raises:

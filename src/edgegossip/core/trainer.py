@@ -93,7 +93,7 @@ class Trainer(Protocol):
         return
 
     def state_dict(self) -> Mapping[str, Any]:
-        """All state that training changes, so that a checkpoint resumes to the last bit."""
+        """All state that training changes, so that a checkpoint resumes bit for bit."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""

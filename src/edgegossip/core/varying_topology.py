@@ -24,14 +24,14 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
     Args:
         num_workers: Number of workers; a single one has no neighbors.
         period: Rounds drawn, at least 1; with few rounds the graph may not be connected.
-        seed: Equal seeds give equal graphs.
+        seed: Equal seeds produce equal graphs.
 
     Raises:
         ValueError: If a number is out of range, or the drawn graph is not connected.
 
     References:
         Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
-        arXiv:1811.10792, have one peer a round; de Vos et al., "Epidemic Learning", NeurIPS
+        arXiv:1811.10792, have one peer per round; de Vos et al., "Epidemic Learning", NeurIPS
         2023, arXiv:2310.01972, draw graphs in which all degrees are equal (EL-Oracle).
 
     >>> rounds = random_one_peer(4, period=3, seed=0)
@@ -59,7 +59,7 @@ def intermittent(base: Topology, availability: float, period: int, seed: int) ->
         base: Graph with all links; it may itself vary.
         availability: Probability of each link in a round, in (0, 1].
         period: Rounds drawn, at least 1; a multiple of the base's own.
-        seed: Equal seeds give equal graphs.
+        seed: Equal seeds produce equal graphs.
 
     Raises:
         ValueError: If a number is out of range, or the drawn graph is not connected.

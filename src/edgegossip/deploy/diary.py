@@ -24,7 +24,7 @@ class Diary(EventLog):
         path: Path of the log; an existing log continues after its last complete line.
 
     Attributes:
-        incarnation: How often this worker has started before.
+        incarnation: Number of earlier starts of this worker.
 
     Raises:
         RunFolderError: If nothing can be written to the file.
@@ -68,7 +68,7 @@ class Diary(EventLog):
 
 
 def _previous(path: Path) -> tuple[int, int]:
-    """How often this worker has started before, and the end of the last complete line."""
+    """Number of earlier starts of this worker, and the end of the last complete line."""
     if not path.exists():
         return 0, 0
     incarnation = size = 0

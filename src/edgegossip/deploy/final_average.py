@@ -66,7 +66,7 @@ class FinalState(WorkerState):
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the estimate counts: the average does; before that, the inner algorithm
+        """Whether the estimate is evaluated: the average is; before that, the inner algorithm
         decides.
         """
         return self.average is not None or bool(self.inner.is_evaluated)
@@ -86,13 +86,13 @@ class FinalAverage(Algorithm[FinalState]):
 
     Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All wait
     for these models, except for those of lost workers. All present workers end with the same
-    parameters, to the last bit; with a server, these are the server's. A worker that no message
-    reaches keeps its own.
+    parameters, bit for bit; with a server, with the server's parameters. A worker that no
+    message reaches keeps its own parameters.
 
     Args:
         inner: The algorithm.
-        num_workers: Size of the run.
-        ends_at: Time at which the inner algorithm ends at the latest.
+        num_workers: Number of workers in the run.
+        ends_at: Latest time at which the inner algorithm ends.
     """
 
     inner: Algorithm[Any]

@@ -27,15 +27,15 @@ def gather(
         experiment: The workers' experiment.
         out: Run folder.
         recipe: Name of the recipe, for the record.
-        without: Workers with `Local` data whose measurements nobody waits for.
+        without: Workers with `Local` data whose measurements are not awaited.
 
     Returns:
         The results, and everything missing in them (`Gathering.left_out`). With `Local` data,
-        as long as workers have not measured all averaged models, their ranks.
+        also the ranks of workers that have not measured all averaged models.
 
     Raises:
-        RunFolderError: If no worker left a model, a worker was in another experiment, or `out`
-            cannot be written or is in use.
+        RunFolderError: If no worker left a model, a worker belonged to another experiment, or
+            `out` cannot be written or is in use.
     """
     if not (out / WORKERS).is_dir():
         raise RunFolderError(
@@ -55,7 +55,7 @@ def make_gathering(
     command: str | None = None,
     without: Collection[Rank] = (),
 ) -> Gathering:
-    """Make what gathers a run, by where its data lies; see `LocalGathering`."""
+    """Make the `Gathering` of a run, or for `Local` data a `LocalGathering`."""
     if isinstance(experiment.task.dataset, Local):
         return LocalGathering(experiment, out, recipe, command, without)
     return Gathering(experiment, out, recipe, command)

@@ -80,7 +80,7 @@ class Gathering:
     # While the run goes on.
 
     def go_on_at(self, time: Seconds) -> None:
-        """Forget evaluations later than `time`, where the run continues."""
+        """Forget evaluations later than `time`, at which the run continues."""
         later = sum(1 for _ in takewhile(lambda each: each <= time, schedule()))
         self._evaluations.drop_from(later)
         for worker in self.workers:
@@ -126,7 +126,7 @@ class Gathering:
         return True  # damaged ones are not looked at again
 
     def _chosen(self, moments: set[int]) -> set[int]:
-        """The moments to evaluate, of those that are possible."""
+        """The times to evaluate, out of all possible ones."""
         return moments - self._unmeasured
 
     def _drop_measured(self, there: Mapping[Rank, Sequence[int]]) -> None:
@@ -210,10 +210,10 @@ class Gathering:
         return []
 
     def leave_out(self, ranks: Collection[Rank]) -> None:
-        """Do without the measurements of these workers; those with dealt data make none."""
+        """Omit the measurements of these workers; only workers with `Local` data make any."""
 
     def _come_to_the_end(self) -> None:
-        """Read all that workers have left, and evaluate the remaining snapshots."""
+        """Read all files of the workers, and evaluate the remaining snapshots."""
         for worker in self.workers:
             require_worker_of(self._experiment, worker.path)
         self.read()
@@ -235,8 +235,8 @@ class Gathering:
         """Evaluate the remaining snapshots, and write the run folder.
 
         Raises:
-            RunFolderError: If no worker left a model, a worker was in another experiment, or
-                the folder cannot be written.
+            RunFolderError: If no worker left a model, a worker belonged to another experiment,
+                or the folder cannot be written.
         """
         self._come_to_the_end()
         summaries = self._summaries
@@ -356,5 +356,5 @@ class Gathering:
 
 
 def _worst(reasons: Iterable[str]) -> str:
-    """Common reason for the workers' ends."""
+    """Common reason for which the workers ended."""
     return max(reasons, key=REASONS.index)

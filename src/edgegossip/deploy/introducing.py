@@ -113,7 +113,7 @@ def sketch(vector: Tensor) -> list[float]:
 def _sketch_data(dataset: Dataset) -> dict[str, Setting]:
     """Sketch labels and some samples, but not samples that may be transformed at random.
 
-    Of data that lies with a worker, the others learn nothing but how it is described.
+    For `Local` data, the sketch has only its description.
     """
     if isinstance(dataset, Local):
         return {}

@@ -33,7 +33,7 @@ class Connection:
     """A worker's connection to the others.
 
     Args:
-        address: Endpoints of this worker and of those that it calls.
+        address: Endpoints at which this worker listens, and to which it connects.
         tls: Folder with ca.pem and this rank's certificate and key; None for plain links.
         ban: Serial numbers, in hex, of certificates to reject.
         insecure: Allow plain links beyond this machine.
@@ -69,7 +69,7 @@ def join(
 ) -> str:
     """Run worker `rank` of `experiment` on this machine, until the end of the run.
 
-    It does the same as ``edgegossip worker``, for an experiment of the caller's::
+    It does the same as ``edgegossip worker``, for the caller's own experiment::
 
         eg.join(
             experiment,

@@ -99,7 +99,7 @@ def launch(
 
 
 class _Followed:
-    """A live view that also tells trackers what has been measured."""
+    """A live view that also passes measurements to trackers."""
 
     def __init__(self, progress: Progress, gathering: Gathering, follower: Follower) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""Gathering where the data lies with the workers, and comes to nobody."""
+"""Gathering of a run whose data stays with the workers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_MOMENTS = 60
 
 
 class LocalGathering(Gathering):
-    """Averages models here, and scores them by numbers that workers tell.
+    """Averages models in this process, and scores them by the numbers that workers report.
 
     Args:
         experiment: The workers' experiment.
         out: Run folder; see `Gathering` and `LocalScores`.
         recipe: Name of the recipe, for the record.
         command: Command that repeats the run, for the record.
-        without: Workers whose measurements nobody waits for.
+        without: Workers whose measurements are not awaited.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LocalGathering(Gathering):
         self._without = set(without)
 
     def measure_next(self) -> bool:
-        """Evaluate the newest moment that workers have measured, once the run is over."""
+        """After the run, evaluate the newest time that all have measured."""
         return all(worker.has_ended for worker in self.workers) and super().measure_next()
 
     def _chosen(self, moments: set[int]) -> set[int]:
@@ -56,14 +56,14 @@ class LocalGathering(Gathering):
 
     @property
     def _measuring(self) -> list[Rank]:
-        """The workers whose measurements count: of absent ones, those that are there."""
+        """The workers whose measurements count: all but absent ones that have not measured."""
         absent = {each.rank for each in self.workers if each.summary is None}
         left_out = self._without | (absent & set(self._scores.silent))
         return [rank for rank in self._experiment.data_ranks if rank not in left_out]
 
     @property
     def _shards(self) -> Mapping[Rank, Sized]:
-        """As many samples as each worker told."""
+        """The number of samples that each worker reported."""
         return {each.rank: range(each.num_samples) for each in self.workers}
 
     @property
@@ -93,7 +93,7 @@ class LocalGathering(Gathering):
 
     @property
     def left_out(self) -> list[str]:
-        """List also the workers whose data is not in the results."""
+        """Also list the workers whose data is not in the results."""
         counted = self._measuring
         return super().left_out + [
             f"{with_article(self.roles, rank)} has not measured: the results are without its "

@@ -1,7 +1,7 @@
-"""Averaged models, and what each worker has measured of them on its own data.
+"""Averaged models, and each worker's measurements of them on its own data.
 
 In the folder of a run, `averaged` holds models named by their content, and `measured` a file of
-numbers for each worker. Models travel to the data; only numbers travel back.
+numbers for each worker. Models are sent to the data; only numbers are sent back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LocalScores:
         out: Run folder.
 
     Attributes:
-        behind: Workers that have not measured all models that were asked for.
+        behind: Workers that have not measured all requested models.
     """
 
     def __init__(self, experiment: Experiment, out: Path) -> None:
@@ -54,7 +54,7 @@ class LocalScores:
         return [rank for rank in self._experiment.data_ranks if not self._found.get(rank)]
 
     def read(self) -> None:
-        """Read the numbers that have arrived; forget who was behind.
+        """Read the numbers that have arrived, and reset the list of workers behind.
 
         Raises:
             RunFolderError: If a file is damaged.
@@ -90,8 +90,9 @@ def measure(experiment: Experiment, rank: Rank, out: Path) -> int:
 
     Args:
         experiment: The workers' experiment.
-        rank: Rank of the worker whose data lies here.
-        out: Run folder; its `averaged` holds the models, and its `measured` gets the numbers.
+        rank: Rank of the worker whose data is on this machine.
+        out: Run folder; reads the models in its `averaged`, and writes the numbers to its
+            `measured`.
 
     Returns:
         Number of models measured now.
@@ -160,7 +161,7 @@ def _measurement(told: Mapping[str, Any], names: Iterable[str]) -> Measurement:
 
 
 def _tensor(told: object) -> Tensor:
-    """Read nested lists of numbers, in which null stands for what is not finite."""
+    """Read nested lists of numbers, in which null stands for a number that is not finite."""
 
     def numbers(each: object) -> object:
         if isinstance(each, list):

@@ -1,4 +1,4 @@
-"""Starting the same script several times on this machine, each time as another worker."""
+"""Starting the same script several times on this machine, each time as a different worker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_script(script: Sequence[str], workers: Sequence[ScriptWorker], out: Path
         The ranks whose process failed.
 
     Raises:
-        Interrupted: After Ctrl+C, SIGTERM or SIGHUP, which the processes get as Ctrl+C.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the processes receive each as Ctrl+C.
         RunFolderError: If `out` cannot be written.
     """
     processes: dict[Rank, subprocess.Popen[bytes]] = {}

@@ -24,7 +24,7 @@ from edgegossip.net.transport import Transport
 from edgegossip.net.zenoh_transport import ZenohTransport
 
 AlgorithmOrMaker: TypeAlias = Algorithm[Any] | Callable[[int, int], Algorithm[Any]]
-"""An algorithm, or a function that makes it for a number of workers and of optimizer steps."""
+"""An algorithm, or a function that makes it for the numbers of workers and optimizer steps."""
 _PREFIX = "EDGEGOSSIP_"
 
 
@@ -35,12 +35,12 @@ class ScriptWorker:
     Args:
         rank: Rank of this process.
         num_workers: Number of all processes, on all machines.
-        connection: Connection to the others; needed with several.
+        connection: Connection to the others; needed with several processes.
         name: Name of the run, equal for all processes.
-        transport: Another way to the others than `connection`, for threads of one process.
+        transport: Alternative to `connection`, for threads of one process.
 
     Raises:
-        ValueError: If `rank` is out of range, or there is no way to the others.
+        ValueError: If `rank` is out of range, or there is no connection to the others.
     """
 
     rank: Rank = 0
@@ -67,7 +67,7 @@ class ScriptWorker:
         EDGEGOSSIP_NAME. Without the first two, the worker is alone.
 
         Raises:
-            UsageError: If only one of the first two is set, or one of all is invalid.
+            UsageError: If only one of the first two is set, or any is invalid.
         """
         found = {
             name: variables.get(_PREFIX + name, "")
@@ -104,13 +104,13 @@ class ScriptWorker:
     def own_share(self, samples: Any) -> Any:  # noqa: ANN401
         """This worker's part of a data set: every `num_workers`-th sample.
 
-        All get equally many; fewer than `num_workers` samples are left out.
+        All get the same number; fewer than `num_workers` samples are omitted.
 
         Args:
             samples: A tensor, a map-style data set of PyTorch, or one of Hugging Face.
 
         Raises:
-            TypeError: If it has no length or no samples by number.
+            TypeError: If it has no length, or cannot be indexed by number.
         """
         if self.num_workers == 1:
             return samples
@@ -140,15 +140,15 @@ class ScriptWorker:
 
         Args:
             model: Model that the script trains.
-            algorithm: Equal for all workers; or a function that makes it for a number of
-                workers and of steps, such as
-                ``lambda n, steps: Gossip(topology=ring(n), num_rounds=steps)``.
+            algorithm: The algorithm, equal for all workers; or a function that makes it for the
+                numbers of workers and steps, such as ``lambda n, steps:
+                Gossip(topology=ring(n), num_rounds=steps)``.
             num_samples: Number of this worker's samples.
             num_steps: Number of optimizer steps that the script will take, for this function.
             options: The others of `TrainingLoop`. `final_average` is true by default.
 
         Raises:
-            ValueError: If the algorithm is one for another number of workers.
+            ValueError: If the algorithm is for a different number of workers.
         """
         n = self.num_workers
         made = algorithm if isinstance(algorithm, Algorithm) else algorithm(n, num_steps)

@@ -47,9 +47,9 @@ class TrainingLoop:
     equal models.
 
     The final parameters are those with which the algorithm leaves this worker. After
-    synchronous algorithms that average with everybody, all workers have the same parameters;
-    after others, such as GoSGD, each has its own. `final_average` gives all workers the mean of
-    their models, or the server's model.
+    synchronous algorithms that average over all workers, all have the same parameters; after
+    others, such as GoSGD, each worker has its own. `final_average` gives all workers the mean
+    of their models, or the server's model.
 
     A rank whose role has no data, such as a server, does not train: entering the `with` block
     takes until the run is over.
@@ -60,7 +60,8 @@ class TrainingLoop:
 
     Args:
         model: Model that the caller trains; its parameters are moved into one vector, in place.
-            Frozen ones (``requires_grad = False``) do not travel, and have to be equal.
+            Frozen ones (``requires_grad = False``) are not sent, and must be equal on all
+            workers.
         algorithm: Algorithm, with equal settings on all workers; a worker with other settings
             is rejected and ends with an error that names the setting.
         rank: Rank of this worker.
@@ -196,12 +197,12 @@ class TrainingLoop:
         """Account for an optimizer step; exchange the model if it is due.
 
         If another worker's message makes the loss infinite or NaN, the model goes back to the
-        last sound parameters. In that case, which `has_gone_back` tells, call
+        last sound parameters. In that case (see `has_gone_back`), call
         ``optimizer.state.clear()``, because momentum is not finite either.
 
         Args:
             loss: Loss of the batch; None for all steps if it is unknown. Then only the
-                parameters tell when training fails.
+                parameters show whether training has failed.
             num_samples: Samples in the batch.
 
         Raises:
@@ -361,7 +362,7 @@ class _OwnWork(Trainer):
         self.has_gone_back = False
 
     def start_over(self) -> None:
-        """Tell the loop, which has the optimizer."""
+        """Pass this on to the loop, which has the optimizer."""
         self.has_gone_back = True
 
     @property
@@ -378,7 +379,7 @@ class _OwnWork(Trainer):
         return request.work.num_steps * self._batch_size
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        """Hand the work to the loop, and wait until it is done."""
+        """Pass the work to the loop, and wait until it is done."""
         self.progress, self.request = progress, request
         num_steps, num_due = math.inf, math.inf
         if isinstance(request.work, Epochs):

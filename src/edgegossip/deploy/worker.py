@@ -58,8 +58,8 @@ class WorkerSettings:
         ended: See `HostSettings`.
         max_seconds: Time limit, counted from the beginning; None for the experiment's.
         checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
-        parent: Number of a process whose end stops this worker; None for none.
+        snapshots: Keep snapshots, with which accuracy over time can be measured afterwards.
+        parent: ID of a process whose end stops this worker; None for none.
         threads: Number of threads that a training step uses, at least 1.
         max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
         trackers: Followers of this worker's own numbers, such as `TensorBoard()`.
@@ -122,8 +122,8 @@ def take_part(
         Reason for the end: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part, too few others do, or they run another
-            experiment.
+        NetworkError: If this machine cannot take part, or if too few others do or they run
+            another experiment.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
     """
@@ -172,7 +172,7 @@ class _Worker:
         self._started = time.monotonic()
 
     def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
-        """Take part, and leave a complete folder whatever happens."""
+        """Take part, and leave a complete folder in any case."""
         try:
             host = self._host = self._make_host(transport, forecaster)
         except BaseException:
@@ -247,7 +247,7 @@ class _Worker:
 
     @contextmanager
     def _blaming_the_checkpoint(self) -> Iterator[None]:
-        """Turn an error that the loaded checkpoint causes into one that blames it."""
+        """Turn an error that the loaded checkpoint causes into one that names it."""
         try:
             yield
         except LOADING_ERRORS as error:
@@ -327,7 +327,7 @@ def _require_like(state: WorkerState, fresh: WorkerState) -> None:
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:
-    """Write the folder's header; if the folder exists, its earlier end no longer counts."""
+    """Write the folder's header; discard an earlier end of the run in an existing folder."""
     path = out / "experiment.json"
     for end in ("summary.json", "params.safetensors"):
         (out / end).unlink(missing_ok=True)

@@ -1,10 +1,10 @@
 """The folder of a worker on a real machine, read incrementally.
 
 Fields of the `summary.json` of a worker, among others:
-    validation_accuracy: Of its own model, or a field for each other metric; null without
-        validation data, or for a part of a model.
+    validation_accuracy: Accuracy of its own model, or a field for each other metric; null
+        without validation data, or for a part of a model.
     is_evaluated: Whether its model counts in the results. If several workers may serve, only
-        that of the active one does.
+        the active server's model counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NUMBERS = {
     "trained": ("time", "start", "num_samples", "cost"),
     "sent": ("time", "num_bytes", "round"),
 }
-"""Fields to read from an event, by type; of other types only the time counts."""
+"""Fields to read from an event, by type; for other types, only the time is read."""
 _COUNTS = ("num_samples", "cost", "num_bytes", "round")
 _LARGEST = 2.0**63
 REASONS = ("finished", "time limit", "interrupted", "failed")
@@ -184,8 +184,8 @@ class WorkerFolder:
         """Time and line of each event, in order of time; ties keep the order of the log.
 
         A "crashed" event is added before each "recovered". A message is logged when it has
-        left, with the time of its handover, so events that may still get a predecessor are held
-        back.
+        left, with the time at which it was handed over; events that may still get a predecessor
+        are therefore held back.
         """
         starts = [start for start, _ in self._blocks]
         earliest = [time for _, time in self._blocks]

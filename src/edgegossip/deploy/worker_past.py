@@ -1,4 +1,4 @@
-"""Finds how far a worker has come before, from its folder."""
+"""Finds a worker's earlier progress, from its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgegossip.experiments.run_folder import first_difference, read_json, short
 
 _LOG = logging.getLogger("edgegossip.deploy")
 ENDS = ("finished", "time limit")
-"""Reasons with which a worker ends for good."""
+"""Reasons after which a worker has ended for good."""
 
 
 def require_worker_of(experiment: Experiment, out: Path) -> None:
@@ -68,7 +68,7 @@ def _difference(kept: object, now: object) -> str:
 
 
 def goes_on_at(out: Path) -> Seconds:
-    """Time in the run at which the worker whose folder is `out` continues, or has ended."""
+    """Time in the run at which the worker with the folder `out` continues, or has ended."""
     path = out / "summary.json"
     if path.exists() and (summary := read_summary(path))["reason"] in ENDS:
         return float(summary["seconds"])

@@ -14,7 +14,7 @@ _INTERVAL: Seconds = 2.0
 
 
 class WorkerTracking:
-    """Tells trackers the numbers that a worker knows, every two seconds and at its end.
+    """Passes a worker's numbers to trackers, every two seconds and at its end.
 
     Args:
         trackers: The trackers.
@@ -55,6 +55,6 @@ class WorkerTracking:
         return now + _INTERVAL
 
     def end(self, now: Seconds) -> None:
-        """Tell the last numbers, and those of `summary.json`."""
+        """Report the last numbers, and the numbers of `summary.json`."""
         self._tell(now)
         self._follower.end()

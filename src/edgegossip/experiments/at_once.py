@@ -47,12 +47,12 @@ def do_at_once(
     num_processes: int,
     progress: Progress,
 ) -> Generator[tuple[str, Future[T]]]:
-    """Do all jobs, as many at a time as there are processes; yield each finished one.
+    """Do all jobs, one per process at a time; yield each finished job.
 
     Close it to stop all processes before the end.
 
     Args:
-        jobs: Jobs by name; each makes the work when it can begin. Work is pickled, and gets a
+        jobs: Jobs by name; each makes the work when it can begin. Work is pickled, and has a
             live view. Its tensors are put into shared memory.
         after: Names of the prerequisites of each job; unknown names are ignored.
         num_processes: Number of processes, at least 1.
@@ -108,7 +108,7 @@ def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]
 
 
 def _ask_to_stop(executor: ProcessPoolExecutor) -> None:
-    """Ask all processes once: twice would cost them their checkpoints."""
+    """Ask each process only once: a second request would make it stop without a checkpoint."""
     if executor._broken:  # it has asked them itself
         return
     for pid in [*(executor._processes or {})]:
@@ -119,7 +119,7 @@ def _ask_to_stop(executor: ProcessPoolExecutor) -> None:
 def _end(executor: ProcessPoolExecutor) -> None:
     """End processes that have been asked to stop.
 
-    One may wait for ever, for a lock that was held by one that was killed from outside.
+    A process may wait forever for a lock that a killed process held.
     """
     processes = [*(executor._processes or {}).values()]
     executor.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Training many small models together, where that pays."""
+"""Training many small models together, if that is faster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from edgegossip.learning.training_step import PLAIN_STEP
 
 Batched: TypeAlias = Literal["auto", "on", "off"]
 MIN_WORKERS = 64
-"""Workers from which on "auto" is "on": with fewer, too few requests are there at once."""
+"""Minimum number of workers for which "auto" is "on"; with fewer, too few requests wait at
+once."""
 _DENSE = (
     nn.Sequential,
     nn.Flatten,
@@ -36,23 +37,23 @@ _DENSE = (
     nn.Sigmoid,
     nn.Tanh,
 )
-"""Layers whose stacks are as many products of matrices in one call; of convolutions there is no
-fast kernel for a stack."""
+"""Layers of which a whole stack is computed by one call; convolutions have no fast kernel for
+that."""
 
 
 def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
-    """Let learners whose work has one shape train together: by `StackedLearner`.
+    """Let learners whose work has the same shape train together, with `StackedLearner`.
 
-    The result is then another in its last bits, and `experiment.json` tells it by the trainer.
+    The result then differs in its last bits, and `experiment.json` names the trainer.
 
     Args:
-        experiment: Any; one that names a trainer of its own is left as it is by "auto".
-        choice: "auto" is "on" for dense models on 64 workers or more, on a CPU: a rule that
-            was measured (benchmarks/results/simulator.md), so that the same experiment gives
-            the same bytes on every machine.
+        experiment: Any experiment; "auto" does not change one that names its own trainer.
+        choice: "auto" is "on" for dense models on 64 or more workers, on a CPU. This rule comes
+            from measurements (benchmarks/results/simulator.md) and does not depend on the
+            machine, so the same experiment gives the same result everywhere.
 
     Raises:
-        UsageError: If it is "on", and the task has something that cannot be stacked.
+        UsageError: If it is "on", and the task cannot be stacked.
     """
     if choice not in get_args(Batched):
         raise UsageError(unknown_name("choice for batched", choice, get_args(Batched)))
@@ -70,7 +71,7 @@ def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
 
 
 def why_not_batched(task: Task) -> str | None:
-    """Say what keeps a task's learners from training together; None if nothing does."""
+    """Explain why a task's learners cannot train together; None if they can."""
     selection = task.accuracy_aware.selection
     loss = task.loss.func if isinstance(task.loss, functools.partial) else task.loss
     if isinstance(task.model, Mapping):

@@ -37,5 +37,5 @@ class Commits:
 
     @property
     def total(self) -> int | None:
-        """Commits of all workers; None where nobody commits."""
+        """Commits of all workers; None in a run without commits."""
         return sum(self.by_rank.values()) if self.by_rank else None

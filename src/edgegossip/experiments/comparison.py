@@ -47,7 +47,8 @@ def compare(
         resume: Read the finished runs in `out`, and resume the unfinished one.
         recipe: Name of the recipe, for the record.
         command: Command line that repeats it, for the record.
-        num_threads: Threads of the compute pool of each process; None for one per core.
+        num_threads: Number of threads of the compute pool of each process; None for one per
+            core.
         num_processes: Number of parallel runs. With more than one, each has one thread, and the
             experiments must be picklable. No effect on results.
         open_pool: As in `run`, for each run in turn; not with several processes.
@@ -58,8 +59,8 @@ def compare(
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
         TrainingError: If a loss is not finite.
-        RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
-            use by another process.
+        RunFolderError: If `out` cannot be written, lacks the files that `resume` needs, or is
+            in use by another process.
     """
     out = Path(out)
     if (out / "events.jsonl").exists():
@@ -117,26 +118,27 @@ def summarize(
 ) -> dict[str, Any]:
     """Contents of a comparison's `summary.json`, without runs that do not exist yet.
 
-    The bytes of one dense message per sample are measured in the reference run: its bytes /
+    The bytes per sample of one dense message are measured in the reference run: its bytes /
     samples / mean out-degree.
 
     Fields:
         recipe: Name of the recipe; null from Python.
-        baseline: Name of the run that is the reference of the others.
-        target_accuracy: The comparison's own target, or the baseline's best less 0.005
-            (`target_gap`). With another metric it is `target_mae` and so on, and the gap is
-            half a percent of the value.
+        baseline: Name of the reference run.
+        target_accuracy: The comparison's own target, or the baseline's best accuracy minus
+            0.005 (`target_gap`). With another metric the field is named, for example,
+            `target_mae`, and the gap is half a percent of the value.
         throughput_bound: Bound on the gain from not waiting: the sum of throughputs / (number
-            of workers x the smallest), over workers with data, on idle machines with free
-            messages.
+            of workers x the smallest), over workers with data, on idle machines, without
+            communication costs.
         bytes_reference: Name of the run that defines the bytes of uncompressed push-sum; null
             if there is none.
-        runs: By name, the numeric fields of each run's summary with the next three.
+        runs: By name, the numeric fields of each run's summary, and the next three fields.
         bytes_per_worker: `bytes_sent` / number of workers.
-        bytes_ratio_same_graph: Bytes of dense push-sum with a step a round, for as many samples
-            on this run's graph / `bytes_sent`; null without a reference.
-        bytes_ratio_complete_graph: The same, sending to every other worker; 7 times as much on
-            a directed ring of 8.
+        bytes_ratio_same_graph: Bytes that dense push-sum with one step per round would send on
+            this run's graph for the same number of samples / `bytes_sent`; null without a
+            reference.
+        bytes_ratio_complete_graph: The same, if dense push-sum sent to every other worker; for
+            a run on a directed ring of 8, 7 times the previous ratio.
     """
     baseline = results.get(comparison.baseline)
     metric, target = comparison.metric, comparison.target

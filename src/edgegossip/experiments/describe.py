@@ -133,11 +133,11 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         task: Data set (`name`, `num_train`, `num_validation` if it has such a split,
             `num_test`, `num_classes`, `input_shape`), model, loss, optimizer and so on.
             `metrics` (each with `name`, `unit` and `higher_is_better`), `target_metric` and
-            `forward` are absent where they are those of a classification.
+            `forward` are absent in a default classification.
         links, faults: As in `Experiment`.
         max_seconds: Time limit, or null.
-        until: Target loss or metric that ends the run, and the number of looks whose mean
-            reaches it; or null.
+        until: Target loss or metric that ends the run, and the number of evaluations whose mean
+            must reach it; or null.
         evaluation_interval: Seconds between two evaluations; null for the default.
         evaluation_epochs: Epochs of all workers between two evaluations; null if the interval
             is in seconds.

@@ -1,4 +1,4 @@
-"""Times at which a simulated run looks whether an evaluation is due."""
+"""Times at which a simulated run checks whether an evaluation is due."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`events.jsonl`: the events of a run, one JSON object per line, in order of virtual time.
 
 Each line has a `type`. The first is `experiment`; the last is `ended`, unless the run was
-killed. Times are virtual seconds in a simulation and real ones, since the run began, on real
-machines. Fields of wall-clock origin begin with ``wall_``; all others are the same bytes
-whenever the same experiment runs. An arriving message leaves no line.
+killed. Times are seconds since the run began: virtual ones in a simulation, real ones on real
+machines. Names of wall-clock fields begin with ``wall_``; all other fields are identical, byte
+for byte, whenever the same experiment runs. Arriving messages are not logged.
 
 Fields of `experiment`, in addition to those of `experiment.json`:
     command: Command that runs it again, without `--out`, `--threads`, `--pool` and `--resume`;
@@ -21,13 +21,13 @@ Fields of `trained`, a finished piece of work (training cut short by a crash has
     time, start: End and beginning.
     rank: The worker.
     num_steps, num_samples: SGD steps taken, samples processed.
-    cost: Cost in training samples: `num_samples` and the price of choosing them.
+    cost: Cost in training samples: `num_samples` plus the cost of choosing them.
     loss: Mean training loss over the steps.
 
 Fields of `sent`, a handover of messages of one kind and round, at one time, by one worker:
     time: Time of the handover.
     rank: The sender.
-    kind: Word of the algorithm: `"params"`, `"push"`, `"catch-up"`.
+    kind: Kind in the algorithm's words: `"params"`, `"push"`, `"catch-up"`.
     round: Round of the message.
     receivers: Ranks of the receivers.
     num_bytes: Bytes of all these messages together, headers included.
@@ -37,8 +37,8 @@ Fields of `lost`, a message that did not arrive:
     time: Time of the drop, or of the expected arrival.
     rank, sender: Receiver and sender.
     kind: As in `sent`.
-    reason: `"dropped"`; `"crashed"`, if its receiver crashed, or its sender before it had left;
-        `"partitioned"`; on real machines also `"unreachable"`.
+    reason: `"dropped"`; `"crashed"`, if the receiver crashed, or the sender crashed before the
+        message had left; `"partitioned"`; on real machines also `"unreachable"`.
 
 Fields of `crashed`, `recovered` and `finished`, a change of one worker:
     time: Time of the change.
@@ -65,7 +65,7 @@ Fields of `data`, in the log of a worker on a real machine:
 
 Fields of `ended`, which a resumed run removes with all lines after its checkpoint:
     time: Time of the end.
-    reason: `"finished"`, `"time limit"`, `"target"` (that of `until`), `"interrupted"` or
+    reason: `"finished"`, `"time limit"`, `"target"` (see `until`), `"interrupted"` or
         `"failed"`.
     error: The failure, or null.
     wall_seconds: Duration of the run, including parts before an interruption; for workers only
@@ -99,7 +99,7 @@ _KEPT = (
 )
 _READ_AT_ONCE = 2**16
 _LONGEST_LINE = 2**26
-"""Bytes; a longer one is no event, and might not fit into memory."""
+"""Maximum bytes of a line; a longer one is not an event, and might not fit into memory."""
 _MAX_WARNINGS = 5
 _LOG = logging.getLogger("edgegossip.experiments")
 
@@ -148,7 +148,7 @@ def parse_event(line: bytes) -> dict[str, Any]:
     """Parse the event of a line.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it is not an event.
     """
     try:
         # Decoded here: `json` would take a damaged line for one of another encoding.
@@ -187,7 +187,7 @@ class SkippedLines:
 
 
 def read_events(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The events of a run with the numbers of their lines, from 1, the experiment first.
+    """The events of a run with their line numbers, from 1; the first is the experiment.
 
     Damaged lines are skipped, and so is an incomplete last one.
 
@@ -237,7 +237,7 @@ class EventLog:
 
     Args:
         path: File, emptied unless `offset` is given.
-        offset: Continue after this many bytes; the rest is removed.
+        offset: Continue after this many bytes, and remove the others.
 
     Attributes:
         bytes_sent: Bytes sent by all workers so far.
@@ -384,7 +384,7 @@ class EventLog:
         return {name: getattr(self, name) for name in _KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Continue from a `state_dict`."""
         for name in _KEPT:
             setattr(self, name, state[name])
 

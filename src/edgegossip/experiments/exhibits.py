@@ -1,6 +1,6 @@
 """Figures and tables of a study, as plain values that a report draws.
 
-They are stored in `study.json`, so a page needs only that file.
+They are stored in `study.json`, so a page needs only this file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Series:
         y: Value for each x; None for a missing bar or a cell without a number.
         low: Lower end of the range of each y over the seeds; empty for none.
         high: Upper end of this range.
-        is_mark: Whether it is a mark: a line across each category of bars, such as a bound, a
-            line over a map, or a dashed curve.
+        is_mark: Whether the series is a mark: a line across each category of bars, such as a
+            bound, a line over a map, or a dashed curve.
     """
 
     name: str

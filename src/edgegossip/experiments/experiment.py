@@ -43,16 +43,16 @@ class Experiment:
         until: Target of the averaged model that ends the simulated run earlier: a `LossTarget`
             or a `MetricTarget`.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model,
-            which begin at 0; None for a quarter of the slowest worker's epoch. There is also
-            one at the end.
+            which begin at 0; None for a quarter of the slowest worker's epoch. Another
+            evaluation is made at the end.
         evaluation_epochs: Epochs of all workers together between two evaluations, as an
-            alternative. This is fair to runs with very different durations of a round.
-        name: Name of the run; None for the algorithm's in lower case, e.g. "epoch-gossip".
+            alternative. This is fair to runs whose rounds differ greatly in duration.
+        name: Name of the run; None for the algorithm's name in lower case, e.g. "epoch-gossip".
 
     Raises:
         ValueError: If a number or rank is out of range, there is no worker, the task's models
             do not match the algorithm's roles, `until` names an unknown metric, or the
-            algorithm moves data that must not be.
+            algorithm moves data that must not be moved.
     """
 
     task: Task
@@ -163,18 +163,18 @@ class Comparison:
     Args:
         experiments: Experiments by the name of the run.
         baseline: Reference run of speed-ups.
-        target: Target of the task's chosen metric; None for the baseline's best value less
-            `target_gap`, or plus it where lower is better.
-        target_gap: Distance of the target from the baseline's best value, in [0, 1]: of metrics
-            in percent the difference, of others as a part of the value.
-        bytes_reference: Dense run with one step per round, which defines the bytes of
-            uncompressed push-sum; None for no ratios of bytes. See `Traffic.ratios`.
-        tunable: Arguments of the recipe that matter for some runs in addition to `lr`, by the
-            name of the run, with values that `edgegossip plan` tries, the likeliest first.
+        target: Target of the task's chosen metric; None for the baseline's best value minus
+            `target_gap`, or plus `target_gap` if lower values are better.
+        target_gap: Distance of the target from the baseline's best value, in [0, 1]: a
+            difference for metrics in percent, and a part of the value for others.
+        bytes_reference: Name of a dense run with one step per round, which defines the bytes of
+            uncompressed push-sum; None to compute no ratios of bytes. See `Traffic.ratios`.
+        tunable: For some runs, by name, arguments of the recipe that matter in addition to
+            `lr`, with the values that `edgegossip plan` tries, the likeliest first.
 
     Raises:
         ValueError: If `baseline`, `bytes_reference` or `tunable` names no run, a number is out
-            of range, or runs are measured by different metrics.
+            of range, or runs have different metrics.
     """
 
     experiments: Mapping[str, Experiment]

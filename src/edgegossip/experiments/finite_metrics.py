@@ -12,9 +12,9 @@ _LOG = logging.getLogger("edgegossip.experiments")
 
 
 class FiniteMetrics:
-    """Complains once of a metric that is not finite where the loss is.
+    """Reports once a metric that is not finite although the loss is.
 
-    With a loss that is not finite the model has diverged, which says nothing about the metric.
+    If the loss is not finite either, the model has diverged, and the metric is not at fault.
 
     >>> FiniteMetrics().check(0.5, {"R2": 0.1})
     """
@@ -30,7 +30,7 @@ class FiniteMetrics:
         Args:
             loss: Mean loss of the evaluation.
             metrics: Its metrics by name.
-            is_fatal: Raise an error instead: nothing has been trained that could be lost.
+            is_fatal: Raise an error instead of a warning, because no training would be lost.
 
         Raises:
             TrainingError: If `is_fatal`.

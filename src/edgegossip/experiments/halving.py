@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from edgegossip.core.protocol import Seconds
 
 FACTOR = 3
-"""Each rung keeps one setting in so many, for runs that are as many times longer."""
+"""Each rung keeps one of this many settings, for runs that are longer by this factor."""
 SHORTEST = 1 / 40
-"""Least share of a whole run; after less of it, settings look alike."""
+"""Minimum share of a whole run; after a shorter run, settings look alike."""
 MOST_RUNS = 24.0
-"""Whole runs per candidate that are spent on tuning at most."""
+"""Maximum number of whole runs spent on tuning one candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class HalvingRung:
     """One stage of the tuning of a candidate.
 
     Args:
-        num_settings: Settings that are run.
+        num_settings: Number of settings that are run.
         share: Length of the runs, as a share of a whole one.
         num_seeds: Seeds of each setting.
     """
@@ -42,14 +42,14 @@ class Cost:
 
     Args:
         start: Seconds before training begins.
-        whole: Seconds of a whole run in addition.
+        whole: Additional seconds of a whole run.
     """
 
     start: Seconds
     whole: Seconds
 
     def runs(self, number: int, share: float) -> Seconds:
-        """Time of some runs of a share of the length.
+        """Time of some runs with a share of the full length.
 
         >>> Cost(start=1.0, whole=10.0).runs(3, share=0.5)
         18.0
@@ -62,8 +62,8 @@ class Ladder:
     """Rungs of one candidate, from the first.
 
     Args:
-        rungs: Empty if there is nothing to choose.
-        num_settings: Settings that are tried; some may be left out.
+        rungs: The rungs; empty if there is nothing to choose.
+        num_settings: Number of settings to try; some may be omitted.
     """
 
     rungs: tuple[HalvingRung, ...]
@@ -75,12 +75,13 @@ class Ladder:
 
 
 def ladders(numbers: Mapping[str, int], whole_runs: float) -> dict[str, Ladder]:
-    """Tune each candidate for the time of so many whole runs.
+    """Plan the tuning of each candidate for the time of this many whole runs.
 
     The first rung runs all settings of a candidate, each next rung the best third of them for
-    three times as long. All last rungs are equally long. They are as long as the budget of the
-    candidate with the most settings allows; others use theirs for more seeds. If runs became
-    shorter than `SHORTEST`, only the first nine settings are tried, or three, or one.
+    three times as long. The last rungs of all candidates have the same length. They are as long
+    as the budget of the candidate with the most settings allows; others use theirs for more
+    seeds. If runs would be shorter than `SHORTEST`, only the first nine settings are tried, or
+    the first three, or one.
 
     Args:
         numbers: Number of settings of each candidate.
@@ -88,8 +89,8 @@ def ladders(numbers: Mapping[str, int], whole_runs: float) -> dict[str, Ladder]:
 
     References:
         Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
-        Optimization", AISTATS 2016, arXiv:1502.07943, figure 3. Departure: runs begin anew on
-        each rung, with other seeds, so that luck does not go up with a setting.
+        Optimization", AISTATS 2016, arXiv:1502.07943, figure 3. Departure: on each rung, runs
+        start from the beginning with different seeds, so that a setting does not keep its luck.
 
     >>> found = ladders({"gosgd": 9, "bsp": 3}, whole_runs=4.5)
     >>> [(rung.num_settings, rung.share) for rung in found["gosgd"].rungs]
@@ -131,7 +132,7 @@ def _sizes(num_settings: int) -> list[int]:
 
 
 def _whole_runs(num_settings: int) -> float:
-    """Work of a ladder whose last runs are whole; 1 where there is nothing to do.
+    """Work of a ladder whose last runs are whole; 1 if there is nothing to tune.
 
     >>> _whole_runs(9), _whole_runs(3)
     (6.0, 3.0)
@@ -143,7 +144,7 @@ def _whole_runs(num_settings: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Whole runs that rank the candidates once they are tuned.
+    """Number of whole runs that rank the tuned candidates.
 
     Args:
         num_candidates: Number of candidates.
@@ -155,7 +156,7 @@ class Ranking:
 
     @property
     def num_finalists(self) -> int:
-        """Candidates that get more seeds: the best third, and three at most; 0 if it is one.
+        """Number of candidates with more seeds: the best third, at most 3; 0 of a single one.
 
         >>> [Ranking(number, 3).num_finalists for number in (3, 5, 10, 20)]
         [0, 2, 3, 3]
@@ -165,11 +166,11 @@ class Ranking:
 
     @property
     def num_final_seeds(self) -> int:
-        """Seeds that a finalist gets in addition, for three times as many in all."""
+        """Additional seeds of a finalist, which then has three times as many."""
         return (FACTOR - 1) * self.num_seeds
 
     def cost(self, costs: Mapping[str, Cost]) -> Seconds:
-        """Wall time on one core; finalists are supposed to cost as much as the average."""
+        """Wall time on one core, if finalists cost as much as the average candidate."""
         whole = sum(each.runs(1, share=1.0) for each in costs.values())
         final = self.num_finalists * self.num_final_seeds * whole / self.num_candidates
         return self.num_seeds * whole + final
@@ -178,7 +179,7 @@ class Ranking:
 def most_whole_runs(
     numbers: Mapping[str, int], costs: Mapping[str, Cost], ranking: Ranking, budget: Seconds
 ) -> float | None:
-    """Find the most whole runs for the tuning of each candidate that a budget allows.
+    """Find how many whole runs a budget allows for the tuning of each candidate.
 
     Args:
         numbers: Number of settings of each candidate.
@@ -187,7 +188,7 @@ def most_whole_runs(
         budget: Seconds on one core for everything.
 
     Returns:
-        Whole runs; None if not even the runs of the ranking fit.
+        Number of whole runs; None if the budget does not suffice for the ranking.
     """
     steps = [quarter / 4 for quarter in range(int(4 * MOST_RUNS) + 1)]
     return next(

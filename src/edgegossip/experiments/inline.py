@@ -11,10 +11,10 @@ _MAX_BYTES = 8 * 2**20
 
 
 def framed(page: Path, height: int = 640) -> str | None:
-    """A page as a frame that a notebook shows; None if there is none.
+    """A page as a frame that a notebook shows; None if there is no page.
 
-    The frame holds the whole page, so that it is still there in a copy of the notebook. It has
-    its own styles and runs no scripts. A page that is too large becomes a link.
+    The frame contains the whole page, so a copy of the notebook still shows it. It has its own
+    styles and runs no scripts. A page that is too large becomes a link.
 
     Args:
         page: An HTML file that loads nothing from elsewhere.

@@ -59,8 +59,8 @@ class Machine:
         return self.latency_ms / 1000
 
     def platform(self, measured: float) -> Platform:
-        """Make a virtual machine like this one, if the local machine does `measured` samples
-        per second.
+        """Make a virtual machine like this one, if the local machine trains `measured`
+        samples/s.
         """
         throughput = self.samples_per_second or self.speed * measured
         bandwidth = self.mbits * _MEGABIT
@@ -73,7 +73,8 @@ def read_machines(path: Path) -> tuple[Machine, ...]:
     """Read the machines of a TOML file, in order of their ranks.
 
     Each is a table ``[[machine]]`` with the arguments of `Machine`, and `count` for several
-    equal ones. `profile` is a file of `edgegossip profile` with the speed, beside this file.
+    equal ones. `profile` names a file of `edgegossip profile`, from which the speed is read;
+    its path is relative to this file.
 
     Raises:
         UsageError: If the file cannot be read, or has other contents.

@@ -11,12 +11,12 @@ from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 def recorded_metrics(header: Mapping[str, Any]) -> tuple[MetricSpec, ...]:
     """The metrics of the run with this header, the chosen one first.
 
-    Headers that name none are of classifications, measured by accuracy.
+    Headers that name no metric are from classifications, which are measured by accuracy.
 
     Raises:
         LookupError: If a field of a metric is missing.
         TypeError: If one is of another type.
-        ValueError: If the chosen metric is none of them.
+        ValueError: If the chosen metric is not one of them.
 
     >>> recorded_metrics({"task": {}})[0].name
     'accuracy'

@@ -15,7 +15,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.inline import framed, table
 
 ENDS = ("finished", "time limit", "target")
-"""Reasons for a run's own end."""
+"""Reasons for which a run ends by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +182,9 @@ class Results:
             virtual_seconds: Time of the end.
             wall_seconds: Duration, including resumed parts.
             bytes_sent, samples_processed, consensus_distance: At the last evaluation.
-            mean_staleness: Mean over received messages of the receiver's round less the
+            mean_staleness: Mean over received messages of the receiver's round minus the
                 message's, at least 0. If workers count rounds at different speeds (GoSGD), it
-                mostly measures that.
+                mostly measures this difference.
         """
         last, key = self.history[-1], self.metric.key
         time = reference = None

@@ -98,7 +98,7 @@ class RunFolder:
         self._checkpoint.unlink(missing_ok=True)
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """Checkpoint to resume from, None without one; deletes the old summary."""
+        """Return the checkpoint to resume from, if any, and delete the old summary."""
         if not self._resume:
             return None
         checkpoint: dict[str, Any] | None = None
@@ -199,11 +199,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing; {path.parent} is no run folder") from None
+        raise RunFolderError(f"{path} is missing; {path.parent} is not a run folder") from None
     except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
     if not isinstance(content, dict):
-        raise RunFolderError(f"{path} is no JSON object; run it again")
+        raise RunFolderError(f"{path} is not a JSON object; run it again")
     return content
 
 
@@ -216,7 +216,7 @@ def read_evaluation(line: Mapping[str, Any], metrics: Sequence[MetricSpec]) -> E
 
     Raises:
         LookupError: If one is missing.
-        TypeError: If one is no number.
+        TypeError: If one is not a number.
     """
     names = (name for name in Evaluation.__dataclass_fields__ if name != "metrics")
     values: dict[str, Any] = {name: _number(line, name) for name in names}

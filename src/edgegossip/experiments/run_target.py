@@ -43,8 +43,8 @@ class MetricTarget:
     """A target of a metric that ends a run, for measuring the time to it.
 
     Args:
-        value: To be reached by the mean of the last `num_looks` evaluations: from below where
-            higher is better, else from above.
+        value: Value that the mean of the last `num_looks` evaluations must reach: from below if
+            higher values are better, otherwise from above.
         metric: Name of the metric; None for the task's chosen one.
         num_looks: Number of evaluations in the mean, at least 1; a single one is noisy.
 

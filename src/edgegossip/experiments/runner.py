@@ -56,19 +56,20 @@ def run(
             run. A finished run is only read.
         recipe: Name of the recipe, for the record.
         command: Command line that repeats it, for the record.
-        num_threads: Threads of the compute pool; None for one per core. No effect on the
-            result.
+        num_threads: Number of threads of the compute pool; None for one per core. No effect on
+            the result.
         open_pool: Opens the compute pool; by default a `ComputePool` of `num_threads`. No
             effect on the result.
         checkpoint_seconds: Wall seconds between checkpoints.
         progress: A live view.
-        trackers: Followers of the numbers, such as `TensorBoard()`. One that fails is left out.
+        trackers: Followers of the numbers, such as `TensorBoard()`. A tracker that fails is
+            dropped.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; `out` is valid and can be resumed.
         TrainingError: If a loss is not finite; results so far are in `out`.
-        RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
-            use by another process.
+        RunFolderError: If `out` cannot be written, lacks the files that `resume` needs, or is
+            in use by another process.
     """
     out = Path(out)
     if resume:
@@ -191,7 +192,7 @@ class _Run:
         return has_come_to(self._experiment.until, self._history, metrics)
 
     def _simulate(self) -> bool:
-        """Whether the run has ended, or was stopped before."""
+        """Whether the run has ended or was stopped."""
         simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
         while True:
             until = min(self._num_looks * self._interval, limit)

@@ -1,4 +1,4 @@
-"""Signals: the first Ctrl+C, SIGTERM or SIGHUP asks to stop, the second insists."""
+"""Signals: the first Ctrl+C, SIGTERM or SIGHUP asks to stop, the second forces it."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Fields of `study.json`:
     schema: Version of this layout: 1.
     study, title: Name, and the question.
-    printed: The paper's statements and numbers about it, a sentence each.
-    scaled_down: Everything that is smaller or different here, a sentence each.
+    printed: The paper's statements and numbers about it, one sentence each.
+    scaled_down: Everything that is smaller or different here, one sentence each.
     settings: Settings that the rows depend on; `--resume` requires the same.
     command: Command that repeats it, without `--out`, `--threads` and `--resume`; null from
         Python.
@@ -71,7 +71,7 @@ class Session:
     Args:
         folder: Folder of the cell for runs; it does not exist yet.
         rows: Rows of its prerequisite cells, by name.
-        num_threads: Threads of the compute pool; None for one per core.
+        num_threads: Number of threads of the compute pool; None for one per core.
         progress: A live view.
     """
 
@@ -126,13 +126,13 @@ class Study:
         title: The question, in one line.
         printed: The paper's statements and printed figures about it, one sentence each.
         scaled_down: Reductions in all cells relative to the paper, one sentence each.
-        settings: Dependencies of the rows, in JSON.
+        settings: Settings that the rows depend on, in JSON.
         cells: Cells in the order of work.
         exhibit: Makes figures and tables from the existing rows, by name of the cell.
         is_timed: Whether its cells measure times of this machine and must not run in parallel.
 
     Raises:
-        ValueError: If two cells have one name, or there are none.
+        ValueError: If two cells have the same name, or there is no cell.
     """
 
     name: str
@@ -193,21 +193,22 @@ def run_study(
 
     ``out/study.json`` is written atomically after each cell, so an interrupted study leaves a
     valid folder, and `resume` continues with the interrupted cell. If the training of a cell
-    fails, the failure is noted and the others are done.
+    fails, the failure is stored, and the other cells still run.
 
     Args:
         study: Study to run.
         out: Folder, made if missing; must not hold a study unless `resume`.
         resume: Keep the finished cells in `out`.
         command: Command line that repeats it, for the record.
-        num_threads: Threads of the compute pool; None for one per core. No effect on results.
+        num_threads: Number of threads of the compute pool; None for one per core. No effect on
+            results.
         num_processes: Number of parallel cells, each with one thread. No effect on results.
         progress: A live view.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
-        RunFolderError: If `out` cannot be written, does not hold what `resume` needs, or is in
-            use by another process.
+        RunFolderError: If `out` cannot be written, lacks the files that `resume` needs, or is
+            in use by another process.
     """
     out = Path(out)
     if resume:
@@ -399,7 +400,7 @@ class _Named:
         self._name = name
 
     def begin(self) -> None:
-        """Show the cell at its start, because measurements report nothing else."""
+        """Show the cell at its start, because measurements report no progress."""
         self.update(
             Status(
                 name=self._name,

@@ -1,4 +1,4 @@
-"""Trackers: they follow the numbers of runs, as TensorBoard and its rivals do."""
+"""Trackers, such as TensorBoard: they receive the numbers of runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgegossip.experiments.run_folder import read_json
 
 _LOG = logging.getLogger("edgegossip.experiments")
 _MAX_SETTINGS, _MAX_TEXT = 200, 250
-"""Limits of the settings that trackers get; databases behind them limit lengths, too."""
+"""Limits of the settings that trackers receive; their databases limit lengths, too."""
 
 Setting: TypeAlias = bool | int | float | str
 
@@ -41,12 +41,12 @@ class TrackedRun:
 
     @property
     def group(self) -> str:
-        """Name that this run shares with others: that of the recipe, if any."""
+        """Name that this run shares with others: the recipe's name, if any."""
         return str(self.header.get("recipe") or self.name)
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """All settings by path, such as `task.optimizer.lr`; the first of many, shortened."""
+        """All settings by path, such as `task.optimizer.lr`, limited in number and length."""
         flat = flatten({key: value for key, value in self.header.items() if key != "schema"})
         known = ((name, value) for name, value in flat.items() if value is not None)
         return {name: _short(value) for name, value in islice(known, _MAX_SETTINGS)}
@@ -63,12 +63,12 @@ class Tracking(Protocol):
     """Takes the numbers of one run."""
 
     def log(self, numbers: Mapping[str, float], *, step: int, seconds: Seconds) -> None:
-        """Take numbers of one moment.
+        """Receive the numbers of one moment of the run.
 
         Args:
             numbers: Numbers by name.
             step: Samples processed so far by all workers, or by the only one.
-            seconds: Time of the moment in the run: virtual seconds, or those of the network.
+            seconds: Time in the run: virtual seconds, or the network's.
         """
 
     def end(self, reason: str, summary: Mapping[str, float]) -> None:
@@ -87,13 +87,13 @@ class Tracker(Protocol):
         """Begin to track a run.
 
         Raises:
-            EdgeGossipError: If that is impossible; it ends the run. Of all other errors a
-                warning is logged, and the run goes on without this tracker.
+            EdgeGossipError: If the tracker cannot begin; this ends the run. All other errors
+                cause a warning, and the run continues without this tracker.
         """
 
 
 class Follower:
-    """Passes the numbers of a run on to its trackers; one that fails is left out.
+    """Passes the numbers of a run to its trackers; a tracker that fails is dropped.
 
     Args:
         trackers: The trackers.
@@ -110,14 +110,14 @@ class Follower:
                 self._trackings[index] = tracker.begin(run)
 
     def tell(self, history: Sequence[Evaluation], **more: float | None) -> None:
-        """Pass on the evaluations that are later than all that were passed on.
+        """Pass on the evaluations that are later than all earlier ones.
 
-        Earlier ones may be measured later on real machines. Trackers draw numbers in the order
-        of their arrival, so these are left out; the report has them.
+        On real machines, evaluations may be measured out of order. Trackers draw numbers in the
+        order of arrival, so late ones are omitted; the report has them.
 
         Args:
             history: Evaluations in order of time.
-            more: Further numbers of the last one; None for unknown ones.
+            more: Further numbers of the last evaluation; None for unknown ones.
         """
         if not self._trackings:
             return
@@ -150,7 +150,7 @@ class Follower:
 
     @contextmanager
     def _tolerating(self, index: int) -> Iterator[None]:
-        """Leave a tracker out that fails: training is worth more than its curves."""
+        """Drop a tracker that fails: training is worth more than its curves."""
         try:
             yield
         except EdgeGossipError:
@@ -168,7 +168,7 @@ class Follower:
 
 @contextmanager
 def followed(trackers: Sequence[Tracker], run: TrackedRun) -> Iterator[Follower]:
-    """Begin to track a run, and end that with its end, however it comes."""
+    """Track a run until it ends, for whatever reason."""
     follower = Follower(trackers, run)
     try:
         yield follower
@@ -177,7 +177,7 @@ def followed(trackers: Sequence[Tracker], run: TrackedRun) -> Iterator[Follower]
 
 
 def track_results(results: Results, trackers: Sequence[Tracker]) -> None:
-    """Pass on a run that is over.
+    """Pass on the numbers of a finished run.
 
     Args:
         results: Its results, which have a folder.

@@ -31,11 +31,11 @@ class Traffic:
         return self.bytes_sent / self.num_workers
 
     def ratios(self, dense: Traffic | None) -> dict[str, float | None]:
-        """Ratios of the bytes of dense push-sum for as many samples to those of this run.
+        """Ratios of dense push-sum's bytes for the same number of samples to this run's bytes.
 
         The run `dense` sends one message to each out-neighbor after each step, which gives the
-        bytes of a message per sample. Dense push-sum sends `out_degree` of these on this run's
-        graph, and ``num_workers - 1`` on the complete graph.
+        bytes of a message per sample. Dense push-sum sends `out_degree` such messages on this
+        run's graph, and ``num_workers - 1`` on the complete graph.
 
         >>> dense = Traffic(
         ...     bytes_sent=800, samples_processed=10, num_workers=8, out_degree=1.0

@@ -22,12 +22,12 @@ class JoinedTraining:
 
     Args:
         algorithm: As in `ScriptWorker.training_loop`.
-        worker: This process; None for the one of `edgegossip script`.
-        num_samples: Samples of an epoch; None to ask the framework.
+        worker: This process; None for the worker that `edgegossip script` started.
+        num_samples: Number of samples in an epoch; None for the framework's number.
         options: Others of `TrainingLoop`.
 
     Attributes:
-        num_samples: Samples of an epoch, once training has begun.
+        num_samples: Number of samples in an epoch, once training has begun.
     """
 
     def __init__(
@@ -63,12 +63,14 @@ class JoinedTraining:
         Args:
             model: Model that the framework trains.
             optimizers: Their state is cleared after training has gone back.
-            num_samples: Samples of an epoch, if the framework knows.
+            num_samples: Number of samples in an epoch, if the framework knows.
             num_steps: Optimizer steps that the framework will take.
-            num_processes: Processes among which the framework itself splits this training.
+            num_processes: Number of processes among which the framework itself splits this
+                training.
 
         Raises:
-            UsageError: If there are several of these, or nobody knows the number of samples.
+            UsageError: If there are several of these processes, or the number of samples is
+                unknown.
         """
         self.end()
         if num_processes > 1:

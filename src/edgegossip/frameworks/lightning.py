@@ -27,17 +27,17 @@ def lightning_callback(
 ) -> Any:  # noqa: ANN401
     """Make a callback for Lightning's `Trainer`, which takes part in a run.
 
-    Training is the script's: its optimizer, precision, clipping and accumulation. An optimizer
-    step is one of the algorithm's steps. Trainable parameters are exchanged in place, and the
-    optimizer keeps its state. The Trainer stops when the algorithm has finished; all workers
-    then have the mean of their models (`final_average`).
+    The script controls training: its optimizer, precision, clipping and accumulation. An
+    optimizer step is one of the algorithm's steps. Trainable parameters are exchanged in place,
+    and the optimizer keeps its state. The Trainer stops when the algorithm has finished; all
+    workers then have the mean of their models (`final_average`).
 
     Args:
-        algorithm: Equal for all workers; or a function that makes it for a number of workers
-            and of optimizer steps, which the Trainer will take.
+        algorithm: The algorithm, equal for all workers; or a function that makes it for the
+            numbers of workers and of the Trainer's optimizer steps.
         worker: This process; None for the worker that `edgegossip script` started it as.
-        num_samples: Samples of an epoch; None for those of the Trainer's data loader.
-        options: Others of `TrainingLoop`, such as `max_seconds`.
+        num_samples: Number of samples in an epoch; None for those of the Trainer's data loader.
+        options: Other arguments of `TrainingLoop`, such as `max_seconds`.
 
     Returns:
         A `Callback` of the package that the script has imported, `lightning` or

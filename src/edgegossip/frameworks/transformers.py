@@ -22,17 +22,17 @@ def transformers_callback(
 ) -> Any:  # noqa: ANN401
     """Make a `TrainerCallback` for the Trainer of Transformers, which takes part in a run.
 
-    Training is the script's: its optimizer, precision, clipping and accumulation. An optimizer
-    step is one of the algorithm's steps. Trainable parameters are exchanged in place, and the
-    optimizer keeps its state. The Trainer stops when the algorithm has finished; all workers
-    then have the mean of their models (`final_average`).
+    The script controls training: its optimizer, precision, clipping and accumulation. An
+    optimizer step is one of the algorithm's steps. Trainable parameters are exchanged in place,
+    and the optimizer keeps its state. The Trainer stops when the algorithm has finished; all
+    workers then have the mean of their models (`final_average`).
 
     Args:
-        algorithm: Equal for all workers; or a function that makes it for a number of workers
-            and of optimizer steps, which the Trainer will take.
+        algorithm: The algorithm, equal for all workers; or a function that makes it for the
+            numbers of workers and of the Trainer's optimizer steps.
         worker: This process; None for the worker that `edgegossip script` started it as.
-        num_samples: Samples of an epoch; None for those of the Trainer's data loader.
-        options: Others of `TrainingLoop`, such as `max_seconds`.
+        num_samples: Number of samples in an epoch; None for those of the Trainer's data loader.
+        options: Other arguments of `TrainingLoop`, such as `max_seconds`.
 
     Raises:
         UsageError: If `transformers` is not installed, or the variables that `edgegossip
@@ -48,8 +48,8 @@ def transformers_callback(
 class TransformersHooks:
     """The hooks of the callback.
 
-    The Trainer tells no losses. A hook of the model's forward pass notes them, if its outputs
-    have one.
+    The Trainer tells no losses. A hook of the model's forward pass records the loss, if the
+    outputs have one.
 
     Args:
         joined: The training that takes part.

@@ -1,4 +1,4 @@
-"""Metrics of classifications, regressions, language models and several labels a sample."""
+"""Metrics of classifications, regressions, language models and several labels per sample."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class R2(Metric):
     .. math:: R^2 = 1 - \frac{\sum_i (y_i - \hat y_i)^2}{\sum_i (y_i - \bar y)^2}
 
     It is 1 for perfect outputs, 0 for the mean of the targets, and may be below 0. With several
-    targets, it is the mean of theirs. It is NaN if all targets are equal.
+    targets, it is the mean over them. It is NaN if all targets are equal.
 
     >>> metric = R2()
     >>> targets = torch.tensor([1.0, 2.0, 3.0])
@@ -156,12 +156,12 @@ class BitsPerCharacter(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class F1(Metric):
-    r"""F1 of several labels a sample: the harmonic mean of precision and recall.
+    r"""F1 of several labels per sample: the harmonic mean of precision and recall.
 
     .. math:: F_1 = \frac{2\,TP}{2\,TP + FP + FN}
 
-    Outputs are [batch, num_labels], targets as many zeros and ones. A label without any true or
-    predicted sample counts as 0.
+    Outputs are [batch, num_labels]; targets are zeros and ones of the same shape. A label
+    without any true or predicted sample counts as 0.
 
     Args:
         name: See `MetricSpec`.
@@ -169,7 +169,7 @@ class F1(Metric):
         higher_is_better: True.
         average: "macro" for the mean over the labels; "micro" counts all of them together, so
             that frequent ones weigh more.
-        threshold: Outputs above it say yes: 0 for logits, 0.5 for probabilities.
+        threshold: Outputs above it predict the label: 0 for logits, 0.5 for probabilities.
 
     >>> metric = F1(average="micro")
     >>> targets = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
@@ -201,7 +201,7 @@ class F1(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class ExactMatch(Metric):
-    """Share of samples with all labels right: the subset accuracy of several labels a sample.
+    """Share of samples with all labels right: the subset accuracy of several labels per sample.
 
     Args:
         name: See `MetricSpec`.

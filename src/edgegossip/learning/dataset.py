@@ -64,7 +64,7 @@ class ArraySplit:
 
 
 class NoSamples:
-    """A split that is not there."""
+    """A missing split."""
 
     def __len__(self) -> int:
         return 0
@@ -81,9 +81,9 @@ class NoSamples:
 class TorchSplit:
     """Samples with classes: pairs (x, y) of any map-style `torch.utils.data.Dataset`.
 
-    Its transforms run for each sample of each batch, in the training thread. Transforms that
-    draw from a global generator make runs irreproducible (`augmentation.flip_and_crop` does
-    not).
+    The data set's transforms run for each sample of each batch, in the training thread.
+    Transforms that draw from a global generator make runs irreproducible
+    (`augmentation.flip_and_crop` does not).
 
     Args:
         dataset: Yields tensors or NumPy arrays of one shape, with whole numbers as labels. With
@@ -164,21 +164,21 @@ class TrainingData:
 class Dataset:
     """Training, validation and test samples, and their preparation.
 
-    Only reports use `test`; no algorithm and no learner gets it. `Evaluate` uses `validation`,
-    which `hold_out` takes out of `train`.
+    Only reports use `test`; algorithms and learners have no access to it. `Evaluate` uses
+    `validation`, which `hold_out` takes from `train`.
 
-    Samples with classes are pairs (x, y) of a tensor and a label. Others are any nested
+    Samples with classes are pairs (x, y) of a tensor and a label. Other samples are any nested
     tensors, such as a pair (x, y) with numbers to predict, or a dict; see `from_tensors`.
 
     Args:
         name: Name for reports and messages.
         train: Training samples.
-        test: Test samples, only for reports; none in data of a worker's own (`Local`).
+        test: Test samples, only for reports; None in a worker's own data (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
-        input_shape: Shape of x of one sample, channels first; empty if samples are no pairs.
+        input_shape: Shape of x of one sample, channels first; empty if samples are not pairs.
         mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 for uint8;
-            None subtracts nothing.
-        std: Standard deviation of each channel, like `mean`; None divides by nothing.
+            None for no subtraction.
+        std: Standard deviation of each channel, like `mean`; None for no division.
         subjects: Subject of each training sample, int64 [num_train]; None if unknown.
         validation: Samples for `Evaluate`; None if no algorithm needs it.
 
@@ -277,7 +277,7 @@ class Dataset:
         self._validate_samples(split)
 
     def _validate_nested(self, split: Split) -> None:
-        """Check samples without classes: finite, and like those for training."""
+        """Check that samples without classes are finite and like those for training."""
         first = split.batch(torch.zeros(1, dtype=torch.int64))
         kinds = {path: (leaf.dtype, leaf.ndim) for path, leaf in leaves(first)}
         if split is not self.train:
@@ -354,16 +354,17 @@ def from_torch(
     Args:
         name: Name for reports and messages.
         train: Training samples.
-        test: Test samples, only for reports; None for data of a worker's own (`Local`).
+        test: Test samples, only for reports; None for a worker's own data (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes, which are
             any nested tensors.
         collate: Makes a batch of a list of samples without classes; by default PyTorch's.
-        num_workers: Processes that read training batches ahead, as those of PyTorch's
+        num_workers: Number of processes that read training batches ahead, as in PyTorch's
             `DataLoader`; all workers that one process trains share them. 0 reads in the
             training process. The order of the samples does not depend on it.
 
     Raises:
-        DataError: A sample is no tensor (a PIL picture, say); also as in `Dataset`.
+        DataError: A sample is not a tensor (but, for example, a PIL picture); also as in
+            `Dataset`.
         ValueError: If `num_workers` is negative.
     """
     check_range("num_workers", num_workers, "at least 0")
@@ -384,7 +385,7 @@ def from_torch(
 
 
 def from_tensors(name: str, train: Nested, test: Nested | None = None) -> Dataset:
-    """Make a data set without classes of tensors in memory.
+    """Make a data set without classes from tensors in memory.
 
     >>> x, y = torch.rand(8, 3), torch.rand(8)
     >>> data = from_tensors("prices", train=(x[:6], y[:6]), test=(x[6:], y[6:]))
@@ -393,10 +394,10 @@ def from_tensors(name: str, train: Nested, test: Nested | None = None) -> Datase
 
     Args:
         name: Name for reports and messages.
-        train: Training samples: tensors in dicts, tuples and lists at will, each with an entry
-            for each sample in its first dimension.
-        test: Test samples of the same structure, only for reports; None for data of a
-            worker's own (`Local`).
+        train: Training samples: tensors in dicts, tuples and lists, nested in any way, each
+            with an entry for each sample in its first dimension.
+        test: Test samples of the same structure, only for reports; None for a worker's own data
+            (`Local`).
 
     Raises:
         DataError: See `Dataset` and `NestedSplit`.
@@ -409,7 +410,7 @@ def from_tensors(name: str, train: Nested, test: Nested | None = None) -> Datase
 
 
 def without_classes(name: str, train: Split, test: Split) -> Dataset:
-    """Make a data set of nested samples; of pairs of tensors, x has an `input_shape`."""
+    """Make a data set of nested samples; for pairs of tensors, set `input_shape`."""
     try:
         first = train.batch(torch.zeros(1, dtype=torch.int64)) if len(train) else None
     except DataError as error:

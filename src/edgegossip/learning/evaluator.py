@@ -27,8 +27,9 @@ _RECALIBRATION = 2000
 class Evaluator:
     """Measures parameters on one held-out split, without access to the other.
 
-    If running statistics are not part of the parameters, an average of several models has none
-    that fit. They are then measured again on some training samples (batch-norm recalibration).
+    If running statistics are not part of the parameters, an average of several models lacks
+    matching ones. They are then measured again on some training samples (batch-norm
+    recalibration).
 
     Args:
         model: Model to measure; copied.
@@ -87,10 +88,10 @@ class Evaluator:
 
     @torch.no_grad()
     def measure(self, params: Tensor) -> Measurement:
-        """Sums behind loss and metrics, which may be added to those of other workers' splits.
+        """Sums behind loss and metrics, which may be added to sums over other workers' splits.
 
-        Batches count by their numbers of samples in the mean loss; or by the number of terms
-        that the loss says, if it has a method ``num_terms(outputs, targets)``.
+        In the mean loss, batches are weighted by their numbers of samples, or by the result of
+        the loss's method ``num_terms(outputs, targets)``, if it has one.
         """
         with self._lock:
             module, found = self._load(params), Measurement()

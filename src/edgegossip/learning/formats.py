@@ -30,10 +30,10 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
 
     Args:
         path: The plain file's name; if it does not exist, the name with `.gz` is read.
-        num_dims: Expected dimensions: 3 for pictures, 1 for labels.
+        num_dims: Expected number of dimensions: 3 for pictures, 1 for labels.
 
     Raises:
-        DataError: The file is missing, no gzip, of another type or of the wrong length.
+        DataError: The file is missing, is not gzip, or has a wrong type or length.
 
     References:
         LeCun, Cortes and Burges, "The MNIST database", section "File formats".
@@ -136,7 +136,7 @@ def read_npz(
         # Opened here, because np.load forgets to close a damaged file.
         with path.open("rb") as file:
             if file.read(6) == np.lib.format.MAGIC_PREFIX:
-                raise DataError(f"{path} is no .npz archive; write it with numpy.savez")
+                raise DataError(f"{path} is not an .npz archive; write it with numpy.savez")
             file.seek(0)
             archive = np.load(file, allow_pickle=False)
             missing = [key for key in keys if key not in archive]
@@ -146,7 +146,7 @@ def read_npz(
             _require_plain_members(path, archive.zip, wanted)
             arrays = {key: archive[key] for key in wanted}
             if strange := [k for k, a in arrays.items() if not isinstance(a, np.ndarray)]:
-                raise ValueError(f"{strange} are no arrays")
+                raise ValueError(f"{strange} are not arrays")
             return arrays
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None

@@ -21,10 +21,9 @@ def hold_out(
 ) -> Dataset:
     """Move a share of the training samples to a validation split.
 
-    Holding out is explicit: nobody trains on these samples, so a run whose algorithm never
-    evaluates should keep all of them. The same arguments always hold out the same samples, and
-    all workers of a network must use the same. `mean` and `std` still include the held-out
-    samples.
+    Held-out samples are not trained on, so a run whose algorithm never evaluates should keep
+    all of them. The same arguments always hold out the same samples, and all workers of a
+    network must use the same arguments. `mean` and `std` still include the held-out samples.
 
     Args:
         dataset: Data set without a validation split.
@@ -32,7 +31,7 @@ def hold_out(
             from its exact share by less than one sample.
         seed: Seed of the stream ``(seed, "validation")``.
         by_subject: Hold out whole subjects instead, `share` of them, at least one. Validation
-            then measures on unknown people, like the test split of such a data set.
+            then uses unknown people, like the test split of such a data set.
 
     Raises:
         ValueError: `share` is out of range, or leaves a split empty; there already is a

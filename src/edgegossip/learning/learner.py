@@ -35,8 +35,8 @@ from edgegossip.learning.schedule import Constant, Schedule
 from edgegossip.learning.training_step import PLAIN_STEP, TrainingStep
 
 Augmentation: TypeAlias = Callable[[Nested, torch.Generator], Nested]
-"""Changes raw x of a batch (x, y), or another batch as a whole, at random; draws only from the
-generator."""
+"""Randomly changes the raw x of a batch (x, y), or another kind of batch as a whole; draws only
+from the generator."""
 
 
 class Learner(Trainer):
@@ -44,11 +44,11 @@ class Learner(Trainer):
 
     All random numbers (order of the batches, dropout, augmentation) come from streams keyed by
     (seed, rank, incarnation). Learners can therefore train in parallel threads and still repeat
-    to the last bit.
+    bit for bit.
 
     Args:
-        model: Model to train; the learner copies it. Nothing but parameters and buffers may
-            change in it.
+        model: Model to train; the learner copies it. Only parameters and buffers may change in
+            it.
         loss: Loss of outputs and targets.
         optimizer: Makes the optimizer.
         dataset: The training split alone: `Dataset.training`.
@@ -140,7 +140,7 @@ class Learner(Trainer):
         return self._copy
 
     def rest(self) -> None:
-        """Let others have the model until the next request, which brings parameters."""
+        """Lend the model to others until the next request, which has parameters."""
         if self._copy is not None and self._is_sharing:
             self._at_rest = self._rest_state()
             self._copies.give_back(self._copy)
@@ -227,9 +227,7 @@ class Learner(Trainer):
 
     @property
     def batches(self) -> BatchStream:
-        """Stream that cuts work into batches; made on first use, because aggregating takes
-        time.
-        """
+        """Stream of batches; made on first use, because aggregating takes time."""
         if len(self.shard) == 0:
             raise LocalProtocolError(f"worker {self.rank} asked to Train, but it has no data")
         if self._batches is None:
@@ -269,8 +267,8 @@ class Learner(Trainer):
         """Train from `request.params`, at the schedule's rate for `progress`.
 
         Raises:
-            LocalProtocolError: If there are inputs, because it draws its own batches; or a
-                momentum that the optimizer does not have.
+            LocalProtocolError: If there are inputs, because a learner draws its own batches; or
+                if the optimizer has no momentum to set.
             TrainingError: If a loss is not finite, or after `cancel`.
         """
         self._require_no_inputs(request)

@@ -1,4 +1,4 @@
-"""Data that stays where it lies: every worker reads its own."""
+"""Data that stays where it is: every worker reads its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgegossip.learning.holding_out import hold_out
 
 
 class _Elsewhere:
-    """The training samples of all workers together, which nobody has."""
+    """The training samples of all workers together, which no process has."""
 
     def __len__(self) -> int:
         raise _elsewhere()
@@ -33,19 +33,19 @@ class _Elsewhere:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Local(Dataset):
-    """Data that lies with the workers, in place of a data set that is dealt to them.
+    """Data that stays with the workers, in place of a data set that is divided among them.
 
-    Each worker reads its own data when it needs it, and the process of a worker reads no
-    other's. The simulator plays all workers, so it reads the data of each. Sizes may differ;
-    names and numbers of classes, shapes and preparation must not. Workers compare them when
-    they meet, but no samples.
+    Each worker reads its own data when it needs it, and its process reads no other worker's
+    data. The simulator runs all workers, so it reads the data of each. Sizes may differ; names
+    and numbers of classes, shapes and preparation must be equal. Workers compare these when
+    they meet, but do not exchange samples.
 
     Reports measure the averaged model on the validation samples of all workers together. On
-    real machines each worker measures it on its own, and tells sums only.
+    real machines each worker measures the model on its own samples, and reports only sums.
 
     Args:
         name: Name for reports and messages.
-        load: ``load(rank)`` reads the data of a worker: training samples and, at will, a
+        load: ``load(rank)`` reads the data of a worker: training samples and, optionally, a
             validation split. A test split is not used.
         num_classes: As in `Dataset`; by default the number of `classes`.
         input_shape: As in `Dataset`, of each worker's data.
@@ -119,7 +119,7 @@ class Local(Dataset):
         return hold_out(data, self.held_out)
 
     def _require_alike(self, data: Dataset) -> None:
-        """Check that a worker's data fits what the task says about all."""
+        """Check that a worker's data fits the task's description."""
         told = {"num_classes": self.num_classes, "input_shape": self.input_shape}
         for name, expected in told.items():
             if (found := getattr(data, name)) != expected and expected != ():
@@ -137,7 +137,7 @@ class Local(Dataset):
 
 
 class _Lock:
-    """A lock that copies of a data set in other processes get anew."""
+    """A lock that is created anew in copies of a data set in other processes."""
 
     def __init__(self) -> None:
         self.held = threading.RLock()

@@ -1,4 +1,4 @@
-"""Reports on data that lies with the workers: sums of what each measures on its own."""
+"""Reports on data that stays with the workers: sums of their own measurements."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ from edgegossip.learning.dataset import TrainingData
 from edgegossip.learning.nested import Nested, map_leaves, num_samples
 
 Loss: TypeAlias = Callable[..., Tensor]
-"""``loss(outputs, targets)``: the mean over the batch, a scalar. Where samples are ranked or
-weighed, also ``loss(outputs, targets, reduction="none")``: one for each sample, as the
+"""``loss(outputs, targets)``: the mean over the batch, a scalar. If samples are ranked or
+weighted, also ``loss(outputs, targets, reduction="none")``: one loss for each sample, as the
 functions of `torch.nn.functional` do."""
 Forward: TypeAlias = Callable[[nn.Module, Nested], tuple[Any, Any]]
-"""``forward(model, batch)``: what loss and metrics take, outputs and targets."""
+"""``forward(model, batch)``: outputs and targets, the arguments of loss and metrics."""
 
 IGNORED = -100
 """Target of tokens that do not count, such as padding; PyTorch's own default."""
@@ -30,7 +30,7 @@ def forward_pair(model: nn.Module, batch: Nested) -> tuple[Any, Any]:
     """Run the model on x of a batch (x, y): outputs model(x), targets y. The default.
 
     Raises:
-        DataError: If a batch is no pair.
+        DataError: If a batch is not a pair.
     """
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         found = (
@@ -52,7 +52,7 @@ def next_token(model: nn.Module, batch: Nested) -> tuple[Any, Tensor]:
     length].
 
     Raises:
-        DataError: If a batch is something else.
+        DataError: If a batch is not such a tensor.
     """
     if not isinstance(batch, Tensor) or batch.is_floating_point() or batch.ndim != 2:
         found = type(batch).__name__
@@ -66,7 +66,7 @@ def next_token(model: nn.Module, batch: Nested) -> tuple[Any, Tensor]:
 
 
 def model_and_batch(model: nn.Module, batch: Nested) -> tuple[nn.Module, Nested]:
-    """Hand model and batch on as they are, to a ``loss(model, batch)`` and such metrics."""
+    """Pass model and batch unchanged to a ``loss(model, batch)`` and to such metrics."""
     return model, batch
 
 
@@ -86,7 +86,7 @@ class TokenCrossEntropy:
     def __call__(
         self, outputs: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean"
     ) -> Tensor:
-        """The mean over all tokens, or with "none" that of each sample, [batch]."""
+        """The mean over all tokens, or with "none" the mean of each sample, [batch]."""
         tokens = outputs.flatten(0, -2), targets.flatten()
         if reduction == "mean":
             return F.cross_entropy(*tokens, ignore_index=IGNORED)
@@ -140,7 +140,7 @@ def mean_of_finite(losses: Sequence[Tensor], rank: Rank, num_before: int) -> flo
 def prepare_batch(dataset: TrainingData, batch: Nested, torch_device: torch.device) -> Nested:
     """A batch for the model, on the device; x of a pair (x, y) of tensors is prepared.
 
-    Preparing normalizes it, and gives pictures the channels-last layout.
+    Preparation normalizes x, and converts pictures to the channels-last layout.
 
     Raises:
         DataError: If the batch has tensors of unequal length, or anything but tensors.

@@ -1,4 +1,4 @@
-"""Arrays that are mapped from files: where they lie, and reading what is needed of them."""
+"""Arrays that are mapped from files: their place, and reading the needed parts of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MappedFile:
 
 
 def place_of(array: NDArray[Any]) -> MappedFile | None:
-    """The place of a mapped array, or of a contiguous part of one; None for any other."""
+    """The place of a mapped array, or of a contiguous part of one; None for any other array."""
     if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
         return None
     whole = _whole(array)
@@ -44,13 +44,13 @@ def place_of(array: NDArray[Any]) -> MappedFile | None:
 
 
 class Pages:
-    """The pages of memory of a mapped array, with advice for the kernel.
+    """The memory pages of a mapped array, with advice for the kernel.
 
-    Without advice, the kernel reads 128 KiB around each page that is missing, of which a random
-    sample of a few kilobytes needs little, and reads one after the other.
+    Without advice, the kernel reads 128 KiB around each missing page, one after another,
+    although a random sample needs only a few kilobytes of it.
 
     Args:
-        array: A mapped array whose samples lie in one piece each.
+        array: A mapped array in which each sample is contiguous.
     """
 
     def __init__(self, array: np.memmap[Any, Any]) -> None:
@@ -63,7 +63,7 @@ class Pages:
         self._map.madvise(mmap.MADV_RANDOM)
 
     def request(self, indices: Iterable[int]) -> None:
-        """Have these samples read, all at once, without waiting for them."""
+        """Start reading these samples, all at once, without waiting for them."""
         for index in indices:
             start = self._first + index * self._stride
             page = start - start % mmap.PAGESIZE
@@ -71,7 +71,7 @@ class Pages:
 
 
 def pages_of(array: NDArray[Any]) -> Pages | None:
-    """The pages of a mapped array; None for one in memory or in pieces, or without advice."""
+    """The pages of a contiguous mapped array; None otherwise, or without advice."""
     if not isinstance(array, np.memmap) or not isinstance(
         cast("object", _whole(array).base), mmap.mmap
     ):

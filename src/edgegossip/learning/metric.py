@@ -19,9 +19,9 @@ from edgegossip.learning.nested import num_samples
 class Metric(MetricSpec, ABC):
     """Base of metrics; subclasses are frozen dataclasses that give `name` a default.
 
-    Values of batches do not average to that of all of them if the batches differ in size, or
-    the metric is no mean (R2, F1, perplexity). A metric therefore keeps sums, and its value is
-    computed once, from the sums over all batches of all workers.
+    The mean of a metric's values over batches is not its value over all samples if batches
+    differ in size, or if the metric is not a mean (R2, F1, perplexity). A metric therefore
+    keeps sums, and its value is computed once, from the sums over all batches of all workers.
 
     A value that is not finite although the loss is finite is an error before anything is
     trained; later it causes one warning, and ``null`` in the files. Outputs and targets that
@@ -59,7 +59,7 @@ class Metric(MetricSpec, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanMetric(Metric):
-    """A mean over samples of your own, such as a share of right answers.
+    """Your own mean over samples, such as a share of right answers.
 
     Args:
         name: See `MetricSpec`.
@@ -87,7 +87,7 @@ class MeanMetric(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class SumsMetric(Metric):
-    """A metric of your own that is no mean of samples.
+    """Your own metric that is not a mean over samples.
 
     Args:
         name: See `MetricSpec`.

@@ -1,4 +1,4 @@
-"""Copies of a model on which learners train, so that idle workers need none."""
+"""Copies of a model on which learners train, so that idle workers need no copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.optimizer import OptimizerFactory
 
 OptimizerState: TypeAlias = list[dict[str, Any]]
-"""What an optimizer remembers of each tensor that it updates, in their order."""
+"""State that an optimizer keeps of each tensor that it updates, in order."""
 
 
 class ModelCopy:
@@ -29,8 +29,8 @@ class ModelCopy:
     Attributes:
         model: The copy.
         optimizer: Updates `trained`.
-        trained: What is trained: the whole vector at once if the optimizer allows that.
-        dropout: Where dropout layers draw from.
+        trained: The trained tensors: the whole vector as one if the optimizer allows that.
+        dropout: Generator from which dropout layers draw.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ModelCopy:
         return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
 
     def remember(self, memory: OptimizerState) -> None:
-        """Let the optimizer remember this, and nothing else."""
+        """Replace the optimizer's state by this one."""
         self.optimizer.state.clear()
         for tensor, state in zip(self.trained, memory, strict=True):
             if state:
@@ -89,17 +89,17 @@ class ModelCopy:
 
 
 class ModelCopies:
-    """Copies of one model, as many as learners work at once; see `ModelCopy` for the arguments.
+    """Copies of one model, one for each learner at work; see `ModelCopy` for the arguments.
 
     Attributes:
-        initial_params: [num_params] what a learner starts from.
+        initial_params: [num_params] initial parameters of a learner.
         initial_buffers: Buffers that are not among them, by name.
-        num_trained: The first entries of the parameters are trained.
+        num_trained: Number of trained entries, which come first in the parameters.
         settings: Learning rate and momentum of each group of the optimizer; None for no
             momentum.
-        can_be_lent: All that a learner has to keep when it gives its copy back is known. It
-            is not where an optimizer is not PyTorch's own.
-        has_dropout: There is a layer that draws.
+        can_be_lent: The state that a learner must keep when it returns its copy is known. This
+            is false if the optimizer is not PyTorch's own.
+        has_dropout: The model has a dropout layer.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ModelCopies:
         self.has_dropout = first.has_dropout
 
     def borrow(self) -> ModelCopy:
-        """Give a copy that nobody works on; from any thread."""
+        """Return a copy that is not in use; thread-safe."""
         try:
             return self._idle.pop()
         except IndexError:

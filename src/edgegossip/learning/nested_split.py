@@ -20,8 +20,8 @@ class NestedSplit:
     """Samples in memory: nested tensors with an entry for each sample in their first dimension.
 
     Args:
-        samples: Tensors in dicts, tuples and lists at will, e.g. a pair (x, y), or the fields
-            that a tokenizer returns.
+        samples: Tensors in dicts, tuples and lists, nested in any way, e.g. a pair (x, y), or
+            the fields that a tokenizer returns.
 
     Raises:
         DataError: If it holds anything but tensors, or they differ in length.
@@ -51,7 +51,7 @@ class NestedSplit:
 class CollatedSplit:
     """Samples of any map-style `torch.utils.data.Dataset`, collated to nested batches.
 
-    Its transforms run for each sample of each batch, in the training thread.
+    The data set's transforms run for each sample of each batch, in the training thread.
 
     Args:
         dataset: Yields samples of one structure, e.g. dicts of tensors.

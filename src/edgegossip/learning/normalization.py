@@ -25,11 +25,12 @@ def normalization_2d(
     """Build the layers after a convolution: a normalization and its activation.
 
     They are built together because EvoNorm is both in one. Without an activation, a GroupNorm
-    with the same groups replaces EvoNorm (the authors' code only scales and shifts there).
+    with the same groups replaces EvoNorm (the authors' code only scales and shifts in this
+    case).
 
     Args:
         kind: Kind of normalization.
-        num_channels: Channels of the input [batch, num_channels, height, width].
+        num_channels: Number of channels of the input [batch, num_channels, height, width].
         activation: Class of the activation; None for none.
 
     Raises:
@@ -60,7 +61,7 @@ def normalization_2d(
 def num_groups(num_channels: int) -> int:
     """Choose the number of groups for group-wise statistics: 8, or fewer if 8 does not divide.
 
-    The papers' 32 groups would be more than the 16 channels of a ResNet-20.
+    A ResNet-20 has only 16 channels, fewer than the papers' 32 groups.
 
     >>> num_groups(64), num_groups(12)
     (8, 4)
@@ -88,7 +89,7 @@ def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
         "the running ones are exchanged and averaged with the parameters, but fit no single "
         "worker's batches"
         if has_buffers
-        else "the running ones are not exchanged, but measured anew for each evaluation, on "
+        else "the running ones are not exchanged, but measured again for each evaluation, on "
         "samples of all workers"
     )
     warnings.warn(
@@ -109,7 +110,7 @@ class EvoNormS0(nn.Module):
     follow.
 
     Args:
-        num_channels: Channels of the input [batch, num_channels, height, width].
+        num_channels: Number of channels of the input [batch, num_channels, height, width].
         epsilon: Added to the variance.
 
     References:

@@ -22,9 +22,9 @@ class NumpySplit:
     """Samples in nested NumPy arrays; a batch reads only its own samples.
 
     Args:
-        arrays: Arrays in dicts, tuples and lists at will, with an entry for each sample in
-            their first dimension; some may be mapped from files (`numpy.memmap`).
-        has_classes: Samples are pairs (x, y) with a class each.
+        arrays: Arrays in dicts, tuples and lists, nested in any way, with an entry for each
+            sample in their first dimension; some may be mapped from files (`numpy.memmap`).
+        has_classes: Samples are pairs (x, y), each with a class.
 
     Raises:
         DataError: If it holds anything but arrays of numbers, or they differ in length.
@@ -111,8 +111,8 @@ def from_numpy(
     """Make a data set of NumPy arrays, in memory or mapped from files.
 
     Mapped arrays, such as ``numpy.load("x.npy", mmap_mode="r")``, may be larger than memory: a
-    batch reads its own samples only, all of them at once. On a slow disk, one or two
-    `num_workers` read ahead.
+    batch reads only its own samples, all at once. On a slow disk, one or two `num_workers` read
+    ahead.
 
     >>> x, y = np.random.default_rng(0).random((8, 3), np.float32), np.arange(8) % 2
     >>> data = from_numpy("rows", train=(x[:6], y[:6]), test=(x[6:], y[6:]), num_classes=2)
@@ -121,14 +121,14 @@ def from_numpy(
 
     Args:
         name: Name for reports and messages.
-        train: Training samples: arrays in dicts, tuples and lists at will, each with an entry
-            for each sample in its first dimension; with classes a pair (x, y).
+        train: Training samples: arrays in dicts, tuples and lists, nested in any way, each with
+            an entry for each sample in its first dimension; with classes a pair (x, y).
         test: Test samples of the same structure, only for reports.
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
         mean: See `Dataset`.
         std: See `Dataset`.
-        num_workers: Threads that read training batches ahead; all workers that one process
-            trains share them. 0 reads in the training thread.
+        num_workers: Number of threads that read training batches ahead; all workers that one
+            process trains share them. 0 reads in the training thread.
 
     Raises:
         DataError: See `Dataset` and `NumpySplit`. Numbers of mapped arrays are not checked;

@@ -12,7 +12,7 @@ from torch import nn
 from edgegossip.core.ranges import check_ranges
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-"""Makes a worker's optimizer; any ``lambda params: torch.optim.Adam(params)`` is one."""
+"""Makes a worker's optimizer, for example ``lambda params: torch.optim.Adam(params)``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,7 @@ class Proportional:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    r"""Deal each class in random proportions: few classes at each worker, uneven sizes.
+    r"""Deal each class in random proportions, so workers have few classes and uneven sizes.
 
     For each class :math:`c`, the workers' shares of it are
 
@@ -120,7 +120,7 @@ class Dirichlet:
 class LabelSkew:
     """Deal a fraction of every class in blocks sorted by label, and the rest evenly.
 
-    Shard sizes differ by at most one. With 0 it is like `IID`. With 1 each worker sees a block
+    Shard sizes differ by at most one. With 0, it is like `IID`. With 1 each worker sees a block
     of the samples sorted by label; with as many workers as classes of equal size, that is one
     class.
 
@@ -237,7 +237,7 @@ def _even_sizes(num_samples: int, num_workers: int) -> Tensor:
 
 
 def _deal(num_samples: int, weights: NDArray[np.float64]) -> Tensor:
-    """The owner of each of `num_samples`, in blocks proportional to the owners' weights.
+    """The owner of each sample, in blocks proportional to the owners' weights.
 
     >>> _deal(5, np.array([1.0, 3.0]))
     tensor([0, 1, 1, 1, 1])

@@ -1,4 +1,4 @@
-"""The models of a run by role, and the whole model made of them."""
+"""The models of a run by role, and the whole model made from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgegossip.core.metrics import consensus_distance
 from edgegossip.learning.flat import FlatModel, laid_out
 
 Join: TypeAlias = Callable[[Mapping[str, nn.Module]], nn.Module]
-"""Builds the whole model around the parts, by role name, without copies."""
+"""Builds the whole model from the parts, by role name, without copies."""
 
 
 def in_sequence(parts: Mapping[str, nn.Module]) -> nn.Sequential:
@@ -84,7 +84,8 @@ class Parts:
 
         Returns:
             The joined means, and the root of the summed squares of the parts' consensus
-            distances. If each role has equally many workers, it is the whole models' distance.
+            distances. If all roles have the same number of workers, this is the whole models'
+            distance.
         """
         whole = torch.empty_like(self._joined.params)
         for role, stacked in estimates.items():

@@ -30,22 +30,22 @@ def pictures(
 ) -> Dataset:
     """Read a folder of pictures, a subfolder for each class, into memory.
 
-    A picture is cut to the square in its middle and scaled. A subfolder may be missing, or
-    hold folders of its own. Files that are no pictures by their suffix are skipped.
+    Each picture is cropped to its central square and scaled. A subfolder may be missing, or may
+    contain folders. Files without a suffix of pictures are skipped.
 
     Args:
         folder: The folder.
         classes: Names of the subfolders, in the order of the labels; by default all, in
-            alphabetical order. Workers with folders of their own (`Local`) must name them,
-            because a folder may lack a class.
+            alphabetical order. Workers with their own folders (`Local`) must name the classes,
+            because a folder may lack one.
         size: Pixels of a side, at least 1.
-        num_channels: 3 for colors, 1 for grays.
+        num_channels: 3 for color, 1 for grayscale.
 
     Returns:
         A data set without a test split: uint8 [num_samples, num_channels, size, size].
 
     Raises:
-        DataError: If there is no folder, no picture or one that cannot be read.
+        DataError: If there is no folder or no picture, or a picture cannot be read.
         UsageError: If Pillow is missing.
     """
     require_extra("eg.pictures", "PIL", "pictures")
@@ -90,7 +90,7 @@ def _read(path: Path, size: int, mode: str) -> Tensor:
             scaled = ImageOps.fit(upright.convert(mode), (size, size))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
         raise DataError(
-            f"{path} is no picture that can be read ({error}); remove it or replace it"
+            f"{path} is not a readable picture ({error}); remove it or replace it"
         ) from error
     pixels = np.array(scaled).reshape(size, size, -1)
     return torch.from_numpy(pixels).permute(2, 0, 1)

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from edgegossip.learning.dataset import Split
 
 BATCHES_A_WORKER = 2
-"""Batches that each thread or process may be ahead; PyTorch's `DataLoader` has as many."""
+"""Number of batches that each thread or process may be ahead, as in PyTorch's `DataLoader`."""
 MOST_AHEAD = 64
-"""Batches that a worker may have under way, however many read."""
+"""Maximum batches in progress for one worker, for any number of readers."""
 
 
 class PooledSplit:
     """A split whose batches a pool of threads or processes reads, in any order.
 
     The pool starts with the first batch that is read ahead, and all learners of this process
-    share it. What a batch holds does not depend on it.
+    share it. The contents of batches do not depend on it.
 
     Args:
         split: The samples.
         num_workers: Threads or processes, at least 1.
-        in_processes: Read in processes, for Python code that takes long; by default in threads,
-            for files that are waited for.
+        in_processes: Read in processes, for slow Python code; by default in threads, for slow
+            files.
 
     Raises:
         ValueError: If `num_workers` is out of range.
@@ -56,7 +56,7 @@ class PooledSplit:
 
     @property
     def most_ahead(self) -> int:
-        """Batches that a reader may have under way."""
+        """Maximum batches in progress."""
         return min(MOST_AHEAD, BATCHES_A_WORKER * self.num_workers)
 
     def batch(self, indices: Tensor) -> Nested:

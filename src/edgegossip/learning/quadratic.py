@@ -1,4 +1,4 @@
-"""Quadratics, the standard problem of theory: each worker pulls towards its own target."""
+"""Quadratics, the standard problem of theory: each worker pulls toward its own target."""
 
 from __future__ import annotations
 

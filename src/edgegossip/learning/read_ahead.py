@@ -29,12 +29,12 @@ class Reader:
         self._ahead: deque[tuple[Batch, Future[Nested]]] = deque()
 
     def read(self, batch: Batch, upcoming: Callable[[int], Sequence[Batch]]) -> Nested:
-        """Read `batch`, and begin with those that follow.
+        """Read `batch`, and begin to read the following batches.
 
         Args:
             batch: The next batch.
-            upcoming: Gives at most so many batches that follow it; asked only if they are read
-                ahead.
+            upcoming: Returns at most this many of the following batches; called only if batches
+                are read ahead.
 
         Raises:
             DataError: If a process that reads has been killed.

@@ -140,7 +140,7 @@ def downsampled_imagenet(data_dir: Path | str, size: int = 8) -> Dataset:
 
 
 def npz(path: Path | str) -> Dataset:
-    """Read a data set of your own, written by `numpy.savez`.
+    """Read your own data set, written by `numpy.savez`.
 
     It holds x_train, y_train, x_test, y_test and, if samples have natural owners,
     subject_train. Pictures are uint8 [num_samples, height, width] or [num_samples, channels,

@@ -1,11 +1,11 @@
 """Learning-rate schedules.
 
-A schedule is a factor of the optimizer's own rate. It depends on the completed share of the run
+A schedule is a factor on the optimizer's own rate. It depends on the completed share of the run
 (`Traits.progress`), not on a worker's own passes: under EdgeGossip the fastest worker makes
-many passes while the slowest makes one, and a returning worker would start again. In one round
-all workers of a synchronous algorithm train at one rate. Give such an algorithm its real number
-of rounds: if a time limit ends it earlier, the rate does not reach its end. It
-depends on time only with `UNTIL_CUT_OFF`.
+many passes while the slowest makes one, and a returning worker would start from the beginning.
+In a given round, all workers of a synchronous algorithm train at the same rate. Give such an
+algorithm its real number of rounds: if a time limit ends it earlier, the rate does not reach
+its end. It depends on time only with `UNTIL_CUT_OFF`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WarmUp:
     Args:
         share: Duration as a share of the run, in (0, 1]; an epoch of 20 is 0.05.
         start: Factor at the beginning, in (0, 1].
-        rise: "constant" keeps this factor and then jumps to 1, "linear" rises evenly to 1.
+        rise: "constant" keeps this factor and then jumps to 1; "linear" rises evenly to 1.
 
     Raises:
         ValueError: If a number is out of range.

@@ -1,4 +1,4 @@
-"""Each worker's training data: a shard of one data set, or data of its own."""
+"""Each worker's training data: a shard of one data set, or its own data."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DealtShards:
 
 
 class LocalShards:
-    """Data of the workers' own, read when it is needed.
+    """The workers' own data, read when it is needed.
 
     Args:
         local: The data.
@@ -104,7 +104,7 @@ class LocalShards:
 
 
 class _Reached(Mapping[Rank, Tensor]):
-    """The samples of each worker that another one can reach, read at the first look.
+    """The samples of each worker that another can reach, read at the first access.
 
     Args:
         shards: Reads data.

@@ -1,4 +1,4 @@
-"""Learners that train together: parameters stacked, one step of all of them at a time."""
+"""Learners that train together: with stacked parameters, one call does a step of all."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from edgegossip.learning.training_step import PLAIN_STEP, require_plain
 
 
 class StackedLearner(Learner):
-    r"""A `Learner` that trains together with others whose requests are of one shape.
+    r"""A `Learner` that trains together with others whose requests have the same shape.
 
     With the parameters of all stacked, :math:`x` of shape [num_learners, num_params], a step is
 
     .. math:: v \leftarrow \mu v + g(x) + \lambda x, \qquad x \leftarrow x - \eta v
 
-    with a learning rate :math:`\eta` for each learner: `SGD`, and by choice Nesterov's. Many
-    small kernels become few large ones. The result does not depend on who trains together, as
-    each product within a stack is computed as it is alone; it differs from a `Learner`'s in the
-    last bits, because PyTorch multiplies a stack of matrices by another kernel than one.
+    with a learning rate :math:`\eta` for each learner: `SGD`, optionally with Nesterov's
+    momentum. Many small kernels become few large ones. The result does not depend on the other
+    learners in a stack, because each product in a stack is computed as it would be alone. It
+    differs from a `Learner`'s result in the last bits, because PyTorch multiplies stacks of
+    matrices with a different kernel.
 
     Args:
         optimizer: An `SGD`.
-        arguments: The others of `Learner`. The model has neither buffers nor dropout, nothing
-            is augmented, and the selection goes by no losses: `experiments.batching` checks it.
+        arguments: The others of `Learner`. The model must have neither buffers nor dropout,
+            there must be no augmentation, and the selection must not use losses;
+            `experiments.batching` checks this.
     """
 
     def __init__(self, *, optimizer: SGD, **arguments: Any) -> None:  # noqa: ANN401
@@ -57,7 +59,7 @@ class StackedLearner(Learner):
         )
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        """Train alone, to the result that it has with others; see `Learner.train`."""
+        """Train alone, with the same result as with others; see `Learner.train`."""
         (outcome,) = self.prepare(request, progress).train_with([])
         if isinstance(outcome, TrainingError):
             raise outcome
@@ -75,7 +77,7 @@ class StackedLearner(Learner):
         return kept[0].get("momentum_buffer") if kept else None
 
     def train_together(self, work: Sequence[StackedWork]) -> tuple[Tensor, Tensor, Tensor]:
-        """Do all steps of this learner and its kin.
+        """Do all steps of this learner and of those that joined it.
 
         Returns:
             Losses, [num_steps, num_learners]; parameters and velocities after the last step,
@@ -102,11 +104,11 @@ class StackedLearner(Learner):
     def finish(
         self, losses: Tensor, num_samples: int, params: Tensor, velocity: Tensor | None
     ) -> TrainingResult:
-        """Keep what came of it; see `velocity`.
+        """Store the result of training; see `velocity`.
 
         Args:
             losses: Of all steps, [num_steps].
-            num_samples: Of all batches.
+            num_samples: Number of samples in all batches.
             params: The new parameters, [num_params].
             velocity: SGD's momentum buffer; None if it has not changed.
         """
@@ -139,9 +141,9 @@ class StackedWork:
         return self.learner.kinship, self.momentum, *map(len, self.samples)
 
     def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
-        """Do this and other work of the same `key`; gives what came of each, this one's first.
+        """Do this and other work of the same `key`; return all outcomes, this one's first.
 
-        Each fails alone: an outcome is a `TrainingError` where a loss was not finite.
+        Each fails separately: its outcome is a `TrainingError` if a loss was not finite.
         """
         work = [self, *others]
         losses, params, velocities = self.learner.train_together(work)
@@ -183,10 +185,10 @@ class _Stack:
         self._losses = vmap(mean_loss)
 
     def _pieces(self, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """One tensor [num_learners, ...] for each of the model's: gradients need no joining.
+        """One tensor [num_learners, ...] per model tensor, so gradients need no joining.
 
-        Matrices lie in memory as their gradients will, [in, out]: to add one that lies
-        otherwise takes six times as long.
+        Matrices are stored like their gradients, [in, out]; adding one with a different layout
+        takes six times as long.
         """
         pieces = zip(*(torch.split(each, self._sizes) for each in vectors), strict=True)
         return {
@@ -205,7 +207,7 @@ class _Stack:
         return params, velocity
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """Take a step on samples of all, one learner's after the other; gives the losses."""
+        """Take a step of all learners, each on its own samples; return the losses."""
         x, y = (torch.unflatten(each, 0, (len(self._lr), -1)) for each in (x, y))
         params = {name: each.requires_grad_() for name, each in self._params.items()}
         losses = self._losses(params, x, y)

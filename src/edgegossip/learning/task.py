@@ -49,19 +49,19 @@ _TAKEN = {
     *("type", "time", "epochs", "loss", "consensus_distance", "bytes_sent"),
     "samples_processed",
 }
-"""Fields beside the metrics in a run's log, which no metric may be called like."""
+"""Other fields in a run's log, whose names no metric may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task for joint training; by default a classification.
+    """A task for joint training; by default, a classification.
 
     A training step computes ``loss(*forward(model, batch))``. Evaluations measure `metrics` on
-    the same outputs and targets, and reports, targets and speed-ups go by one of them.
+    the same outputs and targets, and reports, targets and speed-ups use one of them.
 
     Args:
         dataset: Training and test samples, and validation samples for algorithms that evaluate;
-            or `Local`, with which each worker reads its own.
+            or `Local`, if each worker reads its own data.
         model: Makes the model; called once, and other workers get copies. For an algorithm
             whose roles hold parts of a model: the makers of the parts, by role name.
         join: Joins the parts to the whole model for evaluation and saving; by default in
@@ -69,28 +69,28 @@ class Task:
         trainer: Makes a worker's trainer from the keyword arguments of `Learner`: one for all,
             or by role name for parts of a model.
         loss: ``loss(outputs, targets)``, the mean over a batch.
-        metrics: What evaluations measure, with different names.
-        target_metric: Name of the metric that targets, speed-ups and reports go by; None for
-            the first.
+        metrics: Metrics of evaluations, with different names.
+        target_metric: Name of the metric for targets, speed-ups and reports; None for the
+            first.
         forward: ``forward(model, batch)``: outputs and targets, for `loss` and `metrics`. By
-            default a batch is a pair (x, y), and they are model(x) and y. With
-            `model_and_batch` they are model and batch themselves.
+            default, a batch is a pair (x, y), and the results are model(x) and y. With
+            `model_and_batch`, the results are the model and the batch themselves.
         optimizer: Makes each worker's optimizer from its parameters.
         schedule: Learning rate of the optimizer over the run.
         batch_size: Samples per step, at least 1.
         step: Mixed precision, gradient accumulation, clipping and compilation of each step.
-        partition: Deals the training samples to the workers; has no part in `Local` data.
+        partition: Divides the training samples among the workers; unused for `Local` data.
         accuracy_aware: Choice of the samples of an epoch, for `EdgeGossip`; random by default.
-        augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`; to
-            other batches as a whole.
+        augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`; or
+            to other batches as a whole.
         has_buffers: Exchange and average normalization buffers with the parameters. Otherwise
             they stay with each worker, and are measured again on about 2000 training samples
             before each evaluation.
         torch_device: Device of the models: "cpu", "cuda".
 
     Raises:
-        ValueError: If `batch_size` is below 1, there is no such device, no model, or a metric
-            is unknown or does not fit the data, or `Local` data would be dealt.
+        ValueError: If `batch_size` is below 1, the device or the model is missing, a metric is
+            unknown or does not fit the data, or `Local` data has a partition.
         DataError: If `accuracy_aware` cannot be used on the data, or it has no test split.
     """
 
@@ -339,8 +339,8 @@ class Workload:
     def with_own(self, whole: Tensor, rank: Rank, estimate: Tensor) -> Tensor:
         """Replace the part of worker `rank` in the vector `whole` by its estimate.
 
-        A worker with a slice has the same entries as the whole, because nobody shares its
-        slice.
+        A worker with a slice has the same entries as the whole, because no other worker shares
+        its slice.
         """
         if self._role(rank).num_slices > 1:
             return whole
@@ -349,8 +349,8 @@ class Workload:
     def evaluate(self, params: Tensor) -> tuple[float, dict[str, float]]:
         """Mean loss and metrics of `params` on the test split; for reports, not algorithms.
 
-        `Local` data has none: these are of the validation samples of all workers. The chosen
-        metric is the first one.
+        `Local` data has no test split, so the validation samples of all workers are used. The
+        chosen metric is the first one.
         """
         return self._reporter.evaluate(params)
 

@@ -19,8 +19,8 @@ def texts(
 ) -> Dataset:
     """Cut text files into pieces of ``context + 1`` bytes, for `next_token`.
 
-    The last byte of a piece is the first of the next one, and a rest that is too short is left
-    out. The end of each file is for testing. Pieces of one file have one subject, so that
+    The last byte of a piece is the first of the next one, and a remainder that is too short is
+    omitted. The end of each file is for testing. Pieces of one file have one subject, so that
     `BySubject` keeps a file on one worker.
 
     Args:
@@ -30,7 +30,7 @@ def texts(
         test_share: Share of each file for testing, in (0, 1).
 
     Raises:
-        DataError: There is no file, or one is missing or too short.
+        DataError: There is no file, or a file is missing or too short.
     """
     check_range("context", context, "at least 1")
     check_range("test_share", test_share, "in (0, 1)")
@@ -70,7 +70,7 @@ def books(data_dir: Path | str, context: int = 128) -> Dataset:
         context: As in `texts`.
 
     Raises:
-        DataError: There is no file, or one is too short.
+        DataError: There is no file, or a file is too short.
     """
     folder = Path(data_dir) / "books"
     paths = sorted(folder.glob("*.txt"))

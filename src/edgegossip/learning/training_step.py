@@ -1,4 +1,4 @@
-"""How a training step is computed: precision, accumulation, clipping, compilation."""
+"""Settings of a training step: precision, accumulation, clipping, compilation."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ MeanLoss = Callable[[Batch, Nested], tuple[Tensor, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStep:
-    """How each optimizer step of a `Learner` is computed; by default plainly, in one pass.
+    """Settings of each optimizer step of a `Learner`; by default, it is one plain pass.
 
     Args:
         autocast: `torch.bfloat16` computes losses in mixed precision. Parameters, gradients and
             messages stay as they are, and evaluations keep full precision.
         micro_batch_size: Maximum samples for one forward and backward pass. Gradients of a
-            larger batch are accumulated to those of its mean loss, so memory need only suffice
-            for a micro-batch. Layers such as batch norm see micro-batches.
-        max_grad_norm: Gradients are scaled down to this norm, all of them together.
+            larger batch are accumulated to the gradient of its mean loss, so memory need only
+            suffice for a micro-batch. Layers such as batch norm see micro-batches.
+        max_grad_norm: Maximum norm of all gradients together; larger ones are scaled down.
         compile: Run the model through `torch.compile`. On a CPU, PyTorch needs a C++ compiler.
 
     Raises:
@@ -86,7 +86,7 @@ class TrainingStep:
         return loss
 
     def num_terms(self, batch: Batch, loss: Loss, outputs: Any, targets: Any) -> int:  # noqa: ANN401
-        """Number of terms of a batch's mean loss: samples, or what the loss itself counts."""
+        """Number of terms of a batch's mean loss: samples, or the loss's own count."""
         count = getattr(loss, "num_terms", None)
         if self.micro_batch_size is None or count is None or batch.weights is not None:
             return len(batch)  # counting tokens would take time for nothing
@@ -120,7 +120,7 @@ PLAIN_STEP = TrainingStep()
 
 
 def require_plain(step: TrainingStep, who: str) -> None:
-    """Check that a trainer that computes its steps itself is given no settings for them.
+    """Reject settings of steps for a trainer that computes its steps itself.
 
     Raises:
         ValueError: If it is.

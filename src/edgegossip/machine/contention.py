@@ -12,9 +12,9 @@ class Contention:
 
     Args:
         cores: Share of the cores that this process may use, in [0, 1]; time that a hypervisor
-            gave to others counts, waiting for disks does not.
+            gave to others counts; waiting for disks does not.
         network: Bytes per second, both ways on all cards but loopback, at least 0.
-        disk: Bytes per second, read and written, at least 0; not those from the page cache.
+        disk: Bytes per second, read and written, at least 0; without reads from the page cache.
 
     Raises:
         ValueError: If a number is out of range.

@@ -50,7 +50,7 @@ class Counters(Protocol):
     """Counters for a monitor; `SystemCounters` reads this machine's.
 
     Attributes:
-        num_cores: Cores that we may use.
+        num_cores: Number of cores that we may use.
         quota: Core-seconds per second that our quota allows, at most `num_cores`; without a
             quota, `num_cores`.
     """

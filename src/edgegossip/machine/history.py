@@ -15,7 +15,7 @@ from edgegossip.machine.counters import Counters, Reading
 from edgegossip.machine.watch import MEMORY
 
 _HALF_LIFE: Seconds = 10.0
-"""Half-life of our own use that the machine has not counted yet."""
+"""Half-life of our use that the machine has not counted yet."""
 
 
 @dataclass(slots=True)
@@ -88,10 +88,10 @@ class History:
             del self.times[:kept], self._totals[:kept]
 
     def _share(self, outside: float, inside: float) -> float:
-        """The share of our allowance that is not left to us.
+        """The share of our allowance that others use.
 
-        Others under our quota use part of it. Others outside it do so only if they leave fewer
-        cores than the quota allows.
+        Others under our quota use part of it. Others outside it use part of it only if they
+        leave fewer cores than the quota allows.
         """
         quota = self._counters.quota
         left = min(quota, self._counters.num_cores - outside) - inside

@@ -1,9 +1,9 @@
 """Load generators: processes that count the words of files, or sort them.
 
-The paper runs the same two, WordCount and Sort, beside training. The jobs are outside our
-process tree, so monitors count them as use by others. They end with the process that started
-them, even if it is killed, because the pipe between them closes. This file is also the program
-that they run.
+The paper runs the same two programs, WordCount and Sort, during training. The jobs are outside
+our process tree, so monitors count them as use by others. They end with the process that
+started them, even if it is killed, because the pipe between them closes. This file is also the
+program that they run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
 
 MB = 1_000_000
 SIZES = tuple(MB * n for n in (1, 2, 5, 10, 20, 50, 100, 200, 300, 500, 1000, 1500, 2000))
-"""File sizes in bytes; as many as in the paper's Fig. 9, where the largest is 10 GB."""
+"""File sizes in bytes; the paper's Fig. 9 has the same number of sizes, up to 10 GB."""
 KINDS = ("wordcount", "sort")
 
 _BLOCK = MB
@@ -221,7 +221,7 @@ class Pauses:
 
 
 def write_text(path: Path, num_bytes: int) -> None:
-    """Write lines of random words, of which a few are frequent and most are rare."""
+    """Write lines of random words; a few words are frequent, and most are rare."""
     draw = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 10))) for _ in range(5000)]

@@ -86,8 +86,8 @@ class Monitor:
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
         """Record training from `start` to `end` that did work of `cost` samples.
 
-        Call this often, because a long stretch does not show when training was slow. A stretch
-        without duration or work is ignored.
+        Call this often: within a long stretch, slow times cannot be found. A stretch without
+        duration or work is ignored.
         """
         if end > start and cost > 0:
             with self._lock:
@@ -118,7 +118,7 @@ class Monitor:
     # Reading.
 
     def read(self) -> None:
-        """Read the counters, and store the means if a minute is over; called by the thread."""
+        """Read the counters, and store the means once a minute; called by the thread."""
         with self._lock:
             self._read()
         now = self._history.times[-1]

@@ -1,4 +1,4 @@
-"""Predicting a platform's speed: a profiled slow-down times a base time, measured online."""
+"""Predicting a platform's speed: a profiled slowdown times a base time, measured online."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class BaseTime:
 
     @property
     def seconds(self) -> Seconds:
-        """The best estimate: the average, or the last observation if that deviates too far.
+        """The best estimate: the average, or the last observation if it deviates too far.
 
-        In that case something has changed that U does not show, or does not show yet. The
+        In that case, a change has occurred that U does not show, or does not show yet. The
         average is kept unless the change lasts, because U may show it at the next observation.
         """
         return self.last if self.num_beyond else self.average
@@ -113,7 +113,7 @@ class Record:
     A forecast is a blend of one from the present load and base time and one from their usual
     values. Among five blends, the one with the smallest recent error is used. Forecasts thus
     adapt to the rate of change, to the time ahead, and to the noise of base times. Errors are
-    mean absolute ones: squared errors favor the usual load, which is never far off, and did
+    mean absolute errors; squared errors favor the usual load, which is never far off, and did
     worse within 5 s.
 
     Attributes:
@@ -143,7 +143,9 @@ class Record:
 
     @property
     def _candidates(self) -> list[float]:
-        return [self.usual + place * (self.present - self.usual) for place in _PLACES]
+        # Where one is far below the other, the difference loses it, and a blend would be 0.
+        least, difference = min(self.usual, self.present), self.present - self.usual
+        return [max(least, self.usual + place * difference) for place in _PLACES]
 
     def judge(self) -> None:
         """Compare the last forecast with the measurements since then."""
@@ -165,7 +167,7 @@ class PerformancePredictor:
     r"""Forecasts a platform's throughput from its monitor's data.
 
     Each executor needs :math:`t = t_0\, RG(U)` seconds per sample. :math:`RG \ge 1` is learned
-    from a profile, and :math:`t_0` follows observations, so a slow-down that U does not show
+    from a profile, and :math:`t_0` follows observations, so a slowdown that U does not show
     (heat, a slower clock) is covered from the next observation on. The platform processes
     :math:`p = \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`; with one::
 
@@ -333,6 +335,6 @@ class PerformancePredictor:
             raise DataError(f"there is no predictor {path}") from None
         except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as e:
             raise DataError(
-                f"{path} is not a predictor of this program ({e}); fit and save it anew"
+                f"{path} is not a predictor of this program ({e}); fit and save it again"
             ) from e
         return predictor

@@ -6,7 +6,7 @@ import psutil
 
 
 def is_running(process: int) -> bool:
-    """Whether a process exists and is no zombie, whoever its parent is."""
+    """Whether a process exists and is not a zombie, regardless of its parent."""
     try:
         return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

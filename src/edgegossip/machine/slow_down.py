@@ -1,4 +1,4 @@
-"""The RG of EdgeGossip's performance predictor: the slow-down by contention."""
+"""The RG of EdgeGossip's performance predictor: the slowdown by contention."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MAX_ROWS = 300
 
 
 class SlowDown:
-    r"""The paper's :math:`RG`: the slow-down by contention, fitted to a profile.
+    r"""The paper's :math:`RG`: the slowdown by contention, fitted to a profile.
 
-    The logarithm of the time is regressed on U, so relative errors count equally for all loads.
-    Each part of U is divided by its maximum in the profile. Loads beyond the profile are
+    The logarithm of the time is regressed on U, so relative errors have the same weight for all
+    loads. Each part of U is divided by its maximum in the profile. Loads beyond the profile are
     clipped to its range, because few regressors extrapolate well. If a profile has no row of an
     idle machine, its smallest load counts as idle.
 
@@ -55,7 +55,7 @@ class SlowDown:
         self.of = lru_cache(maxsize=128)(self._predict)
 
     def _predict(self, contention: Contention) -> float:
-        """The slow-down under `contention`, at least 1."""
+        """The slowdown under `contention`, at least 1."""
         return max(1.0, math.exp(self._log_seconds(contention) - self._log_alone))
 
     def _log_seconds(self, contention: Contention) -> float:

@@ -21,7 +21,7 @@ MAX_SAMPLES = 7 * 24 * 60
 PASSWORD = "EDGEGOSSIP_REDIS_PASSWORD"
 """Name of the environment variable that may hold the password of Redis."""
 _MAX_UNSTORED = 24 * 60
-"""Samples that wait for a failed store: one day."""
+"""Number of samples that are kept for a failed store: one day."""
 _PATIENCE: Seconds = 1.0
 """Timeout for each answer of Redis."""
 

@@ -161,7 +161,7 @@ class Watch:
         self._spans = []
 
     def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
-        """Those `readings` with at least a stretch of training between them, and the first and
+        """The `readings` with at least a stretch of training between them, and the first and
         last.
         """
         kept = readings[:1]

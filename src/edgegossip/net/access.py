@@ -63,11 +63,11 @@ def zenoh_security(
     Everything else is dropped. A router relays messages, so it may speak for all workers, but
     it holds each of them to the same rules.
 
-    Host names are therefore not compared; otherwise certificates would have to list all names
-    and addresses that discovery may find. An impostor with another worker's certificate gets
-    only that worker's messages, wherever it is.
+    Host names are therefore not compared; otherwise certificates would need all names and
+    addresses that discovery may find. An impostor with another worker's certificate gets only
+    that worker's messages, wherever it is.
 
-    A certificate that is bound to a run has another common name, which is unknown in all other
+    A certificate that is bound to a run has a different common name, which is unknown in other
     runs. Files are passed by content, so that the validated contents are used even if a file is
     replaced in the meantime.
 

@@ -16,14 +16,14 @@ _ENDPOINT = re.compile(
 class Address:
     """Endpoints at which a worker listens, and to which it connects.
 
-    Each worker must be reachable from one that others reach; workers tell each other about the
-    rest. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
+    Each worker must be reachable from one that others reach; workers learn the other addresses
+    from each other. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
 
     Args:
         listen: Endpoints of this machine to listen at. Port 0 chooses a free port, which suits
-            workers that nobody has to call.
-        connect: Endpoints of other workers, or routers, to call until they answer.
-        multicast: Whether to look for workers in the local network, too.
+            workers that others need not call.
+        connect: Endpoints of other workers, or routers, to try until they answer.
+        multicast: Whether to also look for workers on the local network.
 
     Raises:
         ValueError: If an endpoint is malformed, or there is none and no multicast.
@@ -81,13 +81,13 @@ def parse(name: str, endpoint: str, lowest_port: int = 1) -> tuple[str, str, int
             ipaddress.IPv6Address(host[1:-1])
         except ValueError:
             raise ValueError(
-                f"{name} has {endpoint!r}; {host[1:-1]!r} is no IPv6 address"
+                f"{name} has {endpoint!r}; {host[1:-1]!r} is not an IPv6 address"
             ) from None
     return match["protocol"], host.strip("[]"), port
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether `endpoint` never leads beyond this machine.
+    """Whether `endpoint` stays within this machine.
 
     >>> is_loopback("tcp/[::1]:7447"), is_loopback("tcp/10.0.0.1:7447")
     (True, False)

@@ -35,7 +35,7 @@ _Sizes: TypeAlias = Mapping[str, float | None]
 
 
 class Admission:
-    """Admits only messages of this run's workers that match the algorithm's schema.
+    """Admits only messages from this run's workers that match the algorithm's schema.
 
     Everything else is dropped, counted, and logged once for each worker and reason, without an
     error. Not thread-safe.
@@ -88,7 +88,7 @@ class Admission:
     ) -> tuple[Envelope, Message] | None:
         """Read a frame that the transport received from `sender`; None if it is dropped.
 
-        The tensors are views of `frame`, which nobody may write to afterwards.
+        The tensors are views of `frame`, which must not be changed afterwards.
         """
         try:
             return self._check(sender, frame, own_round)
@@ -161,7 +161,7 @@ class Admission:
         return message
 
     def _check_parts(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
-        """Do the same for a message by several authors, each judged by its own part.
+        """Do the same for a message with several authors, each judged by its own part.
 
         A worker that relays a part without a valid seal has forged it, because honest workers
         do not accept such a part. Any other flaw of a part is blamed on its origin.
@@ -187,8 +187,8 @@ class Admission:
     def _counts(self, message: Message, origin: Rank, part: Payload) -> bool:
         """Whether `origin` has written a part in its current life, with a valid certificate.
 
-        Nobody is blamed for a part with an expired or revoked certificate: the relaying worker
-        may have accepted it earlier, or may not know about the revocation yet.
+        No worker is blamed for a part with an expired or revoked certificate: the relaying
+        worker may have accepted it earlier, or may not know about the revocation yet.
         """
         if self._seals is None:
             return True

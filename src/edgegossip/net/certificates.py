@@ -101,7 +101,7 @@ def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
 
 
 def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = None) -> Path:
-    """Make the authority that signs the certificates of all workers.
+    """Make the authority that signs all workers' certificates.
 
     The holder of its key can impersonate any worker, so the key should not leave the machine.
 

@@ -1,4 +1,4 @@
-"""Dead links, which lead to a closed session, stay up, and never carry a message."""
+"""Dead links: they lead to a closed session, stay up, and never carry a message."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def new_session_id(rank: Rank) -> str:
 
 
 class DeadLinks:
-    """Detects links to a worker that shows no sign of life.
+    """Detects links to a worker without signs of life.
 
-    A zenoh session that closes during an incoming call may admit that link after it has closed
-    all others. The link then lives as long as the process. The caller believes that it has
-    reached the worker, and never calls the worker's next session. Only the caller can end this,
-    by opening a new session.
+    A zenoh session that closes during an incoming connection may admit that link after it has
+    closed all others. The link then lives as long as the process. The caller believes that it
+    has reached the worker, and never connects to the worker's next session. Only the caller can
+    end this, by opening a new session.
 
     A malicious worker could cause such renewals by linking without a sign of life, so the wait
     doubles each time.

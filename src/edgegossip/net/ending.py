@@ -1,4 +1,4 @@
-"""The end of a run: when a finished worker may leave."""
+"""The end of a run: the time at which a finished worker may leave."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Ending:
         self._changed_at: Seconds = math.inf
 
     def changed(self, now: Seconds, event: Event | None = None) -> None:
-        """Account for an event of the algorithm; its own pending requests hold up nobody."""
+        """Account for an event of the algorithm; its own pending requests delay no one else."""
         if not isinstance(event, TimerFired | Evaluated | Predicted):
             self._changed_at = now
 
@@ -43,11 +43,11 @@ class Ending:
 
     @property
     def tell_at(self) -> Seconds:
-        """When counts are reported next, unless something happens before."""
+        """Time of the next report of counts, unless an event comes before."""
         return self._changed_at + self._settings.quiet_seconds
 
     def is_over(self, now: Seconds) -> bool:
-        """Whether no other worker needs this one any longer."""
+        """Whether no other worker needs this one any more."""
         if not self.has_finished:
             return False
         quiet, settings = now - self._changed_at, self._settings

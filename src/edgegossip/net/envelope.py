@@ -30,7 +30,7 @@ class Envelope:
         run: 8 bytes that identify this run.
         sender: Author of the message.
         sender_life: The sender's life in which it wrote the message.
-        receiver_life: The receiver's life that it is meant for; 0 for any.
+        receiver_life: The receiver's life for which the message is meant; 0 for any.
         number: Number of the message.
 
     Raises:

@@ -13,8 +13,8 @@ _Lane: TypeAlias = Rank | None
 RATE = 2000.0
 """Sustained rate of messages per second from one sender."""
 BURST = 100_000
-"""Burst of messages. It exceeds what is ever resent: a checkpoint holds 64 MiB, with at least 1
-KiB per message.
+"""Burst of messages. It exceeds the number of resent messages: a checkpoint holds 64 MiB, with
+at least 1 KiB per message.
 """
 REFUSED_COST = 100
 """Cost of a rejected frame, in messages; honest workers cause none."""
@@ -33,7 +33,7 @@ class FairQueue:
     """A queue with one consumer that serves senders in turn.
 
     Items of one sender (their `sender` or `rank`) stay in order. Items without a sender also
-    stay in order and have a turn of their own.
+    stay in order and have their own turn.
 
     >>> from edgegossip.core.protocol import WorkerJoined, WorkerLost
     >>> waiting = FairQueue()

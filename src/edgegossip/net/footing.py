@@ -25,11 +25,11 @@ class Footing:
 
     Training fails if a loss or parameters are not finite. If a sender can be blamed, the worker
     continues from the last parameters for which the mean of the last ten losses was at most
-    twice the lowest such mean. The very last parameters would not do, because bad values act
-    for a while before they are fatal. One sender is blamed and muted. For the next five
-    failures nobody is blamed, because the same values may come from other workers that they
-    have reached. A worker that fails because of its own learning rate or data therefore still
-    fails, only later.
+    twice the lowest such mean. The newest parameters are not safe, because bad values act for a
+    while before they are fatal. One sender is blamed and muted. For the next five failures no
+    sender is blamed, because the same values may come from other workers that they have
+    reached. A worker that fails because of its own learning rate or data therefore still fails,
+    only later.
 
     Args:
         params: Initial parameters, [num_params].
@@ -78,7 +78,7 @@ class Footing:
         """Answer a `Train` that failed with the last sound parameters.
 
         Raises:
-            TrainingError: The failure itself, if nobody can be blamed.
+            TrainingError: The failure itself, if no sender can be blamed.
         """
         # A stage's training inputs come from others, even where its parameters do not.
         if not request.inputs and torch.equal(request.params, self.params):

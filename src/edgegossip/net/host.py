@@ -69,19 +69,20 @@ class Host(Generic[State]):
     after its checkpoint, with the same numbers, until it loses or finds a worker. A worker that
     cannot be resumed without a gap rejoins: it takes a neighbor's parameters.
 
-    Messages that no honest worker sends are rejected, and nobody waits for them. At the third
-    one their sender is *muted*: it counts as lost, and all its messages are dropped, until
-    another process of its rank appears.
+    Messages that no honest worker sends are rejected, and no worker waits for them. At the
+    third one their sender is *muted*: it counts as lost, and all its messages are dropped,
+    until another process of its rank appears.
 
     * A value more than 1000 times as large as usual is rejected. The usual value is the largest
       of four: 1, the initial parameters, the receiver's own messages, and the median of the
-      *other* senders' messages of this kind and name. Honest workers stay below 2 times.
+      *other* senders' messages of this kind and name. Honest workers stay below twice the usual
+      value.
     * After smaller values that break training, the worker goes back to the last parameters with
       a loss near its lowest, forgets momentum, and mutes the sender whose values stand out by a
       factor of two. If no sender stands out, it fails as it would alone.
     * Senders take turns, so others wait for one frame of each. A sender of 100,000 messages at
-      once and more than 2000 a second is muted. A rejected frame counts a hundredfold, a status
-      report twentyfold.
+      once and more than 2000 per second is muted. A rejected frame counts as 100 messages, a
+      status report as 20.
     * Relayed parts carry seals: the origin's certificate, and its signature of run, rank, life,
       kind, round and every byte. A forged seal counts as a lie of the worker that relays it.
       Without certificates nothing is signed, and a neighbor's own statement has priority over

@@ -42,7 +42,7 @@ class HostSettings:
         min_to_begin: Number of workers, including this one, that a run needs to begin. Workers
             in `ended` count.
         min_workers: Number of workers that a run needs to continue.
-        ended: Workers that had already finished; nobody waits for them.
+        ended: Workers that had already finished; the others do not wait for them.
         max_seconds: Time limit, counted from the beginning of the run.
         checkpoint_seconds: Seconds between checkpoints.
         quiet_seconds: Seconds between two reports of counts at the end; the run ends after

@@ -70,7 +70,7 @@ class Introductions:
     run.
 
     Args:
-        num_workers: Size of the run.
+        num_workers: Number of workers in the run.
         own: This worker's introduction.
     """
 
@@ -104,9 +104,7 @@ class Introductions:
         self._differences[rank] = differences
 
     def difference(self, rank: Rank) -> str:
-        """How the settings of `rank` differ, according to its introduction; empty if they do
-        not.
-        """
+        """Differences in the settings of `rank`, by its introduction; empty if none."""
         return _list(self._differences.get(rank, []))
 
     def require_majority(self, *, is_waiting: bool) -> None:

@@ -43,7 +43,7 @@ class Refused:
 
 @dataclass(slots=True, eq=False)
 class Left:
-    """A message was handed to the transport, or is kept until that is possible."""
+    """A message was handed to the transport, or is kept until this is possible."""
 
     receiver: Rank
     message: Message

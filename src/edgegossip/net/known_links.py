@@ -16,7 +16,7 @@ class KnownLinks(Generic[T]):
     """Follows the links of a session.
 
     Args:
-        know: Returns the fact about a link; None omits the link.
+        know: Returns the fact about a link, or None to omit the link.
 
     Attributes:
         known: Facts by the ends of each link. The dict is replaced and never changed, because

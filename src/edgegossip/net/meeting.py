@@ -1,4 +1,4 @@
-"""Meeting: when a worker begins without the others, and when too few are left."""
+"""Meeting: the conditions for beginning without some workers, and for having too few left."""
 
 from __future__ import annotations
 

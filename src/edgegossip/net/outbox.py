@@ -1,4 +1,4 @@
-"""Sending in the background, with a thread per receiver, so that a slow one delays no other."""
+"""Sending in the background: a thread per receiver, so a slow receiver delays no other."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Outbox:
         """Drop everything that waits for `receiver`, after a link has ended.
 
         Frames on the link are lost, and none may arrive without its predecessors; the receiver
-        will report its missing messages. Until the caller, who may not know of the loss yet,
-        calls `resume`, new frames are also dropped. Thread-safe.
+        will report its missing messages. New frames are also dropped until the caller, which
+        may not know about the loss yet, calls `resume`. Thread-safe.
         """
         with self._lock:
             self._ended[receiver] += 1

@@ -1,4 +1,4 @@
-"""Patience: how long a worker waits for silent workers before giving them up."""
+"""Patience: the time that a worker waits for silent workers before giving them up."""
 
 from __future__ import annotations
 

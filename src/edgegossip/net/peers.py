@@ -73,9 +73,9 @@ class Peer:
         received: Number of the last message from it.
         kept: Number of the last message from it in this worker's checkpoint.
         known_life: Last life that the algorithm knows about; 0 for none.
-        is_lost: The algorithm was told of the loss, or will be when it starts.
+        is_lost: The algorithm has received the loss, or will receive it when it starts.
         heard_at: Time at which the last algorithm message arrived.
-        num_gaps: Consecutive statuses that reported more messages than have arrived.
+        num_gaps: Number of consecutive statuses that reported more messages than have arrived.
         has_lost_some: A message has arrived without its predecessor.
     """
 
@@ -128,7 +128,7 @@ class Peers:
         life: Life of this worker.
         max_log_bytes: Limit, in bytes, of messages kept for each worker for resending; 0 keeps
             none.
-        ended: Workers that had already finished; nobody waits for them.
+        ended: Workers that had already finished; the others do not wait for them.
         takes_repeats: As in the algorithm's `Traits`.
     """
 
@@ -205,7 +205,7 @@ class Peers:
         return [event for rank in late for event in self.lose(rank)]
 
     def lose(self, rank: Rank) -> list[Event]:
-        """Count `rank` as lost until it is heard from again."""
+        """Count `rank` as lost until it sends a message again."""
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []
@@ -289,10 +289,10 @@ class Peers:
 
     @property
     def began_at(self) -> Seconds | None:
-        """When the others' run began, on this worker's clock; None if it has not begun.
+        """Start of the others' run, on this worker's clock; None if it has not begun.
 
-        This is the median of their claims, or the later of two, so that a single liar cannot
-        make the run appear old.
+        This is the median of their claims, or the later of two claims, so that a single liar
+        cannot make the run appear old.
         """
         here = self._here()
         begun = [rank for rank, status in here.items() if status.phase >= Phase.RUNNING]
@@ -330,7 +330,7 @@ class Peers:
         return peer.known_life == status.life and status.oldest > peer.received + 1
 
     def live_anew(self, life: Life) -> None:
-        """Begin as a new worker, whose algorithm knows about nobody."""
+        """Begin as a new worker, whose algorithm knows no other worker."""
         self.life, self.is_resumed = life, False
         for _, peer in self:
             peer.count_anew()
@@ -353,8 +353,7 @@ class Peers:
         return events
 
     def _goes_along(self, rank: Rank, status: WorkerStatus, has_rejoined: bool) -> bool:
-        """Whether `rank` is in step with this worker or can help it; otherwise it is found
-        later.
+        """Whether `rank` is in step with this worker or can help it; if not, it is found later.
 
         Two workers that rejoin at the same time would wait for each other's help. A worker
         whose claim of an earlier beginning is not confirmed will not send the messages of a

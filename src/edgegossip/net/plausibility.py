@@ -28,9 +28,9 @@ class Plausibility:
 
     The usual value is the largest of four: 1, the largest initial parameter, this worker's own
     last message, and the median of the *other* senders' last messages in the same place,
-    accepted or not. A liar therefore has no say in its own limit, even for its first message.
-    If honest models are larger than any that a worker has seen, for example when it comes back,
-    the others vouch for each other.
+    accepted or not. A liar therefore has no influence on its own limit, even for its first
+    message. If honest models are larger than any that a worker has seen, for example when it
+    returns, their senders confirm each other.
 
     The factor is far above the differences among honest workers; it rejects values that break
     arithmetic. `Footing` handles smaller lies: after failed training it goes back and asks

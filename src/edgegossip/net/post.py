@@ -45,7 +45,7 @@ class Post:
         params: Initial parameters, [num_params].
         transport: Carries frames.
         items: Queue of items for `take`.
-        peers: State of the others and rank of this worker.
+        peers: This worker's rank, and the state of the others.
         settings: Limits.
     """
 
@@ -106,7 +106,7 @@ class Post:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The endpoints that the transport calls."""
+        """The endpoints to which the transport connects."""
         return self._transport.calls
 
     def open(self, keep_trying: Callable[[], bool] = lambda: True) -> None:
@@ -245,7 +245,7 @@ class Post:
     # Workers that lie.
 
     def _punish(self) -> list[Event]:
-        """Mute repeated offenders; nobody waits for rejected messages."""
+        """Mute repeated offenders; no worker waits for rejected messages."""
         offenders, self.admission.offenders = self.admission.offenders, []
         events: list[Event] = []
         for rank in offenders:

@@ -34,7 +34,7 @@ class Reached:
 
 
 def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Reached:
-    """Connect to an endpoint, shake hands if it is encrypted, and hang up.
+    """Connect to an endpoint, do the handshake if it is encrypted, and disconnect.
 
     Args:
         endpoint: Endpoint such as "tls/host:7447".

@@ -30,7 +30,7 @@ class CertificateWatch:
     """Watches the files of a worker or router for valid changes.
 
     Damaged or untrusted files change nothing: the last valid certificates and revocation lists
-    stay in force, and the log says so.
+    stay in use, and a line is logged.
 
     Args:
         tls: The files.
@@ -204,7 +204,7 @@ class RenewedSession:
 def _say_what_changed(credentials: Credentials, seconds: Seconds) -> None:
     _LOG.warning(
         "certificates have changed: this is %s until %s, %d are revoked; "
-        "all links were closed, and can be opened anew after %.1f s",
+        "all links were closed, and can be reopened after %.1f s",
         common_name(credentials.identity.holder.subject),
         f"{credentials.identity.end:%Y-%m-%d %H:%M} UTC",
         sum(len(each.serials) for each in credentials.revocations.values()),

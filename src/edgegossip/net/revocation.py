@@ -131,7 +131,9 @@ def parse_lists(
     lists: dict[bytes, Revoked] = {}
     pieces = _LIST.findall(content)
     if content and len(pieces) != max(1, content.count(b"-----BEGIN")):
-        raise NetworkError(f"{path} is not a list of revoked certificates in PEM; copy it anew")
+        raise NetworkError(
+            f"{path} is not a list of revoked certificates in PEM; copy it again"
+        )
     for piece in pieces:
         authority, revoked = _parse_list(piece, path, authorities)
         earlier = lists.get(authority)
@@ -245,7 +247,7 @@ def _parse_list(
         is_whole = not any(extension.critical for extension in parsed.extensions)
     except (ValueError, x509.DuplicateExtension) as error:
         raise NetworkError(
-            f"{path} is damaged ({error}); copy the list of revoked certificates anew"
+            f"{path} is damaged ({error}); copy the list of revoked certificates again"
         ) from None
     for authority in authorities:
         if _has_made(authority, parsed):

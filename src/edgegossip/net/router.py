@@ -1,4 +1,4 @@
-"""A router: a meeting place for workers that cannot call each other."""
+"""A router: it connects workers that cannot connect to each other."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Router:
     Workers of any run, and other routers, may connect to it. With certificates it holds each
     worker to its own rank, as workers do among themselves. Workers trust it to name a message's
     sender, so the holder of a router's certificate can impersonate any worker. If two of its
-    workers both listen, one must be able to call the other, because zenoh does not relay
+    workers both listen, one must be able to connect to the other, because zenoh does not relay
     between them.
 
     Args:
-        address: Endpoints to listen at, and other routers to call.
+        address: Endpoints to listen at, and other routers to connect to.
         num_workers: Number of workers in the largest run; with `security`, messages of higher
             ranks are not relayed.
-        security: The router's files. When they change, or a certificate is revoked, all links
-            are closed and reopened.
+        security: The router's files. If the files change, or a certificate is revoked, all
+            links are closed and reopened.
         run_names: Names of runs to which workers' certificates may be bound; unbound ones are
             always accepted.
         lease: As in `ZenohTransport`.

@@ -42,13 +42,13 @@ class Runtime(Protocol):
     """Clock, inbox and threads of a host."""
 
     def clock(self) -> Seconds:
-        """Seconds, never going back."""
+        """Time in seconds; it never decreases."""
 
     def inbox(self) -> FairQueue:
         """Make an empty inbox."""
 
     def background(self, name: str) -> Background:
-        """Make a `Background`; `name` is for people."""
+        """Make a `Background`; `name` is for display."""
 
     def new_life(self) -> Life:
         """Draw a unique life in 1..2**63 - 1."""

@@ -1,4 +1,4 @@
-"""Seals: signatures of relayed parts, so that no worker speaks for another."""
+"""Seals: signatures of relayed parts, so that no worker can impersonate another."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Seals:
         run: 8 bytes that identify this run.
 
     Raises:
-        NetworkError: If the key does not support ECDSA. A later key that does not is not used.
+        NetworkError: If the key does not support ECDSA. A later key without ECDSA is not used.
     """
 
     def __init__(self, credentials: Callable[[], Credentials], rank: Rank, run: bytes) -> None:

@@ -24,7 +24,8 @@ pauses on a busy machine; 1.5 s did not.
 """
 _LEASES = (0.1, 3600.0)
 KeepTrying: TypeAlias = Callable[[], bool]
-"""Polled several times a second while nobody answers; if it returns false, the attempt ends."""
+"""Polled several times per second while no peer answers; if it returns false, the attempt
+ends."""
 _LOG = logging.getLogger("edgegossip.net")
 _LOOK: Seconds = 0.1
 _RETRY: Seconds = 0.5
@@ -113,13 +114,13 @@ def open_session(
 ) -> zenoh.Session:
     """Open a session at `address`, for links with `num_workers`.
 
-    A listening session opens at once. A session that only calls opens when the first peer
+    A listening session opens at once. A session that does not listen opens when the first peer
     answers; until then it logs its attempts at intervals.
 
     Args:
         settings: Result of `session_settings`.
-        address: Endpoints to listen at and to call.
-        num_workers: Size of the run.
+        address: Endpoints to listen at and to connect to.
+        num_workers: Number of workers in the run.
         keep_trying: See `KeepTrying`.
 
     Raises:
@@ -143,7 +144,7 @@ def open_session(
 def _open_client(
     config: zenoh.Config, endpoints: str, keep_trying: KeepTrying
 ) -> zenoh.Session:
-    """Call the endpoints until one answers."""
+    """Try the endpoints until one answers."""
     began, say_after, answer = time.monotonic(), _SOON, _Attempt(config)
     problem = "no answer yet"
     while keep_trying():

@@ -14,7 +14,7 @@ from edgegossip.net.runtime import Life
 
 STATUS = "net/status"
 MAX_ELAPSED: Seconds = 1e9
-"""Thirty years; clocks with more seconds would lose their fractions."""
+"""Thirty years; larger clock values would lose their fractions."""
 
 
 class Phase(IntEnum):

@@ -97,7 +97,7 @@ def report_links(
 
 
 def _once(refused: Refused) -> Refused:
-    """Wrap `refused` so that it gets each reason once, and at most a thousand in all."""
+    """Wrap `refused` so that it gets each reason once, and at most a thousand reasons."""
     told: set[tuple[Rank | None, str]] = set()
 
     def report(rank: Rank | None, reason: str) -> None:

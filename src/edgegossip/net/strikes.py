@@ -13,8 +13,8 @@ BAD_VALUES = "with bad values"
 TOO_LARGE = "with values far beyond what is usual"
 FLOOD = "more than any honest worker sends"
 LIES = frozenset({IN_ANOTHERS_NAME, IMPOSSIBLE_ROUND, OTHER_FORM, BAD_VALUES, TOO_LARGE})
-"""Reasons for a rejection that only the sender can cause. Messages that are lost, damaged,
-beyond the memory limit, or of an earlier life or another run are not among them.
+"""Reasons for a rejection that only the sender can cause. They exclude messages that are lost,
+damaged, beyond the memory limit, or from an earlier life or another run.
 """
 _MOST = 3
 

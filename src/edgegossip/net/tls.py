@@ -132,10 +132,11 @@ class Credentials:
 class TLS:
     """The files that identify a worker or router and its peers; all in PEM.
 
-    Any authority will do that signs workers' certificates directly, with ``worker-R`` as common
-    name and an elliptic-curve key; ``edgegossip-router`` can be any worker. A revocable
-    certificate needs the DNS name ``SERIAL.edgegossip``, with its serial number in hex. All its
-    DNS names must be well-formed. Lists must be complete (no delta or partitioned lists).
+    Any authority can be used that signs workers' certificates directly, with ``worker-R`` as
+    common name and an elliptic-curve key. The name ``edgegossip-router`` can impersonate any
+    worker. A revocable certificate needs the DNS name ``SERIAL.edgegossip``, with its serial
+    number in hex. All its DNS names must be well-formed. Lists must be complete (no delta or
+    partitioned lists).
 
     Args:
         ca: Certificate of the authority, or of both authorities during a change.
@@ -340,10 +341,10 @@ def load_tls(
 
 
 def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
-    """Refuse to start if strangers could listen in or take part.
+    """Refuse to start if strangers could eavesdrop or take part.
 
     Args:
-        address: Endpoints at which this worker listens and which it calls.
+        address: Endpoints at which this worker listens, and to which it connects.
         tls: Its certificates, if any.
         insecure: Whether the user has allowed plain connections.
 

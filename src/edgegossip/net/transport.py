@@ -10,7 +10,7 @@ from edgegossip.core.protocol import Rank
 from edgegossip.net.tls import Credentials
 
 Incarnation: TypeAlias = int
-"""Drawn by every process that speaks for a rank, to tell a restart from a pause."""
+"""Drawn by every process of a rank, to distinguish a restart from a pause."""
 
 MAX_FRAME_BYTES = 2**30
 
@@ -25,7 +25,7 @@ class Listener(Protocol):
         """Worker `rank` has become reachable."""
 
     def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
-        """Worker `rank` is gone, or the path to it is cut."""
+        """Worker `rank` is lost, or the path to it is cut."""
 
     def refused(self, rank: Rank | None, reason: str) -> None:
         """Invalid input has arrived, apparently from `rank`."""
@@ -44,7 +44,7 @@ class Transport(Protocol):
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Endpoints that the transport calls until they answer, as text for people."""
+        """Endpoints that the transport tries until they answer, as text."""
 
     def open(
         self,

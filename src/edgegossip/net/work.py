@@ -50,11 +50,11 @@ class Work:
 
     Args:
         rank: Rank of the worker.
-        trainer: Trains on a thread of its own. Other threads call only `epoch_cost`, `layout`,
+        trainer: Trains on its own thread. Other threads call only `epoch_cost`, `layout`,
             `state_dict` and `cancel`, the last two even while it sets up or trains.
         items: Queue of `Completed` items for `take`.
         forecaster: Answers `Predict` and learns how long training takes; None if unused.
-        evaluate: Answers `Evaluate` with loss and metrics; None if nobody asks.
+        evaluate: Answers `Evaluate` with loss and metrics; None if it is never requested.
         runtime: Provides the threads and the forecaster's clock.
 
     Attributes:
@@ -123,9 +123,9 @@ class Work:
             self._is_set_up = True
 
     def put_off(self) -> bool:
-        """Leave work that waits for setting up to the process that resumes the checkpoint.
+        """Leave work that waits for the setup to the process that resumes the checkpoint.
 
-        Returns False if no work waits for setting up; the caller should then wait for the work.
+        Returns False if no work waits for the setup; the caller should then wait for the work.
         """
         with self._lock:
             self._is_put_off = not self._is_set_up

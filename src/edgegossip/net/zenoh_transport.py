@@ -50,14 +50,14 @@ class ZenohTransport:
             between them. A certificate may be bound to the first part.
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
-        address: Endpoints to listen at and to call.
+        address: Endpoints to listen at and to connect to.
         incarnation: Incarnation of this process; drawn by default.
         security: Certificates; without them links are neither encrypted nor authenticated.
         insecure: Allow plain links beyond this machine.
         lease: Seconds, from 0.1 to 3600, after which a link is closed and reopened if it is
-            silent or a piece of 256 kB could not leave. Slow links need more: the default suits
-            0.4 Mbit/s to each simultaneous receiver. Each worker's lease applies to its own
-            silence and its own pieces.
+            silent or a piece of 256 kB could not leave. Slow links need a longer lease: the
+            default suits 0.4 Mbit/s to each simultaneous receiver. Each worker's lease applies
+            to its own silence and its own pieces.
 
     Raises:
         ValueError: If `run` has other characters, or `rank` or `lease` is out of range.
@@ -203,7 +203,7 @@ class ZenohTransport:
         absent = [rank for rank, peer in self._peers.items() if peer.incarnation is None]
         rank = self._dead_links.find(absent)
         if rank is not None:
-            _LOG.warning("the link with worker %d leads nowhere; all are opened anew", rank)
+            _LOG.warning("the link with worker %d leads nowhere; all are reopened", rank)
         return rank is not None
 
     # Calls of zenoh, from its threads.
@@ -319,7 +319,7 @@ class _Peer:
         return self._left is not None
 
     def lose(self) -> None:
-        """Tell the listener that the peer is gone, now that this worker has left."""
+        """Report the peer's disappearance to the listener, now that this worker has left."""
         with self._telling:
             self._alive = []
             if self._left is not None:
@@ -332,7 +332,7 @@ class _Peer:
             self._is_closing = False
 
     def await_farewell(self, deadline: Seconds) -> None:
-        """Wait until the peer confirms that it has read everything."""
+        """Wait until the peer confirms that it has read all frames."""
         self._has_answered.wait(_until(deadline))
         if self._answer is not None:
             self._answer.join(_until(deadline))

@@ -55,7 +55,7 @@ def compare_baselines(
         partition: Partition of the samples among the workers.
         augmentation: Augmentation of the training batches.
         link: Link between any two workers.
-        accuracy_aware: How EdgeGossip chooses samples.
+        accuracy_aware: EdgeGossip's choice of samples.
         target: See `Comparison`.
 
     Raises:

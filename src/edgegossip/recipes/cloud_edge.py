@@ -1,6 +1,4 @@
-"""Cloud and edge: phones with private data hold a model's lower stage, a cloud the other
-one.
-"""
+"""Cloud and edge: phones with private data hold a model's first stage, a cloud the second."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def cloud_edge(
     phone_trace: Path | None = None,
     precision: str = "int8",
 ) -> Comparison:
-    """Activities of 21 people: phones train the lower stage, a cloud the upper one.
+    """Activities of 21 people: phones train the first stage, a cloud the second.
 
     Each phone has the windows of one person, which never leave it. The cloud is twenty times as
     fast as the fastest phone. The runs are `greedy`, `splitfed` (with the true gradient), and

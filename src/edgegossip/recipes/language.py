@@ -41,7 +41,7 @@ class LanguageSettings:
         num_epochs: Passes of the slowest worker over an even share of the data; all runs take
             this long.
         num_workers: Number of workers, each on its own platform.
-        mixed: Deal the pieces of text at random, instead of one author to each worker.
+        mixed: Assign the pieces of text at random, instead of one author to each worker.
         throughput: Training samples per second of the fastest platform.
         batch_size: Samples per step and worker.
         local_steps: Steps between two messages of DiLoCo.
@@ -94,14 +94,14 @@ def books_gpt(
     The runs are DiLoCo, EdgeGossip around it, Gossip on a ring and AllReduce, measured in bits
     per character on the last tenth of each author's text.
 
-    EdgeGossip shortens the steps of DiLoCo by the time of a pass over a worker's own data, so
-    workers with equal amounts (`--mixed`) end a round together. Authors differ up to nine times
-    in length. Those with long books do so few steps that they wait: use `--mixed` to compare
-    speeds.
+    EdgeGossip reduces the steps of DiLoCo in proportion to the time of a pass over a worker's
+    own data, so workers with equal amounts (`--mixed`) end a round together. Authors' texts
+    differ in length by a factor of up to nine. Workers with long books take so few steps that
+    they wait; use `--mixed` to compare speeds.
 
     Args:
         settings: Settings of the recipe.
-        data_dir: Folder with books/*.txt, one of each author; by default $EDGEGOSSIP_DATA.
+        data_dir: Folder with books/*.txt, one file per author; by default $EDGEGOSSIP_DATA.
     """
     number = settings.num_workers
     task = language_task(books(data_dir, settings.context), settings)

@@ -203,7 +203,7 @@ def compare_servers(
 
 
 def _tunable(settings: ServerSettings) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Own setting of each method with values to try: the given one, less, and more."""
+    """The setting of each method and its values to try: given, lower and higher."""
 
     def around(value: int) -> tuple[int, ...]:
         return tuple(dict.fromkeys((value, max(1, value // 4), 4 * value)))

@@ -60,7 +60,7 @@ class PushSettings:
     """Common settings of the Sparse-Push recipes; each recipe has its own defaults.
 
     Args:
-        num_epochs: Epochs of each run; all runs take equally many steps.
+        num_epochs: Epochs of each run; all runs take the same number of steps.
         num_workers: Number of workers on equal platforms, in a directed ring.
         global_batch: Samples per step of all workers together, a multiple of the number of
             workers.
@@ -70,20 +70,18 @@ class PushSettings:
         weight_decay: Weight decay of SGD.
         decay: Decay of the learning rate after a first epoch at a tenth of it: none, to a tenth
             after 1/2 and 3/4 of the epochs, or along a cosine.
-        skew: Share of the samples that is dealt out sorted by class, in [0, 1].
-        dirichlet_alpha: Deal classes out in random proportions instead; smaller values skew
-            more.
+        skew: Share of the samples that is assigned in order of class, in [0, 1].
+        dirichlet_alpha: Assign classes in random proportions instead; smaller values skew more.
         by_subject: Keep each person's samples together instead.
         keep_ratio: Share of the entries in compressed messages, in (0, 1].
         value_bits: Bits of each entry: 1 to 8, 16 or 32.
-        per_layer: Keep that share of each layer, as in the paper, instead of that of the whole
-            vector.
+        per_layer: Keep this share of each layer, as in the paper, instead of the whole vector.
         consensus_step: Consensus step of the compressed runs, in (0, 1]; by default
             Sparse-Push's own rule, and three times the kept share for DifferencePush.
         local_steps: Steps between two messages of the compressed runs; the dense one sends
             after each.
-        compensation_rounds: Final rounds of averaging in the skew-compensated run; by default
-            as many as add a tenth to its bytes.
+        compensation_rounds: Final rounds of averaging in the skew-compensated run; by default,
+            the number that adds a tenth to its bytes.
         compensation_bits: Bits of each entry in these rounds: 1 to 8, 16 or 32.
         link: Bandwidth of each worker's uplink, in Mbit/s.
         throughput: Training samples per second of each platform.
@@ -181,8 +179,7 @@ def per_layer(compressor: PartwiseCompressor, task: Task) -> PerLayer:
 
 
 def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:
-    """Make a compressor of the largest entries with this many bits, or of nothing for all in
-    32.
+    """Make a compressor of the largest entries, with this many bits for each value.
 
     >>> compressor(0.01, 4)
     TopK(keep_ratio=0.01, values=Quantize(bits=4))
@@ -277,7 +274,7 @@ def _algorithms(settings: PushSettings, steps: int, sent: Compressor) -> list[Al
 
 
 def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor) -> int:
-    """How many rounds of `final`, at least 1, add a tenth to the bytes of `num_rounds`.
+    """Number of rounds of `final`, at least 1, that add a tenth to the bytes of `num_rounds`.
 
     >>> affordable_rounds(500, TopK(0.1, Quantize(4)), Quantize(4))
     11

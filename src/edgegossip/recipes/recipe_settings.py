@@ -9,7 +9,7 @@ from pathlib import Path
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 
 ACCURACY_AWARE = AccuracyAware()
-"""How EdgeGossip chooses samples in recipes and studies."""
+"""EdgeGossip's choice of samples in recipes and studies."""
 
 
 def default_data_dir() -> Path:

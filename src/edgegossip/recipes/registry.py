@@ -1,4 +1,4 @@
-"""Recipes and studies by name. Nothing heavy is imported, so listing them is instant."""
+"""Recipes and studies by name. No large package is imported, so listing them is instant."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _summaries(module: str) -> dict[str, str]:
 
 
 def _entries(package: str, modules: Mapping[str, str]) -> dict[str, Entry]:
-    """Make entries by name; a function is named after the last part of its recipe or study."""
+    """Make entries by name; functions have the last part of the recipe's or study's name."""
     return {
         name: Entry(f"{package}.{module}", name.rpartition("/")[2].replace("-", "_"))
         for name, module in modules.items()

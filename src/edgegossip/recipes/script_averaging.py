@@ -16,7 +16,7 @@ def averaging(
 
     Args:
         every: Optimizer steps between two exchanges, at least 1.
-        topology: Makes the graph of a number of workers.
+        topology: Makes the graph for a number of workers.
 
     Raises:
         ValueError: If `every` is below 1, or later if a script takes fewer steps.

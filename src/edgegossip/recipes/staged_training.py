@@ -143,7 +143,8 @@ def eight_layers(
 ) -> Comparison:
     """Four convolutions and four linear layers in four stages, eight ways.
 
-    The runs are those of `synthetic-gradients/quickstart`, each on as many samples.
+    The runs are the same as in `synthetic-gradients/quickstart`, each on the same number of
+    samples.
 
     Args:
         settings: Settings of the recipe.
@@ -158,7 +159,7 @@ def eight_layers(
 def compare_stages(
     dataset: Dataset, model: Callable[..., nn.Module], settings: StageSettings
 ) -> Comparison:
-    """Train the same model whole, pipelined and decoupled, on equally many samples."""
+    """Train the same model whole, pipelined and decoupled, on the same number of samples."""
     names = (*COMPETITORS, *METHODS)
     experiments = {name: stage_run(name, dataset, model, settings) for name in names}
     return Comparison(experiments=experiments, baseline="whole")
@@ -251,8 +252,8 @@ def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:
 
 
 def _without_momentum(settings: StageSettings) -> SGD:
-    """Return SGD with the same total movement but no momentum, which predicted gradients lag
-    behind.
+    """Return SGD with the same total movement but no momentum, behind which predicted gradients
+    would lag.
     """
     rate = settings.lr / (1 - settings.momentum)
     return SGD(lr=rate, momentum=0.0, weight_decay=settings.weight_decay)

@@ -36,8 +36,9 @@ class SystemSettings:
     """Settings of the recipes for ten systems; each recipe has its own defaults.
 
     Args:
-        num_workers: Number of machines, at least 3; with a parameter server the first serves.
-        num_epochs: Epochs that the machines would do in a run if all of them always trained.
+        num_workers: Number of machines, at least 3; if there is a parameter server, it is the
+            first.
+        num_epochs: Epochs that the machines would complete in a run if they always trained.
         seconds: Duration of a run; None for that of `num_epochs`.
         throughput: Training samples per second of the fastest machine.
         num_train: Training samples, drawn at random; None for all.
@@ -171,7 +172,7 @@ def compare_systems(problem: Problem, settings: SystemSettings, data_dir: Path) 
 def _seconds(
     num_samples: int, platforms: tuple[Platform, ...], settings: SystemSettings
 ) -> Seconds:
-    """Time in which the machines could do `num_epochs`, to three significant digits."""
+    """Time in which the machines could complete `num_epochs`, to three significant digits."""
     total = sum(platform.total_throughput for platform in platforms)
     return float(f"{settings.num_epochs * num_samples / total:.3g}")
 
@@ -188,7 +189,7 @@ TUNABLE: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "ssp": {"slack": (40, 4, 160)},
     "adsp": {"windows": (20, 8, 50)},
 }
-"""Own setting of each system and values to try; see `Comparison.tunable`."""
+"""The setting of each system and the values to try; see `Comparison.tunable`."""
 
 
 def _gossip(num_workers: int, local_steps: int) -> Gossip:
@@ -200,7 +201,7 @@ _OWN_SYSTEMS = {"gossip": System(build=_gossip)}
 
 
 def _algorithm(name: str, settings: SystemSettings, seconds: Seconds) -> Algorithm[Any]:
-    """Make a system for all machines, of which one may have to serve."""
+    """Make a system for all machines, one of which may be a server."""
     system = (SYSTEMS | _OWN_SYSTEMS)[name]
     num_workers = settings.num_workers - system.has_server
     if name == "adsp":

@@ -26,12 +26,11 @@ class Activity:
         sending: Spans of a busy uplink, often during training.
         crashed: Spans after crashes.
         unfinished: Spans from the last log entry to a crash or an early end. Work that was cut
-            off is not in the log, so training and waiting cannot be told apart.
+            off is not in the log, so training cannot be distinguished from waiting.
         present: Spans from the start, or a return from a crash, to the end of the worker or the
             run.
-        shares: Share of the run's virtual time for each kind. A moment counts once, for the
-            first that applies of crashed, training, sending, unfinished and waiting; the rest
-            is finished.
+        shares: Share of the run's virtual time for each kind. Each moment counts as the first
+            of these that applies: crashed, training, sending, unfinished, waiting, finished.
     """
 
     training: Spans
@@ -43,8 +42,7 @@ class Activity:
 
 
 def described(shares: Mapping[str, float]) -> str:
-    r"""The shares in words: always training, and the others if they are at least half a
-    percent.
+    r"""The shares as text: training always, others if they are at least half a percent.
 
     >>> described({"crashed": 0.0, "training": 0.25, "sending": 0.05, "waiting": 0.7})
     'training 25\xa0%, sending only 5\xa0%, waiting 70\xa0%'
@@ -65,7 +63,7 @@ def described(shares: Mapping[str, float]) -> str:
 
 
 def mean_shares(workers: Sequence[Activity]) -> dict[str, float]:
-    """Each kind's share of time, averaged over the workers, of which there must be one."""
+    """Each kind's share of time, averaged over the workers, at least one."""
     kinds = workers[0].shares
     return {
         kind: sum(worker.shares[kind] for worker in workers) / len(workers) for kind in kinds
@@ -142,7 +140,7 @@ def _activity(worker: WorkerLog, duration: Seconds) -> Activity:
 
 
 def _present(worker: WorkerLog, duration: Seconds) -> list[Span]:
-    """All time except between finishing and a crash, and after finishing for good."""
+    """All time, except from a finish to a crash, and after the final finish."""
     until = duration if worker.finished is None else worker.finished
     starts = [0.0, *(end for _, end in worker.rests)]
     return list(zip(starts, [*(start for start, _ in worker.rests), until], strict=True))

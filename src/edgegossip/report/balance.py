@@ -1,4 +1,4 @@
-"""How workers wait, and what balancing changes, in words."""
+"""The waits of workers, and the effect of balancing, as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_NAMED = 8
 def kept_shares(run: Run) -> list[float] | None:
     """Mean share of its data that each worker trained on in a round.
 
-    None for runs that were not balanced, and if a worker has finished no round.
+    None if the run was not balanced, or if a worker has not finished a round.
     """
     if not run.log.is_balanced:
         return None

@@ -28,7 +28,7 @@ from edgegossip.report.units import NO_BREAK, listing, written
 
 WIDTH, HEIGHT = 9.6, 3.7
 LEGEND_WIDTH = 130
-"""Width in letters, of which the line before each name takes 8."""
+"""Width in letters, including 8 for the line before each name."""
 GREY = ("epoch-gossip", "stochastic-gradient-push", "paper")
 """Reference runs, which are drawn in gray as in every report."""
 

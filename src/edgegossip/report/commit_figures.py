@@ -190,7 +190,7 @@ def _mean_rate(run: Run) -> float:
 def _name_rates(
     axes: Axes, runs: Sequence[Run], curves: Mapping[str, Curve], colors: Mapping[str, str]
 ) -> None:
-    """Label each curve beside the axes, near the height at which it ends."""
+    """Label each curve next to the axes, near the height at which it ends."""
     to_axes = axes.transData + axes.transAxes.inverted()
     low = axes.get_ylim()[0]
     ends = [max(low, float(curves[run.name][0][-1])) for run in runs]

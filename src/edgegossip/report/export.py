@@ -110,7 +110,7 @@ def _require_ours(out: Path) -> None:
     """Check that no README of other origin would be replaced."""
     card = out / CARD
     if card.exists() and _MARK not in card.read_text(errors="replace"):
-        raise RunFolderError(f"{card} is no model card of a run; choose another --out")
+        raise RunFolderError(f"{card} is not a model card of a run; choose another --out")
 
 
 def _pictures(data: ReportData) -> list[Picture]:

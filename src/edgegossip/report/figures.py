@@ -32,7 +32,7 @@ LOG_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of the horizontal axis; in texts, {metric} is the name of the other one."""
+    """Quantity of the horizontal axis; in texts, {metric} names the vertical axis."""
 
     name: str
     words: str
@@ -161,7 +161,7 @@ def _curve(
 
 
 def _risen(curves: Sequence[Sequence[float]]) -> float:
-    """A value that each curve exceeds after its first tenth, less a margin.
+    """A value that each curve exceeds after its first tenth, minus a margin.
 
     A tenth of the later values may be lower, so a single dip does not count.
     """
@@ -224,7 +224,7 @@ def label_target(axes: Axes, target: float, metric: MetricSpec) -> Annotation:
 def _vertical(
     metric: MetricSpec, curves: Sequence[Sequence[float]], target: float | None
 ) -> tuple[float, float]:
-    """Ends of the vertical axis; a curve that falls is one that rises upside down."""
+    """Ends of the vertical axis; a falling curve is treated as a rising one upside down."""
     sign = 1 if metric.higher_is_better else -1
     curves = [[sign * value for value in curve] for curve in curves]
     known = [*itertools.chain(*curves), *([] if target is None else [sign * target])]
@@ -248,7 +248,7 @@ def _label_ends(
     target: float | None,
     colors: dict[str, str],
 ) -> None:
-    """Label each curve beside the axes, near the height at which it ends."""
+    """Label each curve next to the axes, near the height at which it ends."""
     low, high = axes.get_ylim()
     heights = [(run.log.evaluations[-1].value - low) / (high - low) for run in runs]
     right = axes.get_xlim()[1]
@@ -263,7 +263,7 @@ def _label_ends(
 def write_name(
     axes: Axes, name: str, verdict: str, height: float, free: float, color: str
 ) -> None:
-    """Write the name of a curve that ends at `height` beside the axes, at a `free` height."""
+    """Write the name of a curve that ends at `height` next to the axes, at a `free` height."""
     axes.annotate(
         name,
         (1, height),

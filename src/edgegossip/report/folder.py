@@ -59,7 +59,7 @@ class Run:
         name: Name of the run.
         log: Its events.
         summary: Its numbers.
-        workers: How each rank spent its time; empty if no virtual time passed.
+        workers: Use of time by each rank; empty if no virtual time passed.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def trainers(self) -> list[Activity]:
-        """How the training workers spent their time; empty if no virtual time passed."""
+        """Use of time by the training workers; empty if no virtual time passed."""
         return [self.workers[rank] for rank in self.log.trainers] if self.workers else []
 
     @property
@@ -97,7 +97,7 @@ class ReportData:
 
     Attributes:
         title: The recipe, or the name of the only run.
-        runs: Runs, of which there is at least one; a baseline comes first.
+        runs: Runs, at least one; a baseline comes first.
         baseline: Name of the reference run; None for a single run.
         target: Target of the chosen metric; None without one.
         throughput_bound: Ratio of samples per second without waiting to those with a barrier

@@ -22,7 +22,7 @@ MAX_ROWS = 12
 """Maximum number of runs on the screen; the newest ones stay."""
 
 METRIC = "metric"
-"""Title of the column of different metrics; of one, it is its name."""
+"""Title of the column if metrics differ; otherwise, the metric's name is used."""
 COLUMNS = ("run", "done", "time", "epochs", METRIC, "sent", "commits", "samples/s", "left")
 
 

@@ -21,7 +21,7 @@ from edgegossip.experiments.run_folder import read_evaluation, read_json
 
 SCHEMA = 1
 _MAX_SECONDS: Seconds = 1e15
-"""Thirty million years; later times are damage that no axis can show."""
+"""Thirty million years; later times are damage, and no axis can show them."""
 _LARGEST = 1e30
 """Largest number in a note; no axis can show more."""
 HEADER_TYPES = {
@@ -69,11 +69,12 @@ class WorkerLog:
         crashes: Times of crashes.
         recoveries: Times of returns after a crash.
         rests: Spans from a finish to a later crash.
-        finished: Time at which it finished; None if it has not, or has not since a crash.
+        finished: Time at which it finished; None if it has not, or not since a crash.
         commits: Times of commits to a server.
         num_samples: Total samples processed.
         num_steps: Total steps taken.
-        num_rounds: Rounds in which it sent parameters; 0 for algorithms without rounds.
+        num_rounds: Number of rounds in which it sent parameters; 0 for algorithms without
+            rounds.
         round_samples: Samples processed in those rounds.
     """
 
@@ -154,7 +155,7 @@ class RunLog:
 
     @property
     def model(self) -> str:
-        """The model that was measured, in words."""
+        """The measured model, as text."""
         evaluated = [self.roles[rank] for rank in self.header.get("evaluated", [])]
         if len(evaluated) == 1 and evaluated[0] != WORKER.name:
             return f"the {evaluated[0]}\u2019s model"
@@ -264,7 +265,7 @@ def _count(event: Mapping[str, Any], name: str) -> int:
 
 
 def read_log(path: Path) -> RunLog:
-    """Read the events of one run; damaged lines are skipped with a warning each.
+    """Read the events of one run; damaged lines are skipped, each with a warning.
 
     `experiment.json` replaces a damaged first line.
 

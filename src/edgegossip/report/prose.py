@@ -78,7 +78,7 @@ def _time_tile(folder: ReportData) -> Tile | None:
 
 
 def _end_tile(folder: ReportData) -> Tile | None:
-    """The value at the end; the best one on the way may be a peak of chance."""
+    """The value at the end; the best value during the run may be a chance peak."""
     name, value = _best(folder, {run.name: run.summary.final_value for run in folder.runs})
     if value is None:
         return None
@@ -116,7 +116,7 @@ def _waiting_tile(folder: ReportData) -> Tile | None:
 
 
 def _clock(run: Run) -> str:
-    """The kind of time, in words; empty for real machines, which have only one kind."""
+    """The kind of time, as text; empty for real machines, which have only one kind."""
     return "" if run.log.header.get("driver") == "network" else " of virtual time"
 
 
@@ -171,7 +171,7 @@ def _crew(run: Run) -> str:
 
 
 def _race(folder: ReportData) -> str:
-    """Say which runs reached the target first, later and never."""
+    """State which runs reached the target first, later and never."""
     target, baseline = folder.target, folder.baseline
     if target is None:
         return _best_run(folder)
@@ -251,7 +251,7 @@ def _data_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _traffic(folder: ReportData) -> str:
-    """Compare data sent for the same target, because whole runs differ in their results."""
+    """Compare the data sent to reach the same target; results of whole runs differ."""
     sent = _data_to_target(folder)
     if len(sent) < 2:
         return ""

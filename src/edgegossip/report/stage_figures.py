@@ -131,7 +131,7 @@ def _dress(axes: Axes, run: Run) -> None:
 
 
 def _alt(rows: Sequence[StageRow], runs: Sequence[Run], say: Callable[[StageRow], str]) -> str:
-    """Collect what `say` says about each stage of the runs."""
+    """Collect the texts of `say` for each stage of the runs."""
     words = []
     for run in runs:
         said = [
@@ -194,7 +194,7 @@ def _queues(
         caption="Left, batches that have come from below and wait to be trained on: a long "
         "queue is one before a slow stage. Right, batches that a stage has sent up and that "
         "are not answered. Thick lines are the longest in the time of ten trainings, thin ones "
-        "the lengths at its end. The first stage has nobody below it, the last nobody above.",
+        "the lengths at its end. The first stage has none below it, the last none above.",
         alt="Longest queues of each stage. " + _alt(rows, runs, _said_of_queues),
         png=png,
         svg=svg,

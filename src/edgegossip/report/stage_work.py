@@ -34,7 +34,8 @@ class StageRow:
         num_given_up: Total batches that got no answer in time.
         most_waiting: Maximum number of batches from below that waited at one rank.
         most_pending: Maximum number of one rank's batches that had no answer from above.
-        cosine: Cosine of synthetic and true gradient: median over the second half of the notes.
+        cosine: Cosine between the synthetic and the true gradient: median over the second half
+            of the notes.
     """
 
     run: Run
@@ -77,7 +78,7 @@ def stage_notes(run: Run, rank: Rank, *names: str) -> list[Noted]:
 def steady_state(run: Run) -> Span:
     """The span from the last stage's first training to the first stage's last training.
 
-    If that span is empty, the whole run.
+    If this span is empty, the whole run is returned.
     """
     begins, ends = [], []
     for ranks in run.log.stages.values():

@@ -52,7 +52,7 @@ def write_study_report(folder: Path) -> Path:
     except DRAWING_ERRORS as error:
         raise RunFolderError(
             f"{folder / STUDY} is damaged ({error!r:.300}); continue the "
-            "study, which writes it anew"
+            "study, which writes it again"
         ) from error
     try:
         _write(folder, page, pictures)

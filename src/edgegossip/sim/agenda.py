@@ -1,4 +1,4 @@
-"""Agenda: the simulator's queue of what will happen."""
+"""Agenda: the simulator's queue of future items."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Agenda:
 
     Attributes:
         times: Heap of the times that have entries; the first one is the next.
-        serial: Number of the next entry. Serials are never used twice, and also tell messages
-            and settings of timers apart.
+        serial: Number of the next entry. Serials are never used twice, and also distinguish
+            messages and settings of timers.
 
     >>> agenda = Agenda()
     >>> for at, item in [(2.0, "c"), (1.0, "a"), (1.0, "b")]:
@@ -53,7 +53,7 @@ class Agenda:
             self._at[at] = deque((others, entry))
 
     def pop(self) -> Entry:
-        """Take out the next entry; there must be one."""
+        """Remove and return the next entry; there must be one."""
         at = self.times[0]
         entry = self._at[at]
         if isinstance(entry, deque):

@@ -1,4 +1,4 @@
-"""Downlinks: when simultaneous messages have arrived completely."""
+"""Downlinks: the times at which simultaneous messages have arrived completely."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgegossip.core.protocol import Seconds
 
 @dataclass(slots=True)
 class Downlink:
-    """The waiting and the coming bytes at a downlink.
+    """The waiting and the arriving bytes at a downlink.
 
     Bytes pass as soon as they have arrived and the downlink is free; earlier messages go first.
     The downlink is never idle while bytes wait, so the last message ends when a real one would.

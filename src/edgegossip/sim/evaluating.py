@@ -23,7 +23,7 @@ class Evaluates(Protocol):
 
 
 MakeEvaluator: TypeAlias = Callable[[Rank], Evaluates | None]
-"""Finds what answers the `Evaluate` of a worker; None if nothing does."""
+"""Finds the evaluator that answers a worker's `Evaluate`; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Delay:
 
 @dataclass(slots=True)
 class Detection:
-    """The moment at which workers notice losses or the end of a partition."""
+    """The time at which workers notice losses or the end of a partition."""
 
 
 Fault: TypeAlias = Crash | Recover | Partition | Drop | Delay
@@ -94,7 +94,7 @@ class Faults:
 
     Args:
         script: Faults, in any order.
-        detection_time: Seconds until the others are told of a lost worker.
+        detection_time: Seconds until the others learn of a lost worker.
         seed: Seed for drops and delays.
 
     Raises:

@@ -46,8 +46,8 @@ def _whole_seconds(after: Seconds, until: Seconds) -> range:
 
 
 def default_predictor(platform: Platform) -> PerformancePredictor:
-    """Make a predictor without a profile; it forecasts the idle speed, then the last measured
-    one.
+    """Make a predictor without a profile; it forecasts the idle speed first, later the last
+    measured speed.
     """
     return PerformancePredictor(platform.executors, seconds_alone=1 / platform.throughput)
 

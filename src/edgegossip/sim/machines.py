@@ -1,4 +1,4 @@
-"""The trainer and monitor on each worker's platform, which a crash ends."""
+"""The trainer and the monitor on each worker's platform, which end with a crash."""
 
 from __future__ import annotations
 

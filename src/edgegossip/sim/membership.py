@@ -1,4 +1,4 @@
-"""Online workers, their reachability, and what they know about it."""
+"""Online workers, their reachability, and their knowledge of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Notice: TypeAlias = tuple[Rank, WorkerLost | WorkerJoined]
 
 @dataclass(slots=True, kw_only=True)
 class Membership:
-    """The truth about the workers, and what they believe.
+    """The true state of the workers, and their beliefs about it.
 
     Attributes:
         is_online: Whether each rank is online.
@@ -42,7 +42,7 @@ class Membership:
         """List the ranks whose parameters count.
 
         For each role and slice, these are the online ranks whose state says that they count. If
-        there are none, all online ranks count, and if nobody is online, all ranks.
+        there are none, all online ranks count, and if no rank is online, all ranks.
         """
         roles = [role_of(rank) for rank in range(len(states))]
         holds = [(role.name, role.slice_index) for role in roles]
@@ -82,7 +82,7 @@ class Membership:
         self.believed_lost = {pair: back for pair, back in known if pair[0] != rank}
 
     def recover(self, rank: Rank, now: Seconds) -> Iterator[Notice]:
-        """Bring `rank` back: it is told of lost workers, and the others that it has joined."""
+        """Bring `rank` back: report lost workers to it, and its return to the others."""
         self.is_online[rank] = True
         del self.offline_since[rank]
         yield from self.detect(now, of=rank)
@@ -107,7 +107,7 @@ class Membership:
     ) -> Iterator[Notice]:
         """Report losses to all workers that do not know them, or only to worker `of`.
 
-        Only losses of at least `lasting` seconds are reported.
+        Only losses that have lasted at least `lasting` seconds are reported.
         """
         everyone = range(len(self.is_online))
         is_divided = any(p.start <= now < p.end for p in self.partitions)

@@ -1,4 +1,4 @@
-"""The network: how long messages take, and which are lost."""
+"""The network: durations and losses of messages."""
 
 from __future__ import annotations
 

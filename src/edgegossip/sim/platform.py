@@ -15,15 +15,15 @@ from edgegossip.machine.contention import Contention
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Slow-down of training by contention; hidden from algorithms.
+    """Slowdown of training by contention; hidden from algorithms.
 
-    The slow-down is ``1 / (1 - cores * U.cores) + network * U.network + disk * U.disk``, so a
+    The slowdown is ``1 / (1 - cores * U.cores) + network * U.network + disk * U.disk``, so a
     task that loses half of the cores takes twice as long.
 
     Args:
-        cores: How much training depends on the cores that others use, in [0, 1).
-        network: Added slow-down per byte/s.
-        disk: Added slow-down per byte/s.
+        cores: Sensitivity of training to the cores that others use, in [0, 1).
+        network: Added slowdown per byte/s.
+        disk: Added slowdown per byte/s.
     """
 
     cores: float = 0.9
@@ -68,15 +68,15 @@ class ContentionTrace:
 
 @dataclass(frozen=True, slots=True)
 class ThrottlingTrace:
-    """A slow-down that no monitor shows, such as heat: `slow_downs[k]` from `times[k]` on.
+    """A slowdown that no monitor shows, such as heat: `slow_downs[k]` from `times[k]` on.
 
     Args:
         times: Ascending seconds, beginning with 0.
-        slow_downs: Slow-down factors, at least 1; one for each time.
+        slow_downs: Slowdown factors, at least 1; one for each time.
         period: Seconds until it repeats; infinite to keep the last one.
 
     Raises:
-        ValueError: If times and slow-downs do not match, or one is below 1.
+        ValueError: If times and slowdowns do not match, or one is below 1.
     """
 
     times: tuple[Seconds, ...]
@@ -89,7 +89,7 @@ class ThrottlingTrace:
             raise ValueError(f"slow-downs must be at least 1 and finite, got {self.slow_downs}")
 
     def at(self, now: Seconds) -> tuple[float, Seconds]:
-        """The slow-down at `now`, and the time at which it changes."""
+        """The slowdown at `now`, and the time at which it changes."""
         index, end = _step(self.times, self.period, now)
         return self.slow_downs[index], end
 
@@ -123,9 +123,9 @@ class Platform:
             workload.
         executors: Number of executors; their throughputs add up.
         trace: Contention over time; None for an idle machine.
-        throttling: Additional slow-downs over time, hidden from monitors; None if there are
+        throttling: Additional slowdowns over time, hidden from monitors; None if there are
             none.
-        sensitivity: Slow-down by contention; hidden from algorithms.
+        sensitivity: Slowdown by contention; hidden from algorithms.
         uplink: Maximum bytes per second sent, for all messages together, above 0.
         downlink: Maximum bytes per second received, for all messages together, above 0.
 
@@ -224,7 +224,7 @@ def uneven(
 def paper(throughput: float = 250.0) -> tuple[Platform, ...]:
     """Make two CPU and two GPU platforms, like the four in the EdgeGossip paper.
 
-    The paper prints no speeds. Here a CPU platform has four executors of `throughput`
+    The paper does not state speeds. Here a CPU platform has four executors of `throughput`
     samples/s, and a GPU platform has one that is 12 times as fast. The ratio of three is the
     smaller of the paper's two imbalances.
 

@@ -20,7 +20,8 @@ from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
 MOST_TOGETHER = 64
-"""Trainers that run together; more gain nothing, and their parameters would leave the cache."""
+"""Maximum number of trainers that run together; with more, their parameters would not fit the
+cache."""
 MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
 """``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
 
@@ -32,11 +33,11 @@ class Pending(Protocol[T_co]):
     """A result that may still be pending."""
 
     def result(self) -> T_co:
-        """Wait for the result; raises the task's error."""
+        """Wait for the result; raise the task's error."""
 
 
 class Pool(Protocol):
-    """A place where training runs, as the simulator needs it."""
+    """The interface of a compute pool, as the simulator needs it."""
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
         """Make trainers that run here from those of `make_trainer`."""
@@ -157,7 +158,7 @@ class ComputePool:
         return future
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Return the trainers unchanged: threads share their memory."""
+        """Return the trainers unchanged, because threads share their memory."""
         return make_trainer
 
     def train(

@@ -69,12 +69,12 @@ class Simulator(Generic[State]):
     """A discrete-event loop: pop the earliest event, handle it, and carry out its effects.
 
     Two runs with equal arguments process the same events at the same virtual times in the same
-    order, and end with the same bits. Ties are broken by insertion. Nothing here reads a clock
-    or draws from a global generator. The loop waits for real training only when virtual time
-    reaches the end of that training.
+    order, and end with the same result, bit for bit. Ties are broken by insertion. Nothing here
+    reads a clock or draws from a global generator. The loop waits for real training only when
+    virtual time reaches the end of that training.
 
     The run is over when every online worker has finished and no work or message is in flight.
-    Neither a timer nor a future recovery keeps it open, unless nobody is online.
+    Neither a timer nor a future recovery keeps it open, unless no worker is online.
 
     Args:
         algorithm: Algorithm of the workers.
@@ -90,7 +90,7 @@ class Simulator(Generic[State]):
         observer: Observer of all events.
         evaluate: Answers the `Evaluate` effects of all workers with loss and metrics.
         evaluation_cost: Cost of an evaluation for the platform, in training samples.
-        evaluators: Finds what answers a worker, in place of these two.
+        evaluators: Finds each worker's evaluator, in place of `evaluate` and `evaluation_cost`.
         wire: Encode and decode every message, as a network would.
         max_seconds: Time limit of the run, for `Traits.progress`.
     """

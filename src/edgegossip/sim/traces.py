@@ -107,17 +107,17 @@ def gpus(
 def batch_jobs(
     seed: int = 0, *, phase: Seconds = 8.0, intensity: float = 1.0, period: Seconds = 3600.0
 ) -> ContentionTrace:
-    """The load of jobs like WordCount and Sort that run in sequence, with pauses.
+    """The load of jobs like WordCount and Sort, which run in sequence with pauses.
 
     A job goes through its phases (map, shuffle, reduce; read, shuffle, merge, write). Each
     phase uses cores, network and disk differently, and jobs differ in intensity. The duration
     of a phase or a pause has an exponential distribution and is unpredictable. The loads are
-    invented; they are modeled on such jobs on a machine with eight cores and one disk.
+    not measured, but modeled on such jobs on a machine with eight cores and one disk.
 
     Args:
         seed: Seed of the draws; use a different one for each platform.
         phase: Mean seconds of a phase or pause, that is, between two changes of the load.
-        intensity: Load relative to the usual one, in (0, 2]; jobs vary by a third either way.
+        intensity: Load relative to the usual one, in (0, 2]; jobs vary by up to a third.
         period: Seconds after which everything repeats.
 
     Raises:

@@ -17,7 +17,7 @@ from edgegossip.experiments.tracking import TrackedRun
 
 _STATUS = {"interrupted": "KILLED", "failed": "FAILED"}
 _MAX_PARAMS = 100
-"""Parameters that MLflow takes at once."""
+"""Maximum number of parameters in one call of MLflow."""
 
 
 @dataclass(frozen=True, kw_only=True)

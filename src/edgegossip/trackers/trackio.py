@@ -19,8 +19,8 @@ class Trackio:
     Steps are samples processed.
 
     Args:
-        project: Name of the project. Its database is in the environment variable TRACKIO_DIR
-            or, if that is not set, in trackio's own default folder.
+        project: Name of the project. Its database is in the folder that the environment
+            variable TRACKIO_DIR names, or by default in trackio's own folder.
 
     Raises:
         UsageError: If the package `trackio` is missing.

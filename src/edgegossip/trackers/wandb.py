@@ -15,9 +15,9 @@ from edgegossip.experiments.tracking import TrackedRun
 class WandB:
     """Writes a run's numbers for Weights & Biases, into `wandb` in the run's folder.
 
-    Nothing is sent: ``wandb sync RUN/wandb/offline-run-*`` does so afterwards. The horizontal
-    axis of curves is the number of processed samples; `seconds`, the time in the run, is an
-    alternative.
+    Nothing is sent during the run; ``wandb sync RUN/wandb/offline-run-*`` uploads the files
+    afterwards. The horizontal axis of curves is the number of processed samples; `seconds`, the
+    time in the run, is an alternative.
 
     Args:
         project: Name of the project.

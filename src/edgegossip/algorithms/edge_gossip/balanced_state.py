@@ -34,11 +34,11 @@ class BalancedState(WorkerState):
         waiting: Training requested by the inner algorithm that has not begun.
         plan: Plan of the current epoch.
         keep_ratio: This worker's share in this epoch.
-        step_ratio: Its steps in a round, relative to those of the worker with most.
+        step_ratio: Its steps in a round, relative to the maximum over all workers.
         trained_at: Time of the last training; infinite before the first.
         step_cost: Cost of a step in that training, in training samples.
-        rest_seconds: Seconds between two forecasts of a failed platform for which nobody waits;
-            0 for a platform that does not rest.
+        rest_seconds: Seconds between two forecasts of a failed platform that no worker waits
+            for; 0 for a platform that does not rest.
         pass_left: Remainder of the pass before the next forecast, for algorithms that train by
             steps.
         forecasts: Last forecast of each platform (``spread="exact"``).
@@ -77,7 +77,7 @@ class BalancedState(WorkerState):
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the model counts, according to the inner algorithm."""
+        """Whether the model is evaluated, according to the inner algorithm."""
         return bool(self.inner.is_evaluated)
 
     @property
@@ -87,7 +87,7 @@ class BalancedState(WorkerState):
 
     @property
     def is_within_pass(self) -> bool:
-        """The waiting steps continue a pass whose share is known."""
+        """The waiting steps continue a pass with a known share."""
         is_steps = self.waiting is not None and isinstance(self.waiting.work, Steps)
         return is_steps and self.pass_left > 0
 

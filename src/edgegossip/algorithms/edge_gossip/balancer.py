@@ -77,7 +77,7 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class Balancer:
-    r"""Gives every platform the amount of data with which all finish together.
+    r"""Gives every platform such an amount of data that all finish together.
 
     With predicted throughput :math:`p_i` and :math:`|X_i|` samples, platform :math:`i` has
     failed if :math:`p_i <` `min_throughput`; for the others,

@@ -1,4 +1,4 @@
-"""Spreading forecasts: workers learn the time that the fastest needs for its data."""
+"""Spreading of forecasts: workers learn the time that the fastest worker needs for its data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INHERITED = "inherited"
 
 
 def require_fixed_roles(inner: Algorithm[Any], num_workers: int) -> None:
-    """Raise `ValueError` unless every worker of `inner` trains a whole model of its own."""
+    """Raise `ValueError` unless every worker of `inner` trains its own whole model."""
     if inner.traits.changes_roles:
         raise ValueError(
             "standby must be 0 within EdgeGossip: one that is elected trains on, and has no "
@@ -68,7 +68,7 @@ class PlatformForecast:
 class Fastest:
     r"""Push-min of :math:`T_i`, with an age that removes stale values.
 
-    A worker that knows of no faster one considers itself the fastest, at age 0. A received
+    A worker that knows no faster worker considers itself the fastest, at age 0. A received
     value ages by one in each epoch of the worker, and is forgotten above `max_age`. If the
     fastest slows down or is lost, all workers therefore know after that many epochs. On a
     complete graph, a minimum reaches all workers after :math:`O(\log E)` random pushes.

@@ -52,7 +52,7 @@ def choose_heirs(
             so it keeps them, and both train on the same data.
         shares: Shares of the platforms; failed ones are marked.
         throughputs: [E] samples per second.
-        spares: Platforms without data of their own; each takes over one platform's.
+        spares: Platforms without their own data; each takes over the data of one platform.
         reachable: For each platform, the ranks whose data it can reach; None for all of them.
 
     Returns:

@@ -36,9 +36,9 @@ class Correction:
         r"""Return :math:`(\bar r / r)^{\beta (1 - f)}`.
 
         Args:
-            kept: The share that was done, :math:`r`. It is the actual one and not the planned
-                one, which a short slow-down may have made wrong.
-            focus: :math:`f`, the part of it that was chosen for its high loss.
+            kept: The share that was done, :math:`r`. This is the actual share; the planned one
+                may be wrong after a short slowdown.
+            focus: :math:`f`, the part of this share that was chosen for its high loss.
         """
         if self.mean_keep_ratio is None:
             return 1.0
@@ -140,7 +140,7 @@ class EpochPlan:
 
     @property
     def is_done(self) -> bool:
-        """Less than a batch of the plan remains."""
+        """Less than one batch of the plan remains."""
         return self.cost - self.done < self._least
 
     def next(self, throughput: float, now: Seconds) -> Train | None:

@@ -77,29 +77,29 @@ class EdgeGossip(Algorithm[BalancedState]):
       :math:`r_i` of the data; the next forecast is made at the end of such a pass. With
       `gossip`, :math:`s_i = r_i`, which suits equal amounts of data only.
 
-    Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker tells every other
-    its forecast, :math:`E (E - 1)` small messages an epoch. `gossip`: the minimum spreads with
-    the inner algorithm's own messages, which grow by about 60 bytes (`Fastest`); the first
-    epoch is then not balanced, and the balancer does not notice failures. A late or lost
-    forecast blocks nobody: after `timeout` the last known one is used.
+    Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker sends its
+    forecast to every other, :math:`E (E - 1)` small messages per epoch. `gossip`: the minimum
+    spreads with the inner algorithm's own messages, which grow by about 60 bytes (`Fastest`);
+    the first epoch is then not balanced, and the balancer does not notice failures. A late or
+    lost forecast blocks no worker: after `timeout` the last known forecast is used.
 
     A failed platform relays the model untrained if others wait for it. Otherwise it rests until
     a forecast says that it has recovered, and makes one forecast per pass of the fastest
-    worker. To keep its measurements fresh, it spends at most a tenth of the time on single
+    worker. To keep its measurements up to date, it spends at most a tenth of the time on single
     steps.
 
     Virtual time is charged for forecasts, for aggregating (before the first epoch, whose share
-    it shortens), for looks at aggregated points (a third of a sample each), and for training.
-    The correction changes nothing if all workers would take equally long.
+    it shortens), for looks at aggregated points (a third of a sample for each point), and for
+    training. The correction has no effect if all workers would take the same time.
 
     Args:
         inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. Parameter
             servers need a barrier after many steps: `FixedADACOMM`.
         spread: How workers learn :math:`\min_j T_j`: "exact" or "gossip".
         balancer: Algorithm 1, with its thresholds.
-        on_failure: Policy if more platforms have failed than the balancer allows (only `exact`
-            can tell): "continue" without them, "halt" the run with a `PlatformError`, or
-            "reassign" the data of each to a spare, or else to the fastest platform that can
+        on_failure: Policy if more platforms have failed than the balancer allows (which only
+            `exact` can detect): "continue" without them, "halt" the run with a `PlatformError`,
+            or "reassign" the data of each to a spare, or else to the fastest platform that can
             reach it.
         spares: Workers without data that stay idle until they get a failed platform's data.
         reachable: For each worker, the ranks whose data it can reach; None for all of them.
@@ -107,7 +107,7 @@ class EdgeGossip(Algorithm[BalancedState]):
             others keep theirs in proportion. Below 1, models are averaged more often: with 0.5,
             twice as often.
         block_share: Share of the remaining epoch that is done between two forecasts, in (0, 1];
-            1 forecasts once an epoch, as the paper does.
+            1 forecasts once per epoch, as the paper does.
         correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weights all data
             equally, but amplifies the noise of workers with few steps. At 1/2, with equal
             amounts of data, the noise of all workers counts the same.
@@ -126,10 +126,10 @@ class EdgeGossip(Algorithm[BalancedState]):
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: each worker computes its own ratio, without a central balancer; blocks,
-        `gossip`, spares, the treatment of steps and the behavior of failed platforms are
-        ours; the cost of the look at aggregated points is part of :math:`|X_i|`; the
-        correction, which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS
-        2020, arXiv:2007.07481.
+        `gossip`, spares, the treatment of steps and the behavior of failed platforms are ours;
+        the cost of the look at aggregated points is part of :math:`|X_i|`; the correction,
+        which for :math:`\beta = 1` is the one of Wang et al., "FedNova", NeurIPS 2020,
+        arXiv:2007.07481.
     """
 
     inner: Algorithm[Any]
@@ -290,7 +290,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [Send(j, message) for j in others]
 
     def _reconsider(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        """React to news of another platform."""
+        """React to a change of another platform."""
         if state.rank not in state.forecasts:
             return []  # this worker's own forecast comes first
         if state.is_spare:
@@ -344,7 +344,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return state.plan.first()
 
     def _pause(self, state: BalancedState, fastest: Seconds, now: Seconds) -> list[Effect]:
-        """Finish as a failed platform, which hardly trains and holds nobody up."""
+        """Finish as a failed platform, which hardly trains and delays no other worker."""
         if state.is_due_to_try(now):
             return [replace(state.take_waiting(), work=Steps(1))]
         if self.traits.is_synchronous:

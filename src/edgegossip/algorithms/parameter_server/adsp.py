@@ -31,7 +31,7 @@ class SearchingServerState(ADSPServerState):
     Attributes:
         search: State of the search for the rate.
         asked_at: Request time of each loss under measurement.
-        num_windows: Windows since the start of the search.
+        num_windows: Number of windows since the start of the search.
         steps_before: `num_steps` when the window began.
         commits_before: `num_commits` when the window began.
     """
@@ -48,7 +48,7 @@ class ADSP(ADSPPlus):
     r"""Search for the commit rate online, while workers train without waiting.
 
     ADSP extends `ADSPPlus`. During each window the server measures its model's loss on
-    validation data, and a reward says how fast the loss fell. While rewards rise, the next
+    validation data, and a reward measures how fast the loss fell. While rewards rise, the next
     window tries a higher rate (see `CommitSearch`). The best rate is kept until the epoch is
     over, or until the loss has risen by `loss_rise` between the ends of two windows. A new
     search then begins from the current rate.

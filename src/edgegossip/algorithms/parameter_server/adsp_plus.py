@@ -50,9 +50,8 @@ class ADSPPlus(ParameterServer):
     .. math:: T_i = \max(T_{min},\; \Gamma / \Delta C_i)
 
     The timer runs from one send to the next, so it includes the time :math:`O_i` that a commit
-    takes. The paper instead waits :math:`\Gamma / \Delta C_i - O_i` after the answer, which
-    amounts to the same. The server merges each commit on arrival,
-    :math:`W \leftarrow W + U_i / M`.
+    takes. The paper instead waits :math:`\Gamma / \Delta C_i - O_i` after the answer, which is
+    equivalent. The server merges each commit on arrival, :math:`W \leftarrow W + U_i / M`.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -63,9 +62,9 @@ class ADSPPlus(ParameterServer):
         rate: Commits of each worker in a window, at least 1; fixed here, the initial rate in
             `ADSP`.
         waits_for_answer: If true, a worker pauses while its commit is in flight, as published.
-            If false, it trains on and adds its progress to the answer; no time is lost, but
-            these steps start from a stale model. With None, it trains on only if the last
-            answer took longer than a step.
+            If false, it continues to train and adds its progress to the answer; no time is
+            lost, but these steps start from a stale model. With None, it continues only if the
+            last answer took longer than a step.
 
     References:
         Hu, Wang & Wu, "Distributed machine learning through heterogeneous edge systems", AAAI

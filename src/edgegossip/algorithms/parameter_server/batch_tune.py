@@ -1,4 +1,4 @@
-"""BatchTune: batch sizes by speed, so that all workers need equally long for a step."""
+"""BatchTune: batch sizes by speed, so that a step takes all workers the same time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class BatchTune(Algorithm[BatchTuneState]):
     References:
         Chen, Wang & Li, "Round-robin synchronization: mitigating communication bottlenecks in
         parameter servers" (R2SP), INFOCOM 2019. The published code of Hu, Wang & Wu, AAAI 2020,
-        arXiv:1911.06949, has it as a baseline, with this formula. Departures: speeds are
+        arXiv:1911.06949, uses it as a baseline, with this formula. Departures: speeds are
         measured continuously, not once; sizes are rounded, not truncated.
     """
 

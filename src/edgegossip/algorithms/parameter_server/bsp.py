@@ -16,10 +16,10 @@ class BSP(ParameterServer):
 
     .. math:: W \leftarrow W + \frac{1}{M} \sum_{i=1}^{M} U_i
 
-    Updates are summed in rank order, so speeds change durations but never results. Nobody waits
-    for lost workers; :math:`M` is then the number of workers that have committed. A worker that
-    was away when the others passed the barrier has trained from an older model. Its commit is
-    answered but not added, like that of a straggler with backup workers.
+    Updates are summed in rank order, so speeds change durations but never results. Workers do
+    not wait for lost ones; :math:`M` is then the number of workers that have committed. A
+    worker that was absent when the others passed the barrier has trained from an older model.
+    Its commit is answered but not added, like that of a straggler with backup workers.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -28,7 +28,7 @@ class BSP(ParameterServer):
 
     References:
         Valiant, "A bridging model for parallel computation", CACM 1990. Hu, Wang & Wu, AAAI
-        2020, arXiv:1911.06949, section 2, have it as a baseline. For late commits: Chen et al.,
+        2020, arXiv:1911.06949, section 2, use it as a baseline. For late commits: Chen et al.,
         "Revisiting distributed synchronous SGD", 2016, arXiv:1604.00981.
     """
 

@@ -1,4 +1,4 @@
-"""Online search for the commit rate: more commits per window as long as that helps."""
+"""Online search for the commit rate: more commits per window as long as the reward rises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tried:
         reward: Reward in the search; None outside a search.
         loss: Loss at the end of the window.
         num_commits: Commits of all workers in the window.
-        implicit_momentum: Momentum by Theorem 1; None if nobody committed.
+        implicit_momentum: Momentum by Theorem 1; None without commits.
     """
 
     at: Seconds
@@ -35,7 +35,7 @@ class Tried:
     def note(self) -> Note:
         """Make a note of the fields, without unknown values.
 
-        The time is left out, because each note has one.
+        The time is omitted, because each note has one.
         """
         known = {name: value for name, value in asdict(self).items() if value is not None}
         del known["at"]
@@ -48,7 +48,7 @@ class CommitSearch:
 
     A window tries a rate. While rewards rise, the next window tries a higher one. The first
     window without improvement ends the search, and the best rate is kept. If the loss did not
-    fall in a window, the search continues upwards: more commits mean less implicit momentum,
+    fall in a window, the search continues upward: more commits mean less implicit momentum,
     which stops a divergence.
 
     A later search begins at the current rate. Searches that began below it ended at a rate of 1

@@ -131,7 +131,7 @@ class Committing(Algorithm[State]):
         return self.take_settings(state, message.numbers, now)
 
     def start_working(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Begin as a worker: train, or after a return ask for the model."""
+        """Begin as a worker: train, or ask for the model after a return."""
         return [*self._send_again(state, now), *self.go_on(state, now)]
 
     def go_on(self, state: CommitterState, now: Seconds) -> list[Effect]:

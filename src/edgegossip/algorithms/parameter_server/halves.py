@@ -53,10 +53,10 @@ class StandbyState(WorkerState):
         age: Age of that model.
         recent: On the server: workers that have committed, as keys, most recent last.
         held: The answer to the worker on this rank, until other ranks have its model.
-        held_for: Those other ranks, as keys.
+        held_for: The other ranks that must have the model, as keys.
         timers: Active timers of `server`, as keys.
         num_asked: Number of running evaluations.
-        num_stale: Number of these that were for a server that has stepped down.
+        num_stale: Number of these evaluations that a server requested before it stepped down.
     """
 
     election: Election
@@ -113,7 +113,7 @@ class Halves:
     def _keep_fresh(
         self, state: StandbyState, server: ServerState, effects: list[Effect]
     ) -> list[Effect]:
-        """Give the new model to the most recent committers, even if it answers somebody else.
+        """Give the new model to the most recent committers, even if it answers another worker.
 
         The worker on this rank waits until they have it, as the others wait for their answers.
         Otherwise it would commit without pause and starve the others.

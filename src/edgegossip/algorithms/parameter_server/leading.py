@@ -228,7 +228,7 @@ class Leading(Sharing):
     def _is_under_way(
         self, lead: Lead, what: str, worker: Rank = 0, piece: tuple[float, float] = (0.0, 0)
     ) -> bool:
-        """Return whether such an order exists already; it is resent on request."""
+        """Return whether an order already exists; it is resent on request."""
         found = (WHAT.index(what), worker, *piece)
         names = ("what", "worker", "life", "serial")
         return (

@@ -1,14 +1,14 @@
 """A parameter server and workers that commit to it: base of BSP, SSP, ASP, ADACOMM and ADSP.
 
-Rank 0 is the server. Workers train from its model, *commit* their change of it, and get the
-server's model in return. The base delivers each commit, answers it exactly once, and survives
+Rank 0 is the server. Workers train from the server's model, *commit* their change, and get the
+new model in return. The base delivers each commit, answers it exactly once, and survives
 losses, cuts and restarts. A derived algorithm decides when a worker commits (`is_due`), and
 when and how the server merges and answers (`serve`).
 
-Each answer says how many commits of each worker its model holds. This suffices to continue
-after the server has lost its memory: it asks all workers for their latest model, takes the
-newest, and workers resend the commits that this model lacks. A worker is the authority on its
-own commits: no copy can count more of them than the worker itself.
+Each answer states how many commits of each worker its model includes. This suffices to continue
+after the server has lost its memory. It asks all workers for their latest model and takes the
+newest. Workers then resend the commits that this model lacks. A worker is the authority on its
+own commits: no copy can count more of them than the worker does.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class ParameterServer(Committing):
     evaluated.
 
     **Losses.** A worker that comes back asks for the model (`pull`) and continues in the round
-    of the slowest other worker; nobody waits for its missed rounds. A worker stops when the
-    server is lost and gives up after `patience`; so does a server that has lost all its
-    workers. A server that restarts asks all workers for their latest model and takes the
+    of the slowest other worker; the others do not wait for its missed rounds. A worker stops
+    when the server is lost, and gives up after `patience`, as does a server that has lost all
+    its workers. A server that restarts asks all workers for their latest model and takes the
     newest. Every answer lists how many commits of each worker the server's model holds, so
-    missing commits are resent and nothing is counted twice. While nobody has a model, the
-    server also waits for workers that are merely cut off, for at most `patience`.
+    missing commits are resent and nothing is counted twice. While no worker has a model, the
+    server also waits for workers that are only cut off, for at most `patience`.
 
     **Elections** (`standby` above 0). A worker that misses its server waits 0.1 to 0.5 seconds
     and asks all others for their votes. Only workers that also miss their server give a vote,
@@ -99,8 +99,8 @@ class ParameterServer(Committing):
     resumed. The model of the active server is evaluated.
 
     **Several servers** (`num_servers` above 1). Ranks 0 to `num_servers - 1` are servers, and
-    workers have the ranks after them. A worker cuts each commit into a piece for each server,
-    and has its answer when all pieces have arrived. Once all servers have confirmed their
+    workers have the ranks after them. A worker cuts each commit into one piece per server, and
+    has its answer when all pieces of it have arrived. Once all servers have confirmed their
     pieces, rank 0 tells them to use the commit. Every slice therefore has the same commits at
     every answer, and `BSP` and `FixedADACOMM` produce the model of a single server, bit for
     bit. A worker that is missing at any server counts as lost. If a server restarts, or
@@ -124,7 +124,8 @@ class ParameterServer(Committing):
             last worker to commit has the model as its answer; with k, each model goes to k - 1
             workers more. Answered commits are lost only if the server and the last k workers to
             commit are lost at once.
-        num_servers: Servers that share the model, at least 1; `standby` needs exactly 1.
+        num_servers: Number of servers that share the model, at least 1; `standby` needs exactly
+            1.
 
     Raises:
         ValueError: If a number is out of range.
@@ -169,7 +170,7 @@ class ParameterServer(Committing):
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
         """The settings for worker `rank` in each answer, and values to keep for `recall`.
 
-        It has all names in `limits`, and any in `optional_limits`.
+        They include all names in `limits`, and may include those in `optional_limits`.
         """
         return {}
 
@@ -391,7 +392,7 @@ class ParameterServer(Committing):
         """Return whether all reachable workers have reported their model.
 
         A worker that pulls has restarted, and has no model. A lost worker may have a newer
-        model than the others, but the server waits for it only if nobody else has one.
+        model than the others, but the server waits for it only if no other worker has one.
         """
         if len(state.pulling) == self.num_workers:
             return True

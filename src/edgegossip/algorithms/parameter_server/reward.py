@@ -37,10 +37,10 @@ class LogSlope:
     .. math:: r = -\frac{\sum_k (t_k - \bar t)\, \ln \ell_k}{\sum_k (t_k - \bar t)^2}
 
     The reward is above 0 only if the fitted loss falls and the last loss is below the first. A
-    loss that is not finite gives minus infinity.
+    loss that is not finite yields minus infinity.
 
     Args:
-        num_looks: Losses in a window, at least 3.
+        num_looks: Number of losses in a window, at least 3.
 
     >>> LogSlope()([(0.0, math.e**2), (1.0, math.e), (2.0, 1.0)])
     1.0
@@ -71,7 +71,7 @@ class ConstrainedFit:
     the loss rose from first to last, the reward is minus that rise.
 
     Args:
-        num_looks: Losses in a window, at least 4, because there are three parameters.
+        num_looks: Number of losses in a window, at least 4, because there are three parameters.
     """
 
     num_looks: int = 7
@@ -102,7 +102,7 @@ class ConstrainedFit:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperReward:
-    r"""The published reward, to the letter: three losses, three parameters.
+    r"""The published reward, unchanged: three losses, three parameters.
 
     Fits :math:`\ell(t) = 1 / (a^2 t + b) + c` through the losses at the start, in the middle
     and at the end, and predicts when a loss :math:`\ell_{end}` will be reached:

@@ -1,7 +1,7 @@
 """Several servers that share the model: each has a slice, and every worker uses all of them.
 
-A worker acts as it would with a single server, but sends commits in pieces, one to each server.
-An answer counts once all its pieces have arrived. `Sharing` makes the servers agree.
+A worker acts as with a single server, but sends commits in pieces, one to each server. An
+answer counts once all its pieces have arrived. `Sharing` makes the servers agree.
 """
 
 from __future__ import annotations

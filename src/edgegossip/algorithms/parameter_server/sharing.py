@@ -1,10 +1,10 @@
 """One of several servers: it holds a slice of the model and handles events in rank 0's order.
 
 All servers run the same algorithm, each on its own slice. No decision of a server depends on
-the entries of the model. Servers that receive the same events in the same order therefore
-decide the same: which workers to merge in a round, when to answer, and with what. Rank 0 puts
-events in order (`Leading`) and sends each as an *order*, which has no tensors; the pieces of
-commits and copies come from the workers themselves.
+the entries of the model. Servers that receive the same events in the same order therefore make
+the same decisions: which workers to merge in a round, when to answer, and with which numbers.
+Rank 0 puts events in order (`Leading`) and sends each as an *order*, which has no tensors; the
+pieces of commits and copies come from the workers themselves.
 
 An *epoch* is a sequence of orders from a common start. If a server has lost its slice, rank 0
 begins a new epoch. All servers then act like a single restarted server: each takes its slice of
@@ -79,12 +79,12 @@ class Lead:
         held: Last report of each other server on its pieces.
         fresh: By kind, the workers (as keys) with a new piece that is not in an order yet.
         ordered: Last ordered commit of each worker.
-        put_off: Events that happen while nobody trains; ordering them would keep the run open
+        put_off: Events that occur while no worker trains; ordering them would keep the run open
             forever.
-        slices: Slices to evaluate, by look and server.
-        num_looked: Number of this epoch's looks for which all slices have arrived.
+        slices: Slices to evaluate, by evaluation and server.
+        num_looked: Number of this epoch's evaluations for which all slices have arrived.
         num_asked: Number of running evaluations.
-        num_stale: Number of these from an earlier epoch.
+        num_stale: Number of these evaluations from an earlier epoch.
         heard: Epochs of the other servers while rank 0 knows of none.
         is_timed: The resend timer is set.
         num_sends: Number of repeats, which lengthen the waits.
@@ -106,7 +106,7 @@ class Lead:
     num_sends: int = 0
 
     def patience(self, resend_after: Seconds | None) -> Seconds:
-        """Return the wait for a confirmation.
+        """Return the time to wait for a confirmation.
 
         Fixed intervals would repeat messages on a full link faster than it drains.
         """
@@ -118,8 +118,8 @@ class Lead:
         self.num_sends = min(self.num_sends + 1, _MOST_GROWN)
 
     def hasten(self) -> None:
-        """Wait less, because one has arrived; if half of all messages are lost, that took four
-        tries.
+        """Wait less, because a confirmation has arrived; with half of all messages lost, this
+        took four tries.
         """
         self.num_sends = max(0, self.num_sends - 3)
 
@@ -134,15 +134,15 @@ class SharingState(WorkerState):
         first: Slice of the initial model.
         num_params: Number of entries of the whole model.
         epoch: The current epoch; 0 while none is known.
-        num_orders: Orders carried out in this epoch.
+        num_orders: Number of orders carried out in this epoch.
         chain: Digest of these orders.
         early: Orders that arrived before their predecessors, by number.
         num_answers: Answers given in this epoch.
-        num_looks: Evaluations requested in this epoch.
+        num_looks: Number of evaluations requested in this epoch.
         pieces: The newest piece of each worker, by kind; its tensors are dropped after use.
-        looks: Slices for evaluation that rank 0 may lack, by number of the look.
+        looks: Slices for evaluation that rank 0 may lack, by number of the evaluation.
         lost: Unreachable ranks, as keys.
-        num_told: Reports sent to rank 0.
+        num_told: Number of reports sent to rank 0.
         is_astray: The server cannot carry out an order, so rank 0 must begin a new epoch.
         has_finished: The algorithm has finished.
         lead: Additional state of rank 0.

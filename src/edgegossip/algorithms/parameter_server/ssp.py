@@ -15,9 +15,9 @@ from edgegossip.core.ranges import check_ranges
 class SSP(ParameterServer):
     r"""Commit after every step; wait only when far ahead of the slowest worker.
 
-    The server merges each commit as it comes, :math:`W \leftarrow W + U_i / M`, and answers
+    The server merges each commit on arrival, :math:`W \leftarrow W + U_i / M`, and answers
     worker :math:`i` as soon as :math:`c_i - \min_j c_j < s`, where :math:`c_i` counts its
-    commits. Nobody waits for lost or finished workers.
+    commits. Workers do not wait for lost or finished ones.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -27,7 +27,7 @@ class SSP(ParameterServer):
 
     References:
         Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
-        server", NIPS 2013. Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, have it as a baseline
+        server", NIPS 2013. Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, use it as a baseline
         with s = 40. Departure: an answer contains all commits so far, not only those of certain
         clocks.
     """

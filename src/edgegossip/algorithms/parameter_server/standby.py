@@ -1,8 +1,8 @@
 """One rank of a parameter server whose workers can take the server's place.
 
 Each worker has the server's model from its last answer, and the values that the server must
-remember. A newly elected server (see `Election`) acts like one that has restarted: it asks all
-for the newest model. A serving worker keeps training, so a rank has up to two halves.
+keep. A newly elected server (see `Election`) acts like one that has restarted: it asks all for
+the newest model. A serving worker keeps training, so a rank has up to two halves.
 
 All messages state their sender's term. A message from an older term is ignored and answered
 with the current term. A server that cannot reach more than half of all ranks merges nothing. If

@@ -20,8 +20,8 @@ class ServerState(WorkerState):
     """State of the server; `params` is the model, `round` that of the most advanced worker.
 
     Attributes:
-        num_commits: Merged commits of each worker, by rank.
-        num_steps: Steps in these commits, by rank.
+        num_commits: Number of merged commits of each worker, by rank.
+        num_steps: Number of steps in these commits, by rank.
         rounds: The round of each worker, by rank; a returning worker skips its missed rounds.
         waiting: Unanswered commits, by sender.
         pulling: Workers that ask for the model, as keys.
@@ -77,17 +77,17 @@ class CommitterState(WorkerState):
         layout: See `Started.layout`.
         commit: The unanswered commit, if any.
         committed: The parameters when it was sent.
-        num_sends: How often the unanswered message was sent; each send lengthens the wait.
+        num_sends: Number of sends of the unanswered message; each lengthens the wait.
         sent_at: Time at which the last commit was sent or work began.
         num_commits: Answered commits.
         local_steps: SGD steps between two commits, from the server's last message.
-        num_asked: Steps requested since the last commit; with a wrapper fewer may be taken.
-        num_steps: Steps taken since the last commit.
+        num_asked: Steps requested since the last commit; a wrapper may take fewer.
+        num_steps: Number of steps since the last commit.
         is_due: A commit is due for a reason other than the number of steps.
         interval: Seconds between two commits, if time decides.
         is_training: A `Train` is running.
         has_moved: An answer has changed the parameters since that training began.
-        is_pulling: The worker needs the server's model before it trains on.
+        is_pulling: The worker needs the server's model before it continues to train.
         has_server: The server is reachable.
         answer_seconds: Time from the last answered commit to its answer.
         step_seconds: Duration of a step in the last piece of training.

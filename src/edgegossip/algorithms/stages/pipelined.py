@@ -32,9 +32,9 @@ _PATIENCE = "patience"
 class Pipelined(Stages):
     r"""Send batches up one after another; each stage updates when a gradient comes back.
 
-    A stage prefers backward to forward passes (one forward, one backward, "1F1B"). It begins a
-    forward pass while fewer than `in_flight` minus its stage number batches are above it. A
-    backward pass uses the weights of its forward pass (weight stashing). Each gradient is
+    A stage does backward passes before forward passes (one forward, one backward, "1F1B"). It
+    begins a forward pass while fewer than `in_flight` minus its stage number batches are above
+    it. A backward pass uses the weights of its forward pass (weight stashing). Each gradient is
     therefore exact for those weights, and stale for the weights it is applied to.
 
     - ``in_flight=1`` is naive model parallelism: one machine works at a time, and the result
@@ -79,8 +79,8 @@ class Pipelined(Stages):
         return num_below * max(1, in_flight - stage)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """List the warnings of `Stages`, and one if the inner algorithm waits for batches in
-        flight.
+        """List the warnings of `Stages`, and one about an inner algorithm that waits for
+        batches in flight.
         """
         found, local_steps = super().warnings(setting), self.inner.traits.local_steps
         if local_steps is not None and local_steps < self.max_passed(0):

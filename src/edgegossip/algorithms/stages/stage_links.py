@@ -37,7 +37,7 @@ class StageLinks(Algorithm[StageState]):
 
     A worker of the first stage that comes back continues with the others, as `inner` decides;
     answers to batches of its earlier life are ignored. Batch numbers continue from life to
-    life, and an answer counts only for a batch that waits for it, so nobody trains on the
+    life, and an answer counts only for a batch that waits for it, so no worker trains on the
     gradient of another batch. A stage keeps a bounded number of batches of each sender, and
     drops the oldest if more arrive.
 
@@ -50,17 +50,17 @@ class StageLinks(Algorithm[StageState]):
     cannot use is a training failure, after which the host goes back to sound parameters.
 
     The workers of the first stage count samples and rounds. The others, and their learning
-    rates, follow the latest round that they have heard of. A stage without a loss of its own
-    reports 0. A batch costs its stage's share of the whole model's work, a third for the
-    forward and two thirds for the backward pass.
+    rates, follow the latest round that they have heard of. A stage without its own loss reports
+    0. A batch costs its stage's share of the whole model's work, a third for the forward and
+    two thirds for the backward pass.
 
     Args:
         inner: Algorithm that trains the `num_first` workers of the first stage and keeps their
             models together; `Alone` for one worker.
         boundaries: Shape of a sample's activations between each stage and the next, as
-            `learning.stages.cutting.boundaries` gives them; one fewer than there are stages.
+            `learning.stages.cutting.boundaries` returns them; one fewer than there are stages.
         num_classes: Number of classes; labels are below it.
-        num_first: Workers that hold the first stage, at least 1.
+        num_first: Number of workers that hold the first stage, at least 1.
         max_batch: Maximum samples of a batch; the last batch of a pass may have one more than
             the batch size.
         precision: Precision of activations and gradients in transit: "float32"; "bfloat16",

@@ -32,10 +32,10 @@ class Piece:
 
     Attributes:
         request: The request for this work.
-        num_due: Samples until the work is done, unless it is a number of steps.
+        num_due: Number of samples until the work is done; infinite for a number of steps.
         num_begun: Batches begun.
         num_steps: Batches done.
-        num_samples: Samples in them.
+        num_samples: Number of samples in them.
         seconds: Duration so far, including waits.
         began: Start time.
         loss: Sum of the losses over the batches.
@@ -134,16 +134,17 @@ class StageState(WorkerState):
         present: Number of the current batch.
         is_training: A `Train` is running.
         num_trained: Pieces of training done.
-        num_batches: Batches that have updated the parameters.
+        num_batches: Number of batches that have updated the parameters.
         most_waiting: Maximum of `waiting` since the last note.
         most_pending: Maximum of `pending` since then.
         lost: Workers that cannot be reached, as keys.
-        num_given_up: Batches whose answer did not come in time.
-        num_in_vain: Number of timeouts minus number of answers that came in time.
+        num_given_up: Number of batches whose answer did not arrive in time.
+        num_in_vain: Number of timeouts minus number of answers in time.
         ended: Workers below that will send nothing more, as keys.
         has_ended: This worker will send nothing more.
-        left_alone_since: Time since which all workers below are lost; None while one is there.
-        num_told: How often the worker has announced its end.
+        left_alone_since: Time since which all workers below are lost; None while one is
+            present.
+        num_told: Number of times that the worker has announced its end.
         asks_round: The worker has come back, and continues in the round of the next answer.
     """
 
@@ -196,8 +197,8 @@ class StageState(WorkerState):
     def note(self, stage: int, measured: Mapping[str, float]) -> Note:
         """Note queues and counts together with the measurements.
 
-        A stage notes them at its first training and every tenth after it, when it gives batches
-        up, and when it sends no more.
+        A stage notes them at its first training and every tenth after it, when it gives up
+        batches, and when it stops sending.
 
         Fields:
             stage: Number of the stage, from 0.
@@ -206,9 +207,10 @@ class StageState(WorkerState):
             batches: Batches that have updated its parameters, since then.
             waiting, pending: Waiting batches from below, and batches sent up without an answer.
             most_waiting, most_pending: Maxima of these since the previous note.
-            given_up: Batches whose answer did not come in time, since the worker started.
-            loss: Loss of the training just done; 0 for a stage without a loss of its own.
-            gradient_cosine: Cosine of synthetic and returned gradient, if they were compared.
+            given_up: Batches whose answer did not arrive in time, since the worker started.
+            loss: Loss of the training just done; 0 for a stage without its own loss.
+            gradient_cosine: Cosine between the synthetic and the returned gradient, if they
+                were compared.
         """
         self.measure_queues()
         numbers = {

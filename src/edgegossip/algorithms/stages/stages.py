@@ -203,8 +203,8 @@ class Stages(StageLinks):
     def _finish(self, state: StageState, now: Seconds) -> list[Effect]:
         """Stop sending and finish, but wait for a lost stage above.
 
-        Nobody else has its part of the model, and when it is back it needs a partner to
-        continue from its checkpoint.
+        No other worker has that stage's part of the model, and when the stage returns, it needs
+        a partner to continue from its checkpoint.
         """
         is_missed = self.above(state.rank) in state.lost
         wait = SetTimer(_LEFT_ALONE, now + _PATIENCE)

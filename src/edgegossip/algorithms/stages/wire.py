@@ -103,8 +103,7 @@ class Precision:
 def check_batch(
     stage: int, outputs: Payload, shape: Shape, max_batch: int, num_classes: int
 ) -> None:
-    """Raise an error for outputs that the receiver would reject, which would make the sender
-    wait.
+    """Raise an error for outputs that the receiver would reject.
 
     Raises:
         LocalProtocolError: If `outputs` is not a batch of this `shape`, size and labels.

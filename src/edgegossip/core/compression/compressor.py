@@ -31,7 +31,7 @@ class Compressor(ABC):
     .. math:: E \|C(x) - x\|^2 \le (1 - \delta) \|x\|^2
 
     so that the remainder, which is held back and added to the next vector, stays bounded.
-    :math:`\delta` holds for every vector, and that of `PerLayer` is the least of its layers.
+    :math:`\delta` holds for every vector; for `PerLayer` it is the minimum over the layers.
     Scales are bfloat16, so values from 1e-38 to the largest float32 are kept in proportion.
     """
 
@@ -41,8 +41,8 @@ class Compressor(ABC):
 
         Args:
             vector: Vector to compress; it is not changed.
-            key: Key of the random stream to draw from (seed, rank, ..., round). Equal keys give
-                equal payloads. Deterministic compressors ignore it.
+            key: Key of the random stream to draw from (seed, rank, ..., round). Equal keys
+                produce equal payloads. Deterministic compressors ignore it.
         """
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Compressor(ABC):
 
     @property
     def divergence_factor(self) -> float:
-        """The multiple of `consensus_step` from which workers diverged in tests."""
+        """The smallest multiple of `consensus_step` at which workers diverged in tests."""
         return 5.0
 
     @abstractmethod

@@ -23,7 +23,7 @@ BLOCK = 16
 
 _LANES = np.arange(8, dtype=np.uint64)[:, None]
 NUM_WIDTHS = 16
-"""Widths to choose from; a choice takes 4 bits a block."""
+"""Widths to choose from; a choice takes 4 bits per block."""
 
 _LANES = np.arange(8, dtype=np.uint64)[:, None]
 

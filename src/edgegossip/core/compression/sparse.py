@@ -144,8 +144,8 @@ class RandomK(Sparse):
     r"""Keeps entries at random, all with equal probability within their part.
 
     :math:`\delta` is the share that is kept, exactly and in expectation (times that of
-    `values`). The positions need not travel: 8 bytes identify the random stream, and the
-    receiver draws the positions again. Both need PyTorch versions with equal generators.
+    `values`). Positions are not sent: 8 bytes identify the random stream, and the receiver
+    draws the positions again. Both ends need PyTorch versions with the same generator.
 
     >>> import torch
     >>> compressor = RandomK(keep_ratio=0.5)

@@ -98,8 +98,8 @@ class Quantize(Values):
     each). Rounding is deterministic: with error feedback, a smaller error is worth more than an
     unbiased one.
 
-    :math:`\delta` holds for any vector: see `levels.guarantee`. It falls with the length of the
-    longest part, :math:`d`, slowly except for few bits: 0.78, 0.72 and 0.67 for 4 bits and
+    :math:`\delta` holds for any vector: see `levels.guarantee`. It decreases with the length of
+    the longest part, :math:`d`, slowly except for few bits: 0.78, 0.72 and 0.67 for 4 bits and
     10,000, 100,000 and 1,000,000 entries, 0.998 for 8 bits, about :math:`1.4 / \sqrt d` for 2.
     Practical losses are far smaller: 4 bits lose 0.03 to 0.6 % of :math:`\|x\|^2` for entries
     kept by top-k, and 1 % for normally distributed ones.
@@ -189,6 +189,6 @@ def _pack_bfloat16(numbers: NDArray[Any]) -> Bytes:
 
 
 def _unpack_bfloat16(data: Bytes, count: int) -> Floats:
-    """Read `count` numbers; each that is not finite becomes the nearest finite one, or 0."""
+    """Read `count` numbers; non-finite ones become the nearest finite number, or 0."""
     upper = padded(data, 2 * count).view("<u2").astype(np.uint32)
     return np.nan_to_num((upper << 16).view(np.float32), copy=False)

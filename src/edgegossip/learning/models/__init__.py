@@ -49,6 +49,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 """Each model by name: ``build(input_shape=, num_classes=)``.
 
-All draw their initial weights from PyTorch's global generator: seed it within
+All models draw their initial weights from PyTorch's global generator; seed it within
 ``torch.random.fork_rng()``.
 """

@@ -32,7 +32,7 @@ def eight_layers(
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels; the count is for
             (3, 32, 32).
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
         width: Share of the channels and hidden units, in (0, 4].
 

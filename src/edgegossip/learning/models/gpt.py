@@ -32,7 +32,7 @@ def gpt(
         num_heads: Heads of each attention.
 
     Raises:
-        ValueError: If a number is below 1, or `width` is no multiple of `num_heads`.
+        ValueError: If a number is below 1, or `width` is not a multiple of `num_heads`.
 
     References:
         Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2):
@@ -47,8 +47,8 @@ def gpt(
         check_range(name, size, "at least 1")
     if width % num_heads:
         raise ValueError(
-            f"width {width} is no multiple of num_heads {num_heads}; each head takes an equal "
-            "part of it"
+            f"width {width} is not a multiple of num_heads {num_heads}; each head takes an "
+            "equal part of it"
         )
     return _GPT(num_tokens, context, width, num_layers, num_heads)
 
@@ -86,7 +86,7 @@ class _GPT(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention to earlier tokens, and a dense layer on each, both added to the stream."""
+    """Attention to earlier tokens and a dense layer, both with residual connections."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
     Args:
         input_shape: (channels, 28, 28), padded to 32 x 32, or (channels, 32, 32).
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
 
     References:
         LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document

@@ -13,12 +13,12 @@ def lrn_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
     Args:
         input_shape: (channels, 32, 32).
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
 
     References:
-        Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, whose published code leaves out the two
-        hidden layers of TensorFlow's CIFAR-10 tutorial. Departure: pooling pads one pixel on
-        each side, where TensorFlow pads on the right and below.
+        Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, whose published code omits the two hidden
+        layers of TensorFlow's CIFAR-10 tutorial. Departure: pooling pads one pixel on each
+        side, where TensorFlow pads on the right and below.
 
     >>> model = lrn_cnn((3, 32, 32), 10)
     >>> sum(parameter.numel() for parameter in model.parameters())

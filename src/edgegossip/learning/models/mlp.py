@@ -16,7 +16,7 @@ def mlp(
 
     Args:
         input_shape: Shape of one sample, any.
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
         hidden: Sizes of the hidden layers; without any, it is a logistic regression.
 
     >>> sum(parameter.numel() for parameter in mlp((1, 8, 8), 10, hidden=()).parameters())

@@ -72,12 +72,12 @@ def mobilenet_v2(
 ) -> nn.Module:
     """Build MobileNetV2: 2,236,682 parameters for 10 classes, 3,504,872 for 1000.
 
-    For small pictures the first convolution has a stride of 1 up to 32 pixels, and so has the
-    second stage. This does not change the parameters.
+    For pictures of up to 32 pixels, the first convolution and the second stage have a stride of
+    1. This does not change the parameters.
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
         width: The paper's multiplier of the channels, in (0, 4]. It never narrows the last
             layer, which has 1280 channels up to a width of 1.

@@ -56,7 +56,7 @@ def resnet20(
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution. With "evonorm" the end of a
             block is as in the paper: normalize (by GroupNorm), add, rectify.
 

@@ -14,10 +14,10 @@ def sensor_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     Args:
         input_shape: (channels, length) of a window, with a length of at least 4; (9, 128) in
             UCI HAR.
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
 
     Raises:
-        ValueError: The samples are no such windows.
+        ValueError: The samples are not such windows.
 
     >>> sum(parameter.numel() for parameter in sensor_cnn((9, 128), 6).parameters())
     65350

@@ -15,8 +15,9 @@ class Fire(nn.Module):
 
     Args:
         num_inputs: Channels of the input.
-        num_squeezed: Channels between the two steps.
-        num_expanded: Channels of each of the two expansions; the output has twice as many.
+        num_squeezed: Number of channels between the two steps.
+        num_expanded: Number of channels of each of the two expansions; the output has twice as
+            many.
     """
 
     def __init__(self, num_inputs: int, num_squeezed: int, num_expanded: int) -> None:
@@ -40,7 +41,7 @@ def squeezenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
 
     References:
         Iandola et al., "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters and

@@ -26,7 +26,7 @@ def vgg11(
 
     Args:
         input_shape: (channels, 32, 32).
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
 
     References:
@@ -51,7 +51,7 @@ def vgg16(
 
     Args:
         input_shape: (channels, 32, 32).
-        num_classes: Size of the output.
+        num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
         width: Share of the channels and hidden units, in (0, 4].
     """

@@ -7,7 +7,7 @@ def scaled(num_channels: int, width: float, model: str) -> int:
     """Round `width` times `num_channels` to a multiple of 8, of at least 0.9 times that value.
 
     Args:
-        num_channels: Channels of the full model, or hidden units.
+        num_channels: Number of channels, or of hidden units, in the full model.
         width: Share of the channels, above 0.
         model: Name of the model, for the message.
 

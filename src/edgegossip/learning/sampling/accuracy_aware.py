@@ -1,4 +1,4 @@
-"""Choice of a worker's training data when there is no time for all of it."""
+"""Choice of a worker's training data if there is no time for all of it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from edgegossip.learning.sampling.selection import Focused, Random, Selection
 class AccuracyAware:
     """Settings for the choice of an epoch's samples, and for the aggregated points.
 
-    Selections that need losses use those of single samples, ``loss(..., reduction="none")``,
-    and of aggregated points. In a regression, all samples count as one class, and a point's
-    target is the mean of theirs. Tokens and nested batches have no such points; use `Random` or
-    `Cyclic` for them.
+    Selections that need losses use the losses of single samples, ``loss(...,
+    reduction="none")``, and of aggregated points. In a regression, all samples count as one
+    class, and a point's target is the mean of its samples' targets. Tokens and nested batches
+    have no such points; use `Random` or `Cyclic` for them.
 
     Args:
         selection: Selection of the preferred samples.
         aggregator: Makes the aggregated points; unused by selections that need no losses.
-        look_share: Maximum share of each epoch, in (0, 1], for looks at aggregated points,
-            stalest first. None looks at the number that the selection requires; the paper's
-            requires all.
+        look_share: Maximum share of each epoch, in (0, 1], for looks at aggregated points;
+            those with the oldest losses come first. None looks at the number of points that the
+            selection requires; the paper's selection requires all.
 
     Raises:
         ValueError: If `look_share` is out of range.
@@ -159,7 +159,7 @@ class AggregatedLosses:
     """Measures a model's losses on aggregated points.
 
     It uses no augmentation, and normalization layers use their running statistics: means of
-    several samples are no training data, and must not change these statistics.
+    several samples are not training data, and must not change these statistics.
 
     Args:
         module: Returns the model, at its current parameters.

@@ -27,14 +27,14 @@ from edgegossip.learning.sampling.reduction import (
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregator:
-    r"""Divide the samples of each class into subsets of similar ones, and take their means.
+    r"""Divide the samples of each class into subsets of similar samples, and take their means.
 
     The aggregated point of subset :math:`X_i` is
 
     .. math:: a_i = \frac{1}{|X_i|} \sum_{x \in X_i} x
 
-    over the original samples x; only the division uses reduced ones. The same samples and seed
-    always give the same aggregated points.
+    over the original samples x; only the division uses reduced samples. The same samples and
+    seed always give the same aggregated points.
 
     Args:
         reduction: Reduces many features to few.
@@ -200,7 +200,7 @@ def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
 
     Args:
         name: Name of a reduction and a division.
-        ratio: Samples for each aggregated point, at least 1.
+        ratio: Samples per aggregated point, at least 1.
         seed: Seeds its random draws.
 
     Raises:

@@ -16,11 +16,11 @@ from edgegossip.learning.sampling.sampler import AccuracyAwareSampler, Batch
 
 
 class BatchStream:
-    """Cuts work into batches: passes over the data that the sampler chooses at their start.
+    """Cuts work into batches: passes over data that the sampler chooses when a pass starts.
 
     `Steps` continue after the last work and always take whole batches. A remainder of a pass
-    that is too short for a batch is omitted; in random order, it differs from pass to pass.
-    `Epochs` begin a new pass by default and take all of it, with a smaller last batch if
+    that is too short for a batch is omitted; in random order, it differs from pass to pass. By
+    default, `Epochs` begin a new pass and visit all of it, with a smaller last batch if
     necessary.
 
     A pass cut to `keep_ratio` costs that share of a full pass, including the look at the
@@ -164,7 +164,7 @@ class BatchStream:
         return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
 
     def _num_due(self, keep_ratio: float) -> int:
-        """Samples of a pass that costs, with its look, `keep_ratio` of a full one."""
+        """Number of samples in a pass that costs `keep_ratio` of a full one, with its look."""
         num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
         return self.sampler.at_least_two(num_samples)
 

@@ -40,8 +40,8 @@ class Division(Protocol):
 class KMeans:
     """Lloyd's k-means from k-means++ centroids; empty clusters take half of another.
 
-    This is not scikit-learn's k-means, whose sums depend on the number of threads and which
-    warns of duplicates; with one thread it is not faster.
+    scikit-learn's k-means is not used: its sums depend on the number of threads, it warns about
+    duplicates, and with one thread it is not faster.
 
     Args:
         num_iterations: Number of iterations.

@@ -1,6 +1,7 @@
 """Cancellation of long computations, which ask at intervals whether to continue.
 
-`asking` sets the check for the current thread; any exception from it ends the computation.
+`asking` sets the check for the current thread; any exception from the check ends the
+computation.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def asking(ask: Callable[[], None]) -> Iterator[None]:
     often.
 
     Args:
-        ask: Raises to cancel them.
+        ask: Raises an exception to cancel them.
 
     >>> with asking(lambda: print("still here?")):
     ...     leave_off_if_told()

@@ -11,8 +11,8 @@ from torch import Tensor
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 
 FORWARD_COST = 1 / 3
-"""Cost of a forward pass over a point, in training samples; a backward pass takes twice as
-long.
+"""Cost of a forward pass over a point, in training samples; a backward pass costs twice as
+much.
 """
 
 
@@ -21,7 +21,8 @@ class Budget:
     """Number of aggregated points in a look.
 
     Attributes:
-        num_points: Aggregated points per look, stalest first.
+        num_points: Number of aggregated points per look; those with the oldest losses come
+            first.
         max_cost: Maximum cost of the look, in samples, before a full pass; proportionally less
             before a shorter one. None for any.
     """

@@ -45,13 +45,13 @@ class SingularValues:
     """The largest singular values of each point as a matrix.
 
     Args:
-        num_features: Maximum number; a matrix has at most as many as its shorter side.
+        num_features: Maximum number; limited by the shorter side of a matrix.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440: "SVD on single
-        data points", 10 values, cost of order d^1.5 a point. The paper does not specify the
-        treatment of a picture's channels: gray pictures divide as well as stacked channels and
-        cost less.
+        data points", 10 values, cost of order d^1.5 per point. The paper does not specify the
+        treatment of a picture's channels: gray pictures are divided as well as stacked
+        channels, and cost less.
 
     >>> points = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]) / 4
     >>> SingularValues()(points, num_subsets=1, seed=0)
@@ -100,16 +100,16 @@ class IncrementalSVD:
         attribute_share: Share of the attributes used for one factor, in (0, 1].
         lr: Step size :math:`\eta`.
         regularization: :math:`\lambda`.
-        num_passes: Passes over all points, for each factor.
+        num_passes: Number of passes over all points, for each factor.
         block_size: Number of points with summed steps.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
         with its figures; the algorithm is that of the same group's SlimML (IncreSVD.scala).
         Departures: SlimML takes steps one entry (i, j) at a time. Here the steps of all
-        attributes of a block of points are summed, which is equal to first order in the
-        step size and about a hundred times as fast. SlimML's attributes of a factor are in
-        the blank border of MNIST; here they spread over the whole point.
+        attributes of a block of points are summed, which is equal to first order in the step
+        size and about a hundred times as fast. In SlimML, a factor's attributes are in the
+        blank border of MNIST; here they are spread over the whole point.
     """
 
     attribute_share: float = 0.01
@@ -192,15 +192,15 @@ class IncrementalSVD:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A real-valued hash: the means of ten blocks, 2 x 5, of a point as a matrix.
+    """A real-valued hash: the means of ten blocks (2 x 5) of each point as a matrix.
 
     This is the block mean hash of pictures without the final reduction to bits, because ten
     bits have only 1024 values. The cost per point is of order d.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 3,
-        requires fingerprints of length 10 without naming a kind. Yang, Gu and Niu, "Block Mean
-        Value Based Image Perceptual Hashing", IIH-MSP 2006.
+        requires fingerprints of length 10 without naming the kind. Yang, Gu and Niu, "Block
+        Mean Value Based Image Perceptual Hashing", IIH-MSP 2006.
 
     >>> picture = (torch.arange(40) % 2 / 2).view(1, 1, 4, 10)
     >>> Fingerprint()(picture, num_subsets=1, seed=0)

@@ -51,7 +51,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             sampler.set_losses(losses)
             for x, y in loader: ...
 
-    A selection that weighs samples (`Importance`, `Pruned`) sets `weights`. A selection that
+    A selection that weights samples (`Importance`, `Pruned`) sets `weights`. A selection that
     uses their losses (`Focused`) gets them from `record`; without them, it chooses like
     `Random`. Both need the positions of a batch's samples, so include them in the data set::
 
@@ -165,7 +165,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self._last_look[chosen] = self.epoch
 
     def stalest_points(self, num_points: int) -> Tensor:
-        """The aggregated points with the stalest losses, at most `num_points`."""
+        """The aggregated points with the oldest losses, at most `num_points`."""
         order = torch.randperm(
             len(self._losses), generator=generator(*self._key, "look", self.epoch)
         )

@@ -1,4 +1,4 @@
-"""Selection of training samples when there is no time for all of them."""
+"""Selection of training samples if there is no time for all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgegossip.learning.sampling.visits import (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Data for a selection at the start of an epoch.
+    """Data that a selection gets at the start of an epoch.
 
     Attributes:
         losses: [M] last measured loss of each aggregated point.
@@ -66,7 +66,7 @@ class Selection(Protocol):
     depends only on `random` and the candidates.
 
     Attributes:
-        num_points: Aggregated points to look at before an epoch; None for all.
+        num_points: Number of aggregated points to look at before an epoch; None for all.
     """
 
     num_points: int | None = None
@@ -82,10 +82,10 @@ class Selection(Protocol):
 
 @dataclass(frozen=True)
 class Ranked(Selection):
-    """Algorithm 2 to the letter: whole subsets by descending loss, not shuffled.
+    """Algorithm 2 exactly as published: whole subsets by descending loss, not shuffled.
 
-    Neighbors in the ranking are often of one class, and so are batches; on CIFAR-10 training
-    breaks down. The last subset is cut to give the exact number of samples.
+    Neighbors in the ranking often have the same class, and so do batches; on CIFAR-10 training
+    fails. The last subset is cut to give the exact number of samples.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 2.
@@ -114,7 +114,7 @@ class RankedShuffled(Selection):
 
 @dataclass(frozen=True)
 class RankedPerClass(Selection):
-    """The same share of each class, with the subsets of the highest loss in it; shuffled.
+    """The same share of each class, from its subsets of the highest loss; shuffled.
 
     This departs from Algorithm 2, whose ranking over all classes may omit easy ones. Shares of
     classes differ by less than one sample.
@@ -168,7 +168,7 @@ class Sampled(Selection):
 
 @dataclass(frozen=True)
 class Importance(Selection):
-    r"""Prefer high losses but weigh samples so that gradients stay unbiased.
+    r"""Prefer high losses, but weight samples so that gradients stay unbiased.
 
     Sample :math:`i` is chosen with probability :math:`\pi_i`. Half of it is equal for all, and
     half is proportional to the loss of the aggregated point. The sample has weight :math:`n /
@@ -210,7 +210,7 @@ class Pruned(Selection):
 
     References:
         Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning",
-        ICLR 2024, arXiv:2303.04947. In the paper the number of samples follows from :math:`p`.
+        ICLR 2024, arXiv:2303.04947. In the paper, :math:`p` determines the number of samples.
         Here it is given, and the probabilities are scaled to it; there is no final phase on all
         data.
     """
@@ -259,7 +259,7 @@ class Random(Selection):
 
 @dataclass(frozen=True)
 class Focused(Selection):
-    r"""Revisit unlearned samples, the more so the more redundant the data are.
+    r"""Revisit unlearned samples, more often the more redundant the data are.
 
     Aggregated points measure the redundancy. With :math:`c` the mean probability that the model
     gives to the classes of newly measured points (:math:`e^{-\mathrm{loss}}`), the part
@@ -274,14 +274,15 @@ class Focused(Selection):
     unlearned samples. Unvisited samples count with twice the mean loss.
 
     The positions are *not* all different. Losses are read as those of plain cross-entropy; with
-    much label smoothing no sample looks learned, and this chooses like `Random`. With few data
-    and ample time it overfits a little sooner than `Random`, so stop at the best accuracy.
+    strong label smoothing no sample appears learned, and this chooses like `Random`. With
+    little data and much time it overfits slightly sooner than `Random`, so stop at the best
+    accuracy.
 
     Args:
         max_visits: Maximum visits of a sample in an epoch for its high loss, at least 1.
         sharpness: :math:`s`, at least 1: steepness of the focus around c = 1/2.
-        num_points: Aggregated points to look at before an epoch, at least 1. A few suffice for
-            the mean: 32 give it within 0.09 at worst (one standard deviation).
+        num_points: Number of aggregated points to look at before an epoch, at least 1. A few
+            suffice for the mean: with 32, its standard deviation is at most 0.09.
 
     References:
         Ours; in place of Algorithm 2 of Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021.
@@ -346,15 +347,15 @@ SELECTIONS: dict[str, Selection] = {
 def selection(name: str) -> Selection:
     """Look a selection up by its name.
 
-    - "focused" (`Focused`, ours, the default): unlearned samples, the more so the more
-      redundant the data are
+    - "focused" (`Focused`, ours, the default): unlearned samples, more often the more redundant
+      the data are
     - "ranked" (`Ranked`): whole subsets of the highest loss, in that order; the paper's
-      Algorithm 2 to the letter
+      Algorithm 2, exactly as published
     - "ranked-shuffled" (`RankedShuffled`): the same samples, shuffled
     - "ranked-per-class" (`RankedPerClass`): the subsets of the highest loss within each class
     - "sampled" (`Sampled`): drawn by loss, with a temperature
     - "importance" (`Importance`): drawn by loss, weighted so that gradients stay unbiased
-    - "pruned" (`Pruned`): samples below the mean loss half as often, and weighted up
+    - "pruned" (`Pruned`): samples below the mean loss half as often, with a higher weight
     - "cyclic" (`Cyclic`) and "random" (`Random`): controls without losses
 
     Raises:
@@ -373,7 +374,7 @@ def _shuffled(order: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _unbiased(need: Tensor, num_samples: int, random: torch.Generator) -> Choice:
-    """Choose with probability proportional to `need`, and weigh by its inverse."""
+    """Choose with probability proportional to `need`, and weight by its inverse."""
     probability = expected_visits(need, num_samples, max_visits=1)
     order = _shuffled(systematic(probability, num_samples, random), random)
     return Choice(order, (num_samples / len(need) / probability[order]).float())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tensor:
-    r"""Share visits in proportion to need, up to a maximum each.
+    r"""Divide visits in proportion to need, up to a maximum per sample.
 
     :math:`m_i = \min(m_{max}, \lambda a_i)` with :math:`\lambda` such that :math:`\sum_i m_i`
     is `num_visits`; equal if even the maximum is not enough.

@@ -18,8 +18,8 @@ from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory
 class Both(TeacherFactory):
     """Train a stage with the sum of a synthetic gradient and a local loss.
 
-    The local loss teaches from the first batch on, while the prediction is still zero. The
-    gradient adds the information of the stages above.
+    The local loss is useful from the first batch, while the prediction is still zero. The
+    gradient adds information from the stages above.
 
     Args:
         gradients: Predicts the gradient.

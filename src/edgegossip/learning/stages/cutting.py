@@ -35,15 +35,15 @@ def blocks(
     Args:
         module: An `nn.Sequential`, whose children are the blocks; a list of modules, or an
             `nn.ModuleList`; or any other module, with `names`.
-        names: The blocks of a module with a forward of its own, such as ``("conv", "fc.0")``.
-            Its forward must run them in sequence and do nothing else.
+        names: The blocks of a module with its own `forward`, such as ``("conv", "fc.0")``. This
+            `forward` must run them in sequence and do nothing else.
         sample: [batch, ...] inputs, required with `names`. The blocks must give the module's
             outputs on them bit for bit, in evaluation and in training mode.
         is_flat: Also split an `nn.Sequential` among the blocks.
 
     Raises:
-        ValueError: If there are no blocks, or the module consists of more than these: left-out
-            parameters, a skip connection past a block, an activation between two, hooks.
+        ValueError: If there are no blocks, or the module has anything else: omitted parameters,
+            a skip connection past a block, an activation between two blocks, or hooks.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
     >>> len(blocks(model)), len(blocks(model, is_flat=True))
@@ -66,8 +66,9 @@ def cut(
     """Cut a model into ``len(at) + 1`` stages, which compute the same in sequence.
 
     Stages hold the model's own layers, not copies, under their names in the model. An
-    activation at the beginning of a stage is changed not to overwrite its input (``inplace``),
-    which is the output of another stage. Stages use the model's memory layout of pictures.
+    activation at the beginning of a stage is changed so that it does not overwrite its input
+    (``inplace``), which is the output of another stage. Stages use the model's memory layout
+    for pictures.
 
     Args:
         module: As in `blocks`.
@@ -104,7 +105,7 @@ class StageMaker:
     Args:
         make: Makes the whole model.
         stage: Number of the stage, from 0.
-        at: Cuts; this and the rest as in `cut`.
+        at: Cuts; this and the other arguments are as in `cut`.
         names: Names of the blocks.
         sample: Inputs for the check.
         is_flat: Whether to split sequences among the blocks.
@@ -149,8 +150,8 @@ def stage_models(
 
     Args:
         make: Makes the whole model; called once for each stage.
-        at: Cuts; this and the rest as in `cut`.
-        names: Names of the blocks of a module with a forward of its own.
+        at: Cuts; this and the other arguments are as in `cut`.
+        names: Names of the blocks of a module with its own `forward`.
         sample: [batch, ...] inputs, required with `names`.
         is_flat: Also split an `nn.Sequential` among the blocks.
 

@@ -1,4 +1,4 @@
-"""Greedy learning: each stage trains with a small classifier of its own on top."""
+"""Greedy learning: each stage trains with its own small classifier on top."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from edgegossip.learning.flops import OVERHEAD, training_flops
 from edgegossip.learning.stages.cutting import activations
 
 Bandwidth: TypeAlias = float | tuple[float, float]
-"""Bytes per second of a link: shared by both directions, or (forward, back) of each its own."""
+"""Bytes per second of a link: shared by both directions, or separate as (forward, back)."""
 
 StageOverhead: TypeAlias = Callable[[int, int], float]
 """``(first, last)``: work of a stage beyond its blocks ``first`` to ``last - 1``."""
@@ -169,17 +169,17 @@ def plan_cut(
 
     Machines and links all work at once, each on a different batch, so the slowest sets the
     pace. With :math:`w_i` the work of block :math:`i`, :math:`s_k` the speed of machine
-    :math:`k` and :math:`d_k(i)` the time that the link into it needs for what block :math:`i -
-    1` gives,
+    :math:`k` and :math:`d_k(i)` the time that the link into it needs for the output of block
+    :math:`i - 1`,
 
     .. math:: T_k(j) = \min_{i < j} \max(T_{k-1}(i), d_k(i), (w_i + ... + w_{j-1}) / s_k)
 
     is the best value for the first :math:`j` blocks on machines 0 to :math:`k`, found in O(K
     n^2) steps for K machines and n blocks. Each machine gets a block with parameters, because
-    others have nothing to train. Ties go to the cut with the fewest bytes, and then to the
-    earliest cuts. Latency does not matter, because it delays batches without reducing their
-    rate. The plan assumes one message per batch and direction at a link's full bandwidth; it
-    ignores headers, an uplink that two links share, and stages that wait for each other.
+    it would otherwise have nothing to train. Ties go to the cut with the fewest bytes, and then
+    to the earliest cuts. Latency does not matter, because it delays batches without reducing
+    their rate. The plan assumes one message per batch and direction at a link's full bandwidth;
+    it ignores headers, an uplink that two links share, and stages that wait for each other.
 
     Args:
         costs: Costs of the blocks, in order.
@@ -189,7 +189,7 @@ def plan_cut(
         bandwidths: Bandwidth of the link from each machine to the next: bytes/s shared by both
             directions, as with radio, or a pair (forward, back).
         return_share: Share of the batches, in [0, 1], with returned gradients. Synthetic
-            gradients may need fewer.
+            gradients may be returned less often.
         stage_overhead: ``stage_overhead(first, last)``: work of a stage in addition to its
             blocks ``first`` to ``last - 1``, for instance of a module for synthetic gradients.
 

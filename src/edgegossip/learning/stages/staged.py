@@ -54,7 +54,7 @@ def staged(
         teacher: Teacher of decoupled stages; its operations count in their costs.
 
     Raises:
-        ValueError: If the task already has parts or is no plain classification, or the model
+        ValueError: If the task already has parts or is not a plain classification, or the model
             cannot be cut there.
     """
     if not task.dataset.num_classes or task.forward is not forward_pair:

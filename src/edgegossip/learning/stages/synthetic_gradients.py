@@ -27,9 +27,10 @@ class SyntheticGradients(TeacherFactory):
 
     The target :math:`\delta_k` is the gradient at the next stage's inputs, from its own
     prediction (*bootstrapped*) or, in the last stage, from the true loss. It is the gradient of
-    each sample's loss. That of the mean loss is smaller by the batch size, and :math:`M_k`
-    would learn nothing from it. :math:`s` is a running root mean square of the targets.
-    Gradients are much smaller than 1, while the steps of Adam do not depend on the scale.
+    each sample's loss. The gradient of the mean loss is smaller by the batch size, and
+    :math:`M_k` would learn nothing from it. :math:`s` is a running root mean square of the
+    targets. Gradients are much smaller than 1, while the steps of Adam do not depend on the
+    scale.
 
     :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units. Its
     linear output begins at zero, so the stages below do not move before it has learned
@@ -39,7 +40,7 @@ class SyntheticGradients(TeacherFactory):
     Args:
         lr: Learning rate of Adam for :math:`M_k`, above 0; 3e-5 in the paper, over 500,000
             steps.
-        num_hidden: Hidden layers; 0 makes it linear.
+        num_hidden: Number of hidden layers; 0 makes it linear.
         width: Units of a hidden dense layer.
         channels: Channels of a hidden convolution.
         is_conditioned: Give :math:`M_k` the labels (cDNI), as one-hot rows or planes.

@@ -34,7 +34,7 @@ class Teacher(ABC):
 
     @abstractmethod
     def teach(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return a scalar whose backward pass gives the gradient at `outputs`.
+        """Return a scalar whose backward pass produces the gradient at `outputs`.
 
         Args:
             outputs: [n, ...] outputs of the stage, with their graph.

@@ -30,7 +30,8 @@ from edgegossip.recipes.studies.timing import processor_seconds, timed_fit
 from edgegossip.recipes.studies.training import RATIOS, SELECTED
 
 SLOW = ("svd-gmm", "pca-kmeans", "pca-lsh", "full-svd-lsh")
-"""Combinations that are over ten times slower than the selected ones, says the paper."""
+"""Combinations that are over ten times slower than the selected ones, according to the
+paper."""
 
 RANDOM, ALL = "random samples", "all samples"
 """The controls of figure 3: as many samples as points, and all samples."""

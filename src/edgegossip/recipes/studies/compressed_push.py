@@ -262,11 +262,11 @@ def _come_and_go(num_workers: int) -> Topology:
 
 
 def time_varying(settings: StudySettings = StudySettings()) -> Study:
-    """Graphs that change from round to round: dense, Sparse-Push and DifferencePush.
+    """Graphs that change in each round: dense push-sum, Sparse-Push and DifferencePush.
 
     Directed ring, one-peer exponential, random peers, and links that come and go. MNIST and
-    HAR. On one core, `har-cnn` takes 40 minutes and `mnist-lenet5`, of which `sparse-push` was
-    not run, an hour and a half.
+    HAR. On one core, `har-cnn` takes 40 minutes and `mnist-lenet5` an hour and a half, without
+    `sparse-push`, which was not run.
 
     Args:
         settings: Settings of the study.

@@ -32,9 +32,9 @@ class Contender:
         options: Other arguments of the class.
         has_momentum: Whether to use the task's momentum; false for algorithms with their own.
         lr_factor: Factor for the task's learning rate, for algorithms with longer steps.
-        ending: Prefix of the options for final rounds, if these are to add a tenth to the
+        ending: Prefix of the options for final rounds, if these should add a tenth to the
             bytes.
-        accuracy_aware: How an `EdgeGossip` around the algorithm chooses samples; None without
+        accuracy_aware: Choice of samples of an `EdgeGossip` around the algorithm; None without
             one.
         balancing: Other arguments of that `EdgeGossip`.
         has_profiles: Forecasts start from a profile of each platform.

@@ -33,7 +33,7 @@ class TrainingEvents:
         }
 
     def sent_by(self, num_rounds: int) -> Seconds | None:
-        """When the last worker sent its parameters of round `num_rounds`, counted from 1.
+        """Time at which the last worker sent its parameters of round `num_rounds` (from 1).
 
         None if a worker never did, or the algorithm has no rounds.
         """
@@ -61,7 +61,7 @@ class TrainingEvents:
         return sum(done) / (num_rounds * size) if size else 0.0
 
     def look_share(self, rank: Rank | None = None) -> float | None:
-        """Share of training time that `rank`, or all workers, spent on looks at points.
+        """Share of training time that `rank` (or all) spent on looks at aggregated points.
 
         None without training.
         """

@@ -50,7 +50,7 @@ class System:
         values: Values to try, with the likeliest second; empty without such a setting.
         has_server: An additional first rank serves and does not train.
         has_cloud: An additional last rank trains the upper part of the model.
-        accuracy_aware: How samples are chosen; making aggregated points takes time.
+        accuracy_aware: Choice of samples; making aggregated points takes time.
     """
 
     build: Build

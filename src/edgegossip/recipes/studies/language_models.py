@@ -51,7 +51,7 @@ VALIDATION_SHARE = 0.05
 NUM_EVALUATIONS = 24
 NUM_TUNING_EVALUATIONS = 4
 SETTINGS = {"all authors on all machines": True, "two authors on each machine": False}
-"""Whether the pieces of text are dealt at random."""
+"""Whether the pieces of text are assigned at random."""
 MODEL = LanguageSettings(num_epochs=4.0, num_workers=NUM_WORKERS, batch_size=8, num_test=200)
 SHORT = replace(
     MODEL, num_epochs=2.0, local_steps=2, width=8, num_layers=1, num_heads=1, num_test=20
@@ -76,7 +76,7 @@ def algorithms(local_steps: int) -> dict[str, Algorithm[Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageContest:
-    """All contenders for the same time: rates on one seed, results on others.
+    """All contenders for the same time: rates tried on one seed, results on other seeds.
 
     Args:
         setting: Key of `SETTINGS`.

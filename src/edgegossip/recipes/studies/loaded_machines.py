@@ -1,4 +1,4 @@
-"""EdgeGossip on machines that other programs load: the worth of profile and blocks."""
+"""EdgeGossip on machines that other programs load: the benefit of profile and blocks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RUNS: Contenders = {
 
 
 def contention(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
-    """Time to EpochGossip's best accuracy less 0.3 points while other jobs run.
+    """Time to EpochGossip's best accuracy minus 0.3 points while other jobs run.
 
     Args:
         settings: Settings of the study.

@@ -39,9 +39,9 @@ LOOKING_AT_ALL = replace(ACCURACY_AWARE, selection=Ranked(), look_share=None)
 
 
 def fig8(settings: StudySettings = StudySettings()) -> Study:
-    """The share of an epoch that looks at points take: accounted and measured.
+    """The share of an epoch that looks at aggregated points take: accounted and measured.
 
-    MNIST and CIFAR-10; 7 minutes beside other work.
+    MNIST and CIFAR-10; 7 minutes on a busy machine.
 
     Args:
         settings: Settings of the study.

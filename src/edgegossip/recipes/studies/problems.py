@@ -45,7 +45,7 @@ class Problem:
         settings: Epochs of EpochGossip, SGD, and throughput of the fastest platform.
         augmentation: Augmentation of the training batches.
         schedule: Schedule of the learning rate.
-        partition: Deals the training samples to the workers.
+        partition: Divides the training samples among the workers.
         scaled_down: Sentence about everything that is smaller than in the paper; empty if
             nothing is.
     """

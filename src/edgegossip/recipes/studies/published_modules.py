@@ -1,7 +1,7 @@
 """Published synthetic gradients: dense layers on MNIST, one per stage.
 
 Fields of a row:
-    num_layers: Layers, each a stage.
+    num_layers: Number of layers, each of which is a stage.
     error: Test error at the end.
     epochs, accuracies: Of the evaluations.
 """
@@ -149,9 +149,9 @@ MNIST = Problem(
 
 
 def published(settings: StudySettings = StudySettings()) -> Study:
-    """3 to 6 dense layers on MNIST, each a stage: test error, beside the published one.
+    """3 to 6 dense layers on MNIST, each a stage: test error, ours and the published one.
 
-    Minutes a run.
+    Minutes per run.
 
     Args:
         settings: Settings of the study.

@@ -5,10 +5,10 @@ Fields of a row:
     accuracies: After each epoch of EpochGossip; of others, with `times`, at each evaluation.
     setups: In EpochGossip's row, for each set of machines: `epoch_ends`, `round_seconds` (an
         epoch of the fastest platform), `throughput_bound` and `time_ratio` (T_max / T_min).
-    equal_epochs_time: Time of as many rounds as EpochGossip has epochs.
+    equal_epochs_time: Time after as many rounds as EpochGossip has epochs.
     kept_shares: Share of its data that each worker kept.
     look_share: Share of the cost that was spent on looks.
-    samples_processed, bytes_sent: Of all workers.
+    samples_processed, bytes_sent: Totals of all workers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ CONTROLS: Contenders = {
     "random": replace(EDGE_GOSSIP, accuracy_aware=PLAIN),
     "gosgd": Contender(algorithm=GoSGD, topology=complete, draws_exchanges=True),
 }
-"""Runs that EdgeGossip must beat: equal shares of data chosen at random, and no barrier."""
+"""Runs that EdgeGossip must beat: shares of data chosen at random, and no barrier."""
 
 CONTENDERS: Contenders = {"edge-gossip": EDGE_GOSSIP, **CONTROLS}
 
@@ -101,18 +101,18 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Race(Contest):
-    """One problem and seed, on several sets of equally many machines with different speeds.
+    """One problem and seed, on several equally large sets of machines of different speeds.
 
     EpochGossip is trained once: the accuracies after its epochs do not depend on speeds, and
     the times of the epochs are simulated without training. The others run for EpochGossip's
     time, or until they have processed `max_work` times as many samples, whichever comes first.
 
     Args:
-        setups: Sets of machines, with equally many workers each.
+        setups: Sets of machines, each with the same number of workers.
         max_work: Limit of the others' samples, in multiples of EpochGossip's; None for no
             limit.
-        window: Epochs' worth of samples over which all models are averaged before they are
-            measured (`TrailingAverage`); None measures the newest.
+        window: Epochs' worth of samples over which all models are averaged before evaluation
+            (`TrailingAverage`); None evaluates the newest models.
     """
 
     setups: tuple[Setup, ...]
@@ -222,7 +222,7 @@ class Race(Contest):
         return self._facts(setup.name, name) | _found(results, session.folder, self.problem)
 
     def _served(self, algorithm: Algorithm[Any], rounds_an_epoch: float) -> Algorithm[Any]:
-        """Average over `window`; all workers together process an epoch in so many rounds."""
+        """Average over `window`, given the rounds in which all workers process an epoch."""
         if self.window is None:
             return algorithm
         return TrailingAverage(inner=algorithm, window=max(1.0, self.window * rounds_an_epoch))

@@ -26,7 +26,7 @@ def standings(
 
     Args:
         rows: Rows of `Race.cells`, in any order.
-        target_gap: The target is EpochGossip's best accuracy less this, in [0, 1].
+        target_gap: The target is EpochGossip's best accuracy minus this gap, in [0, 1].
         is_smoothed: Compare means over an epoch's worth of samples; see `smoothed`.
     """
     found = on_each_setup(rows)

@@ -45,7 +45,7 @@ NUM_LOOKS = 60
 VALIDATION_SHARE = 0.02
 SPEED = 64.0
 MOMENTUM = 0.9
-"""Explicit momentum; with much implicit momentum in addition, training may diverge."""
+"""Explicit momentum; together with much implicit momentum, training may diverge."""
 RATES = (0.2, 0.5)
 REWARDS: dict[str, tuple[Reward, float]] = {
     "log-slope": (LogSlope(), 2.0),
@@ -132,7 +132,7 @@ def has_diverged(losses: Sequence[float]) -> bool:
 def search(settings: StudySettings = DEFAULTS) -> Study:
     """Four searches for the commit rate: rates tried, rewards, losses, implicit momentum.
 
-    50 seeds on MNIST; half an hour for two of the searches, on one core.
+    50 seeds on MNIST; two of the searches take half an hour on one core.
 
     Args:
         settings: Settings of the study.

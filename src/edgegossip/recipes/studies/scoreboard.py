@@ -29,7 +29,7 @@ class Score:
 
     Attributes:
         group: Part of the study.
-        setting: How this contest differs from others of the group.
+        setting: Difference between this contest and others of its group.
         run: Name of the run.
         seed: Seed of both runs.
         target: Value of the metric to reach; None without a reference run.
@@ -65,7 +65,7 @@ def scores(
     Args:
         rows: Rows with `group`, `setting`, `run`, `seed` and a `learning_curve`.
         reference: Name of the reference run, which defines the target.
-        target_gap: The target is the reference's best value less this, in [0, 1]; see
+        target_gap: The target is the reference's best value minus this gap, in [0, 1]; see
             `MetricSpec.easier`.
         measure: Measures each run.
     """
@@ -95,12 +95,12 @@ def time_to(row: Row, target: float) -> Seconds | None:
 
 
 def last_looks(accuracies: Sequence[float]) -> float:
-    """The accuracy of a run: the mean of its last five looks, because a single one is noisy."""
+    """The accuracy of a run: the mean of five evaluations, because one is noisy."""
     return statistics.fmean(accuracies[-LAST_LOOKS:])
 
 
 def median(values: Iterable[float | None], missing: float = -math.inf) -> float | None:
-    """The median of `values`, where None counts as `missing`; None if that is the median.
+    """The median of `values`, where None counts as `missing`; None if the median is missing.
 
     >>> median([3.0, 1.0, None]), median([None, None, 2.0])
     (1.0, None)

@@ -6,7 +6,7 @@ Fields of a row:
     seconds_to_loss: Time to the loss; null if it was never reached.
     seconds, final_loss, final_accuracy: At the end of the run.
     samples, bytes, megabits_per_second: Of all workers and links together.
-    times, losses, accuracies: Of the looks.
+    times, losses, accuracies: Of the evaluations.
     error: Of a diverged run.
 """
 
@@ -48,7 +48,7 @@ class Goal:
     """The goal at which a run ends.
 
     Args:
-        loss: Target for the mean of the last ten looks.
+        loss: Target for the mean of the last ten evaluations.
         look_seconds: Seconds between two looks.
         max_seconds: Seconds after which a run has failed.
         validation_share: Share of the training samples to hold out for methods that measure a
@@ -216,7 +216,7 @@ def _curve(results: Results) -> dict[str, Any]:
 
 
 def server_scores(rows: Iterable[Row]) -> list[Score]:
-    """Compute the time of each run and how much less ADSP took with the same seed."""
+    """Compute the time of each run, and ADSP's saving with the same seed."""
     rows = list(rows)
     adsp = {contest_key(row): row for row in rows if row["run"] == ADSP}
     return [

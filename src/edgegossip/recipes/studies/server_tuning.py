@@ -1,4 +1,4 @@
-"""Tuning parameter servers, with equally few candidates for each."""
+"""Tuning parameter servers, with the same number of candidates for each."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TUNING_SEED = 100
 class Tuning(ServerContest):
     """Try three learning rates for each method, then three values of its own setting.
 
-    The rates are tried with the second value, then the other values with the best rate. Losses
-    are measured on samples held out from the training data; no test sample is used. A candidate
-    that takes longer than the best one of its method so far is stopped.
+    The rates are tried with the second value; then the other values are tried with the best
+    rate. Losses are measured on samples held out from the training data; no test sample is
+    used. A candidate that takes longer than its method's best candidate so far is stopped.
     """
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:

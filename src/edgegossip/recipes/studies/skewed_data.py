@@ -1,4 +1,4 @@
-"""EdgeGossip on data that differ between the workers, beside EpochGossip and the controls."""
+"""EdgeGossip on skewed data, compared with EpochGossip and the controls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RUNS: Contenders = {
 
 
 def skew(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
-    """Time to EpochGossip's best accuracy less 0.3 points on skewed data, at 4 times.
+    """Time to EpochGossip's best accuracy minus 0.3 points on skewed data, at 4 times.
 
     Args:
         settings: Settings of the study.

@@ -1,4 +1,4 @@
-"""Contests of algorithms that send little against dense push-sum: runs and results.
+"""Contests between algorithms that send little and dense push-sum: runs and results.
 
 Fields of a row:
     group, setting, run, seed: Names of the contest and the run.
@@ -45,7 +45,7 @@ NUM_EVALUATIONS = 60
 """Evaluations of each run, spread over its length."""
 
 TARGET_GAP = 0.01
-"""The target is the dense run's best accuracy less this."""
+"""The target is the dense run's best accuracy minus this gap."""
 
 MEAN_WORKER, WORST_WORKER = "mean worker", "worst worker"
 

@@ -1,4 +1,4 @@
-"""Curves of accuracy with equally many looks for all, each the mean over as many samples."""
+"""Smoothed curves of accuracy; each point is a mean over the same number of samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edgegossip.experiments.study import Row
 def smoothed(row: Row, width: Seconds) -> Row:
     """Replace a curve by its means over intervals of `width`, up to its last whole one.
 
-    A noisy curve passes a target the sooner, the more often it is looked at. After this, each
-    run is looked at once in the time in which it processes an epoch's worth of samples.
+    A noisy curve that is measured more often passes a target sooner. The new curve has one
+    point for each epoch's worth of samples.
 
     Args:
         row: Row with `times`, ascending, and `accuracies`; each accuracy holds until the next.

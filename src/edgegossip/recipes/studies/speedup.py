@@ -55,7 +55,7 @@ AS_PUBLISHED = replace(
     accuracy_aware=replace(ACCURACY_AWARE, selection=SELECTIONS["ranked"], look_share=None),
     balancing={"block_share": 1.0, "correction": 0.0},
 )
-"""The paper's system to the letter."""
+"""The paper's system, exactly as published."""
 CONTROLLED_RUNS: Contenders = {
     **CONTENDERS,
     "as-published": AS_PUBLISHED,
@@ -72,9 +72,9 @@ def speedup(
     max_work: float | None = MAX_WORK,
     window: float | None = None,
 ) -> Study:
-    """Time to EpochGossip's best accuracy less 0.3 points, at imbalances 2, 4 and 8.
+    """Time to EpochGossip's best accuracy minus 0.3 points, at imbalances 2, 4 and 8.
 
-    MNIST, HAR and CIFAR-10. Five seeds take on one core 110 minutes for `mnist-lenet5`, 90 for
+    MNIST, HAR and CIFAR-10. On one core, five seeds take 110 minutes for `mnist-lenet5`, 90 for
     `har-cnn`, 135 for `cifar10-lenet5` and 115 for `cifar10-resnet20`;
     `cifar10-lenet5-augmented` was not run.
 
@@ -82,9 +82,9 @@ def speedup(
         settings: Settings of the study.
         controls: Imbalances at which random shares and GoSGD also run.
         max_work: Limit of the others' samples, in multiples of EpochGossip's; None gives them
-            all of its time, in which they converge.
-        window: Epochs' worth of samples over which all models, EpochGossip's too, are averaged
-            before they are measured; None measures the newest.
+            all of EpochGossip's time, in which they converge.
+        window: Epochs' worth of samples over which all models, including EpochGossip's, are
+            averaged before evaluation; None evaluates the newest models.
     """
     limit = work_limit(settings, max_work)
     return race_study(
@@ -117,10 +117,10 @@ def speedup(
 
 
 def selections(settings: StudySettings = StudySettings()) -> Study:
-    """Time to EpochGossip's best accuracy less 0.3 points, with each selection, at 4 times.
+    """Time to EpochGossip's best accuracy minus 0.3 points, with each selection, at 4 times.
 
     `focused` and `random` keep their defaults. The others look at all aggregated points before
-    each epoch, as in the paper, and pay for it. MNIST, HAR and CIFAR-10; a run takes 3 to 10
+    each epoch, as in the paper, at the full cost. MNIST, HAR and CIFAR-10; a run takes 3 to 10
     minutes on one core.
 
     Args:
@@ -184,7 +184,7 @@ def _setup(problem: Problem, imbalance: float, runs: Contenders) -> Setup:
 
 
 def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
-    """Draw each run's speed-up over EpochGossip; tabulate it raw and with equal looks."""
+    """Draw each run's speed-up over EpochGossip; tabulate it raw and with equal evaluations."""
     found = standings(rows.values(), TARGET_GAP)
     panels = tuple(
         bars(

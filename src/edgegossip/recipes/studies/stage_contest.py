@@ -1,11 +1,11 @@
-"""Contests between methods that train one model in stages, tuned alike.
+"""Contests between methods that train one model in stages, equally tuned.
 
 Fields of a row:
     lr, is_tuning: Learning rate, and whether the run only tried it.
     accuracy, seconds: At the end.
     bytes: Of all links.
     staleness: Mean number of a stage's batches in flight above it.
-    times, accuracies: Of the looks.
+    times, accuracies: Of the evaluations.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ RATES = (0.01, 0.003, 0.03)
 """Candidate learning rates of each method; see `StageSettings.momentum`."""
 NUM_LOOKS = 25
 HELD_OUT = 0.1
-"""Share of the training samples to hold out for judging learning rates."""
+"""Share of the training samples to hold out for ranking learning rates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageContest(Contest):
-    """One problem with all methods: candidates on one seed, the best of them on other seeds.
+    """One problem with all methods: candidates on one seed, the best ones on other seeds.
 
     Args:
         stages: Settings of machines, links and sizes.
         methods: Names in `COMPETITORS` and `METHODS`.
         seeds: Seeds of the results.
-        setting: How this contest differs from others of its problem.
+        setting: Difference between this contest and others of its problem.
     """
 
     stages: StageSettings

@@ -50,9 +50,9 @@ NOTE = (
 
 
 def methods(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
-    """Eight ways to train eight layers in four stages, tuned alike: accuracy, time, bytes.
+    """Eight ways to train eight layers in four stages, equally tuned: accuracy, time, bytes.
 
-    MNIST and CIFAR-10; a minute a run on MNIST.
+    MNIST and CIFAR-10; a minute per run on MNIST.
 
     Args:
         settings: Settings of the study.

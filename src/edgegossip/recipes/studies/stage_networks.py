@@ -1,9 +1,9 @@
-"""Stages on links of many kinds: the method with most samples per second on each.
+"""Stages on links of many kinds: the method with the most samples per second on each.
 
 Fields of a row:
     megabits, latency, in_flight: The link, and the batches in flight.
-    pace: Samples a second.
-    bytes: Bytes a sample.
+    pace: Samples per second.
+    bytes: Bytes per sample.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class StageNetwork(Contest):
 
 
 def links(settings: StudySettings = StudySettings()) -> Study:
-    """Links of 1 to 1,000 Mbit/s, 1 to 100 ms: the method with most samples per second.
+    """Links of 1 to 1,000 Mbit/s, 1 to 100 ms: the method with the most samples per second.
 
     MNIST; 15 minutes on one core.
 

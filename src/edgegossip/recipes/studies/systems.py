@@ -2,8 +2,8 @@
 
 Fields of a row:
     is_tuning: Whether the run only tried a setting.
-    accuracy: Mean of the last five looks.
-    times, accuracies, bytes, samples: Of the looks; bytes are per worker.
+    accuracy: Mean of the last five evaluations.
+    times, accuracies, bytes, samples: Of the evaluations; bytes are per worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NUM_WORKERS = 8
 IMBALANCE = 4.0
 LATENCY: Seconds = 0.005
 VALIDATION_SHARE = 0.03
-"""Number of final looks whose mean is a run's accuracy."""
+"""Number of final evaluations whose mean is a run's accuracy."""
 
 SECONDS = {MNIST_MLP.name: 90.0, SMALL_MLP.name: 8.0}
 NUM_EVALUATIONS = 60
@@ -46,7 +46,7 @@ NUM_EVALUATIONS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class SystemContest(Contest):
-    """All systems on links of one speed: candidates on one seed, the best of them on others.
+    """All systems on links of one speed: candidates on one seed, the best ones on others.
 
     Args:
         megabits: Megabits per second of each uplink and downlink, including a server's.
@@ -132,7 +132,7 @@ class SystemContest(Contest):
 
 
 def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
-    """Eleven systems tuned alike, links of 100 and 4 Mbit/s: accuracy, time, bytes, samples.
+    """Eleven equally tuned systems, links of 100 or 4 Mbit/s: accuracy, time, bytes.
 
     MNIST, with the Pareto front; half an hour.
 

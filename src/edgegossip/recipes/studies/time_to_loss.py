@@ -45,7 +45,7 @@ PRINTED = (
 SCALED_DOWN = (
     "LeNet-5 (62,006 parameters) stands for the paper's network, batches of 32 for its 128; a "
     "step takes the fastest worker half a second, about as in the paper.",
-    "Platforms and links are simulated: speeds are evenly spread, everybody has 100 Mbit/s and "
+    "Platforms and links are simulated: speeds are evenly spread, all have 100 Mbit/s and "
     "5 ms, the server too.",
 )
 
@@ -164,7 +164,7 @@ def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Stu
 def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
     """All methods, 18 workers, H = 2: virtual time to one loss on test data.
 
-    Eleven parameter servers and settings on HAR and CIFAR-10. Five seeds take on one core 25
+    Eleven parameter servers and settings on HAR and CIFAR-10. On one core, five seeds take 25
     minutes for `har-cnn` and 35 for `cifar10-lenet5`.
 
     Args:
@@ -182,7 +182,7 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
 def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
     """Increasingly unequal speeds: H of 1.45, 2, 2.6 and 3.2.
 
-    The rest is as in `adsp/time-to-loss`; half a minute a run on one core.
+    The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
 
     Args:
         settings: Settings of the study.
@@ -202,7 +202,7 @@ def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
 def delay(settings: StudySettings = DEFAULTS) -> Study:
     """Each message takes 0, 2, 5 and 10 seconds longer.
 
-    The rest is as in `adsp/time-to-loss`; half a minute a run on one core.
+    The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
 
     Args:
         settings: Settings of the study.
@@ -222,7 +222,7 @@ def delay(settings: StudySettings = DEFAULTS) -> Study:
 def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
     """Links of 100, 30 and 10 Mbit/s: their use and its cost.
 
-    The rest is as in `adsp/time-to-loss`; half a minute a run on one core.
+    The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
 
     Args:
         settings: Settings of the study.
@@ -242,7 +242,7 @@ def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
 def workers(settings: StudySettings = DEFAULTS) -> Study:
     """Twice as many workers: 18 and 36.
 
-    The rest is as in `adsp/time-to-loss`; half a minute a run on one core.
+    The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
 
     Args:
         settings: Settings of the study.
@@ -260,10 +260,10 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
 
 
 def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
-    """Speeds that change during the run: a third of the workers becomes four times slower.
+    """Speeds that change during the run: a third of the workers become four times slower.
 
-    On the paper's own testbed, H rose from 2 to 6 during a run without being noticed. The rest
-    is as in `adsp/time-to-loss`; half a minute a run on one core.
+    On the paper's own testbed, H rose from 2 to 6 during a run without being noticed. The other
+    settings are as in `adsp/time-to-loss`; half a minute per run on one core.
 
     Args:
         settings: Settings of the study.

@@ -47,7 +47,7 @@ class StepTimes:
 
 
 def timed_fit(chosen: Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData, StepTimes]:
-    """Aggregate on one thread and measure each step; the rest counts towards the means."""
+    """Aggregate on one thread and measure each step; the remaining time counts as means."""
     reduction: Any = _Timed(chosen.reduction)
     division: Any = _Timed(chosen.division)
     timed = replace(chosen, reduction=reduction, division=division)

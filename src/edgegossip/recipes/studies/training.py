@@ -153,7 +153,7 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
 def fig12(settings: StudySettings = StudySettings()) -> Study:
     """Time to target and loss of accuracy with two platforms 3 or 5 times as fast.
 
-    MNIST; 13 minutes on one core beside other work.
+    MNIST; 13 minutes on one core of a busy machine.
 
     Args:
         settings: Settings of the study.
@@ -193,7 +193,7 @@ def fig12(settings: StudySettings = StudySettings()) -> Study:
 def fig13(settings: StudySettings = StudySettings()) -> Study:
     """Time to target and loss of accuracy with aggregation ratios 5, 10 and 20.
 
-    MNIST; 29 minutes on one core beside other work.
+    MNIST; 29 minutes on one core of a busy machine.
 
     Args:
         settings: Settings of the study.
