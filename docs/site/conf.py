@@ -99,6 +99,8 @@ Sparse-Push <benchmarks/results/sparse-push>
 Parameter servers <benchmarks/results/adsp>
 All systems <benchmarks/results/systems>
 Stages <benchmarks/results/stages>
+Language models <benchmarks/results/language>
+Plans <benchmarks/results/plans>
 Compression <benchmarks/results/compression>
 Simulator <benchmarks/results/simulator>
 Real machines <benchmarks/results/real-machines>
