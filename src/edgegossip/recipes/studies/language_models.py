@@ -1,4 +1,11 @@
-"""A language model on uneven machines: bits per character against time and bytes."""
+"""A language model on uneven machines: bits per character against time and bytes.
+
+Fields of a row:
+    lr, is_tuning: Learning rate, and whether the run only tried it.
+    bound: Speed-up by not waiting alone.
+    times, values, bytes, samples: Of the evaluations; bytes are per worker.
+    metric: Metric of the values.
+"""
 
 from __future__ import annotations
 
