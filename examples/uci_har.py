@@ -3,6 +3,9 @@
 Run it in the folder that holds `UCI HAR Dataset`.
 """
 
+import sys
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,4 +26,6 @@ def read(split: str) -> dict[str, NDArray[np.generic]]:
 
 
 if __name__ == "__main__":
+    if not Path("UCI HAR Dataset").is_dir():
+        sys.exit("there is no folder 'UCI HAR Dataset' here; unpack the archive first")
     np.savez("uci_har.npz", allow_pickle=False, **read("train"), **read("test"))
