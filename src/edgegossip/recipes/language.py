@@ -14,6 +14,7 @@ from edgegossip.algorithms.diloco import DiLoCo
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.topology import complete, ring
 from edgegossip.experiments.experiment import Comparison, Experiment
@@ -28,7 +29,7 @@ from edgegossip.learning.texts import books
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.recipe_settings import default_data_dir
 from edgegossip.sim.link import Links
-from edgegossip.sim.platform import uneven
+from edgegossip.sim.platform import Platform, uneven
 
 NUM_BYTES = 256
 
@@ -106,8 +107,7 @@ def books_gpt(
     number = settings.num_workers
     task = language_task(books(data_dir, settings.context), settings)
     platforms = uneven(number, settings.throughput)
-    slowest = min(platform.total_throughput for platform in platforms)
-    seconds = settings.num_epochs * len(task.dataset.train) / number / slowest
+    seconds = slowest_seconds(settings, task, platforms)
     everyone: dict[str, Any] = {"topology": complete(number), "num_rounds": UNTIL_CUT_OFF}
     diloco = DiLoCo(**everyone, local_steps=settings.local_steps)
     algorithms: dict[str, Algorithm[Any]] = {
@@ -131,6 +131,14 @@ def books_gpt(
         },
         baseline="diloco",
     )
+
+
+def slowest_seconds(
+    settings: LanguageSettings, task: Task, platforms: tuple[Platform, ...]
+) -> Seconds:
+    """Seconds that the slowest platform needs for `num_epochs` of an even share of the data."""
+    slowest = min(platform.total_throughput for platform in platforms)
+    return settings.num_epochs * len(task.dataset.train) / len(platforms) / slowest
 
 
 def language_task(dataset: Dataset, settings: LanguageSettings) -> Task:

@@ -34,7 +34,7 @@ from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.task import Task
 from edgegossip.learning.texts import books, texts
 from edgegossip.recipes.baselines import HOME_LINK
-from edgegossip.recipes.language import LanguageSettings, language_task
+from edgegossip.recipes.language import LanguageSettings, language_task, slowest_seconds
 from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.recipes.studies.learning_curve import learning_curve, metric_of, values_of
 from edgegossip.recipes.studies.scoreboard import (
@@ -70,13 +70,12 @@ def algorithms(local_steps: int) -> dict[str, Algorithm[Any]]:
     everyone: dict[str, Any] = {"topology": complete(NUM_WORKERS), "num_rounds": UNTIL_CUT_OFF}
     dense = DiLoCo(**everyone, local_steps=local_steps)
     sparse = replace(dense, compressor=compressor(0.25, 4))
-    own = {**everyone, "topology": ring(NUM_WORKERS)}
     return {
         BASELINE: dense,
         "edge-diloco": EdgeGossip(inner=dense),
         "diloco-compressed": sparse,
         "edge-diloco-compressed": EdgeGossip(inner=sparse),
-        "gossip": Gossip(**own, local_steps=8),
+        "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=UNTIL_CUT_OFF, local_steps=8),
         "all-reduce": AllReduce(**everyone),
     }
 
@@ -114,7 +113,8 @@ class LanguageContest:
                 yield cell(f"seed{seed}", run, seed, None, *(each.name for each in rates))
 
     def _task(self, data_dir: Path, lr: float, *, is_tuning: bool) -> Task:
-        dataset = _sources(self.model.context) if self.is_short else _books(data_dir, self)
+        context = self.model.context
+        dataset = _sources(context) if self.is_short else books(data_dir, context)
         if is_tuning:
             dataset = without_test_data(dataset, VALIDATION_SHARE)
         mixed = SETTINGS[self.setting]
@@ -128,8 +128,7 @@ class LanguageContest:
             lr = _best_rate(session.rows.values(), self.setting, run)
         task = self._task(data_dir, lr, is_tuning=is_tuning)
         platforms = uneven(NUM_WORKERS, self.model.throughput)
-        slowest = min(platform.total_throughput for platform in platforms)
-        seconds = self.model.num_epochs * len(task.dataset.train) / NUM_WORKERS / slowest
+        seconds = slowest_seconds(self.model, task, platforms)
         num_evaluations = NUM_EVALUATIONS
         if is_tuning:
             seconds, num_evaluations = TUNING_SHARE * seconds, NUM_TUNING_EVALUATIONS
@@ -159,12 +158,8 @@ class LanguageContest:
         }
 
 
-def _books(data_dir: Path, contest: LanguageContest) -> Dataset:
-    return books(data_dir, contest.model.context)
-
-
 def _sources(context: int) -> Dataset:
-    """Two files of this package, as if by two authors."""
+    """Four files of this package, as if by four authors."""
     folder = Path(edgegossip.algorithms.__file__).parent
     named = ("gossip", "gosgd", "push_sum", "diloco")
     return texts("sources", [folder / f"{name}.py" for name in named], context)

@@ -8,17 +8,19 @@ from functools import partial
 from edgegossip.experiments.study import Study
 from edgegossip.learning.partition import BySubject, Dirichlet, LabelSkew
 from edgegossip.recipes.studies.contest import Contenders
-from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import DIGITS_MLP, HAR_CNN, MNIST_LENET5, with_epochs
 from edgegossip.recipes.studies.race import (
     CONTENDERS,
     EDGE_GOSSIP,
-    Setup,
-    less_work,
     race_study,
     races_of,
 )
-from edgegossip.recipes.studies.speedup import CONTROLLED, TARGET_GAP, speedup_exhibits
+from edgegossip.recipes.studies.speedup import (
+    CONTROLLED,
+    TARGET_GAP,
+    speedup_exhibits,
+    uneven_setup,
+)
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 _MNIST = with_epochs(MNIST_LENET5, 10)
@@ -51,20 +53,11 @@ def skew(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Stud
             race
             for problem in problems
             for race in races_of(
-                problem,
-                (
-                    Setup(
-                        name=f"{CONTROLLED:g} times",
-                        platforms=imbalanced(4, problem.settings.throughput, CONTROLLED),
-                        runs=RUNS,
-                    ),
-                ),
-                settings,
-                max_work=None,
+                problem, (uneven_setup(problem, CONTROLLED, RUNS),), settings, max_work=None
             )
         ],
         partial(speedup_exhibits, "skew"),
         printed=("The paper deals data evenly.",),
-        scaled_down=less_work(None),
+        scaled_down=(),
         target_gap=TARGET_GAP,
     )

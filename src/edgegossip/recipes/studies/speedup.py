@@ -143,7 +143,7 @@ def selections(settings: StudySettings = StudySettings()) -> Study:
         [
             race
             for problem in problems
-            for race in races_of(problem, (_setup(problem, CONTROLLED, runs),), settings)
+            for race in races_of(problem, (uneven_setup(problem, CONTROLLED, runs),), settings)
         ],
         partial(speedup_exhibits, "selections"),
         printed=("The paper ranks subsets by the loss of their aggregated point: `ranked`.",),
@@ -167,15 +167,16 @@ def _problems(settings: StudySettings) -> tuple[Problem, ...]:
 
 def _setups(problem: Problem, controls: Controls) -> tuple[Setup, ...]:
     if problem is CIFAR10_RESNET20:  # it takes too long for more
-        return (_setup(problem, CONTROLLED, EQUAL_TIME),)
+        return (uneven_setup(problem, CONTROLLED, EQUAL_TIME),)
     controlled = {"none": (), "at-4": (CONTROLLED,), "all": IMBALANCES}[controls]
     return tuple(
-        _setup(problem, imbalance, CONTROLLED_RUNS if imbalance in controlled else ALONE)
+        uneven_setup(problem, imbalance, CONTROLLED_RUNS if imbalance in controlled else ALONE)
         for imbalance in IMBALANCES
     )
 
 
-def _setup(problem: Problem, imbalance: float, runs: Contenders) -> Setup:
+def uneven_setup(problem: Problem, imbalance: float, runs: Contenders) -> Setup:
+    """Four machines, the fastest `imbalance` times as fast as the slowest."""
     return Setup(
         name=f"{imbalance:g} times",
         platforms=imbalanced(4, problem.settings.throughput, imbalance),
