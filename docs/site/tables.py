@@ -159,7 +159,7 @@ def _docstring(name: str) -> str:
     return inspect.getdoc(found) or ""
 
 
-def setup(app: Any) -> None:  # noqa: ANN401 - tests import this without Sphinx
+def setup(app: Any) -> dict[str, bool]:  # noqa: ANN401 - tests import this without Sphinx
     """Called by Sphinx."""
 
     def fill(app: Any, docname: str, source: list[str]) -> None:  # noqa: ANN401
@@ -168,3 +168,4 @@ def setup(app: Any) -> None:  # noqa: ANN401 - tests import this without Sphinx
             app.env.note_reread()  # the code may change when the page does not
 
     app.connect("source-read", fill)
+    return {"parallel_read_safe": True}
