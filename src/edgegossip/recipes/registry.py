@@ -107,6 +107,7 @@ STUDIES = _entries(
         "edgegossip/selections": "speedup",
         "edgegossip/skew": "skewed_data",
         "edgegossip/contention": "loaded_machines",
+        "edgegossip/rates": "tuned_races",
         "sparse-push/table-iid": "compressed_push",
         "sparse-push/table-skew": "compressed_push",
         "sparse-push/time-varying": "compressed_push",

@@ -34,7 +34,7 @@ from edgegossip.experiments.experiment import Experiment, throughput_bound
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
-from edgegossip.learning.task import Workload
+from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profile import Profile
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
@@ -130,19 +130,23 @@ class Race(Contest):
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{self.num_workers}-workers/seed{self.seed}"
         baseline = f"{folder}/{BASELINE}"
-        yield self.cell(baseline, partial(self._baseline, data_dir))
+        yield self.cell(baseline, partial(self.run_baseline, data_dir))
         for setup in self.setups:
             for name in setup.runs:
                 yield self.cell(
                     f"{folder}/{setup.name.replace(' ', '-')}/{name}",
-                    partial(self._contender, data_dir, baseline, setup, name),
+                    partial(self.run_contender, data_dir, baseline, setup, name),
                     after=(baseline,),
                 )
 
-    def _baseline(self, data_dir: Path, session: Session) -> Row:
+    def task(self, data_dir: Path) -> Task:
+        """The learning task."""
+        return self.problem.task(data_dir)
+
+    def run_baseline(self, data_dir: Path, session: Session) -> Row:
         """Train EpochGossip on equal platforms; simulate when its epochs end on each setup."""
         settings = self.problem.settings
-        task = self.problem.task(data_dir)
+        task = self.task(data_dir)
         workload = Workload(task, range(self.num_workers), self.seed)
         largest = max(len(shard) for shard in workload.shards.values())
         results = session.run(
@@ -183,10 +187,10 @@ class Race(Contest):
             "time_ratio": time_ratio(platforms),
         }
 
-    def _contender(
+    def run_contender(
         self, data_dir: Path, baseline: str, setup: Setup, name: str, session: Session
     ) -> Row:
-        """Run a contender on one setup."""
+        """Run a contender on one setup, for the time of the cell `baseline`."""
         if baseline not in session.rows:
             raise TrainingError(
                 f"nothing to compare with: {baseline} failed, or is not among --runs"
@@ -208,7 +212,7 @@ class Race(Contest):
         looks = 10 if is_synchronous else 2
         results = session.run(
             Experiment(
-                task=contender.task(self.problem.task(data_dir)),
+                task=contender.task(self.task(data_dir)),
                 algorithm=self._served(algorithm, rounds_an_epoch),
                 platforms=setup.platforms,
                 profiles=_profiles(setup.platforms) if contender.has_profiles else {},
@@ -289,7 +293,7 @@ def race_study(
     name: str,
     title: str,
     settings: StudySettings,
-    races: Sequence[Race],
+    races: Sequence[Contest],
     exhibit: Callable[[Mapping[str, Row]], Exhibits],
     *,
     printed: tuple[str, ...],

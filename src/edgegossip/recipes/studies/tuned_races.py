@@ -1,0 +1,226 @@
+"""Races in which every contender has its own, tuned learning rate.
+
+A selection that focuses on high losses makes gradients longer, as a higher learning rate does.
+If a gain is no more than that, it vanishes once everybody has the learning rate that suits it.
+
+Fields of a row, in addition to those of a race:
+    lr, exchange_probability: Settings of the run.
+    is_tuning: Whether the run only tried them, on held-out training samples.
+    held_out_accuracy: The best of such a run, averaged over an epoch's worth of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from edgegossip.experiments.exhibits import Exhibits, Table, Unit
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.learning.task import Task
+from edgegossip.recipes.studies.contest import Contest
+from edgegossip.recipes.studies.problems import DIGITS_MLP, HAR_CNN, MNIST_LENET5, Problem
+from edgegossip.recipes.studies.race import (
+    BASELINE,
+    CONTENDERS,
+    Race,
+    Setup,
+    less_work,
+    race_study,
+    work_limit,
+)
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
+from edgegossip.recipes.studies.smoothing import smoothed
+from edgegossip.recipes.studies.speedup import (
+    CONTROLLED,
+    TARGET_GAP,
+    speedup_exhibits,
+    uneven_setup,
+)
+from edgegossip.recipes.studies.study_settings import StudySettings
+
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+"""Multiples of the problem's learning rate that every contender tries."""
+EXCHANGES = (1.0, 4.0)
+"""Multiples of the problem's exchange probability that GoSGD tries with each of them."""
+TUNED = ("lr", "exchange_probability")
+VALIDATION_SHARE = 0.1
+NOTE = (
+    "The best accuracy on held-out training samples, averaged over an epoch's worth of "
+    "samples. The chosen settings are those of the results."
+)
+
+
+class Trial(Race):
+    """A race on held-out training samples, in place of the test samples."""
+
+    def task(self, data_dir: Path) -> Task:
+        """The learning task."""
+        task = super().task(data_dir)
+        return replace(task, dataset=without_test_data(task.dataset, VALIDATION_SHARE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedRace(Contest):
+    """One problem on one set of machines: trials of each contender, then races of the best.
+
+    Args:
+        setup: Machines and contenders against EpochGossip.
+        seeds: Seeds of the results; trials have the seed of this contest.
+        max_work: As in `Race`.
+        factors: Multiples of the problem's learning rate to try.
+    """
+
+    setup: Setup
+    seeds: tuple[int, ...]
+    max_work: float | None
+    factors: tuple[float, ...] = FACTORS
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        timed, trials = "", dict[str, list[str]]()
+        for run in (BASELINE, *self.setup.runs):
+            trials[run] = []
+            for problem in self._candidates(run):
+                settings = problem.settings
+                tried = f"lr-{settings.lr:g}-exchange-{settings.exchange_probability:g}"
+                place = f"{self.group}/tuning/{tried}/{run}"
+                timed = timed or place
+                work = partial(self._try, data_dir, timed, problem, run)
+                yield self.cell(place, work, after=() if place == timed else (timed,))
+                trials[run].append(place)
+        for seed in self.seeds:
+            baseline = f"{self.group}/seed{seed}/{BASELINE}"
+            for run, tried_cells in trials.items():
+                place = f"{self.group}/seed{seed}/{run}"
+                work = partial(self._run, data_dir, baseline, seed, run)
+                first = () if place == baseline else (baseline,)
+                yield self.cell(place, work, after=(*first, *tried_cells))
+
+    def _candidates(self, run: str) -> Iterator[Problem]:
+        """The problem with each of the settings that a contender tries."""
+        own = self.problem.settings
+        draws = run != BASELINE and self.setup.runs[run].draws_exchanges
+        for factor in self.factors:
+            for exchange in EXCHANGES if draws else (1.0,):
+                probability = exchange * own.exchange_probability
+                settings = replace(own, lr=factor * own.lr, exchange_probability=probability)
+                yield replace(self.problem, settings=settings)
+
+    def _try(
+        self, data_dir: Path, timed: str, problem: Problem, run: str, session: Session
+    ) -> Row:
+        row = self._row(Trial, problem, self.seed, data_dir, timed, run, session)
+        accuracy = self._best(row, timed, session)
+        return {**row, "is_tuning": True, "held_out_accuracy": accuracy}
+
+    def _run(self, data_dir: Path, baseline: str, seed: int, run: str, session: Session) -> Row:
+        own = self.problem.settings
+        trial = best_trial(session.rows.values(), self.group, run)
+        chosen = {name: trial[name] for name in TUNED}
+        problem = replace(self.problem, settings=replace(own, **chosen))
+        row = self._row(Race, problem, seed, data_dir, baseline, run, session)
+        return {**row, "is_tuning": False}
+
+    def _best(self, row: Row, timed: str, session: Session) -> float:
+        """The highest accuracy, averaged over an epoch's worth of samples."""
+        if row["run"] != BASELINE:
+            times = session.rows[timed]["setups"][self.setup.name]
+            row = smoothed(row, times["epoch_ends"][1] / times["throughput_bound"])
+        return max(row["accuracies"], default=0.0)
+
+    def _row(
+        self,
+        kind: type[Race],
+        problem: Problem,
+        seed: int,
+        data_dir: Path,
+        baseline: str,
+        run: str,
+        session: Session,
+    ) -> Row:
+        race = kind(problem=problem, setups=(self.setup,), seed=seed, max_work=self.max_work)
+        if run == BASELINE:
+            row = race.run_baseline(data_dir, session)
+        else:
+            row = race.run_contender(data_dir, baseline, self.setup, run, session)
+        return {**row, **{name: getattr(problem.settings, name) for name in TUNED}}
+
+
+def best_trial(rows: Iterable[Row], group: str, run: str) -> Row:
+    """The trial with the highest accuracy on held-out samples."""
+    tried = [
+        row for row in rows if row["is_tuning"] and (row["group"], row["run"]) == (group, run)
+    ]
+    return max(tried, key=lambda row: row["held_out_accuracy"])
+
+
+def rates(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
+    """Time to EpochGossip's best accuracy minus 0.3 points, all with tuned learning rates.
+
+    At 4 times, on HAR and MNIST. The rates are 0.5, 1, 2 and 4 times the problem's; GoSGD tries
+    two exchange probabilities with each of them. They are tuned on a tenth of the training
+    samples, with a seed that no result has.
+
+    Args:
+        settings: Settings of the study.
+    """
+    problems = (DIGITS_MLP,) if settings.short else (HAR_CNN, MNIST_LENET5)
+    factors = FACTORS[1:3] if settings.short else FACTORS
+    limit = work_limit(settings)
+    contests = [
+        TunedRace(
+            problem=problem,
+            seed=TUNING_SEED,
+            setup=uneven_setup(problem, CONTROLLED, CONTENDERS),
+            seeds=settings.seeds,
+            max_work=limit,
+            factors=factors,
+        )
+        for problem in problems
+    ]
+    return race_study(
+        "rates",
+        "Is EdgeGossip's gain more than that of a higher learning rate?",
+        settings,
+        contests,
+        _exhibits,
+        printed=("The paper has one learning rate, 0.01, for all.",),
+        scaled_down=less_work(limit),
+        max_work=limit,
+        target_gap=TARGET_GAP,
+        factors=factors,
+        exchanges=EXCHANGES,
+        validation_share=VALIDATION_SHARE,
+    )
+
+
+def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
+    results = {name: row for name, row in rows.items() if not row["is_tuning"]}
+    exhibits = speedup_exhibits("rates", results)
+    tuning = _tuning_table([row for row in rows.values() if row["is_tuning"]])
+    return replace(exhibits, tables=(*exhibits.tables, tuning)) if results else exhibits
+
+
+def _tuning_table(trials: list[Row]) -> Table:
+    best = {id(best_trial(trials, row["group"], row["run"])) for row in trials}
+    columns: tuple[tuple[str, Unit], ...] = (
+        ("part", "text"),
+        ("run", "text"),
+        ("learning rate", "number"),
+        ("exchange probability", "number"),
+        ("best accuracy", "percent"),
+        ("", "text"),
+    )
+    told = [
+        (
+            row["group"],
+            row["run"],
+            row["lr"],
+            row["exchange_probability"] if row["run"] == "gosgd" else None,
+            row["held_out_accuracy"],
+            "chosen" if id(row) in best else "",
+        )
+        for row in trials
+    ]
+    return Table(heading="Trials", columns=columns, rows=tuple(told), note=NOTE)

@@ -1,0 +1,86 @@
+"""Races with tuned learning rates: what is tried, on which data, and what is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.tiers import thorough
+
+from edgegossip.experiments.exhibits import Exhibits
+from edgegossip.experiments.study import Row, Study, run_study
+from edgegossip.learning.models import mlp
+from edgegossip.recipes.studies.problems import DIGITS_MLP
+from edgegossip.recipes.studies.race import BASELINE, CONTROLS
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED
+from edgegossip.recipes.studies.speedup import uneven_setup
+from edgegossip.recipes.studies.tuned_races import TunedRace, best_trial
+
+pytestmark = thorough
+
+NOWHERE = Path("nowhere")  # digits need no file
+TINY = replace(
+    DIGITS_MLP,
+    num_train=120,
+    num_test=40,
+    model=partial(mlp, hidden=(8,)),
+    settings=replace(DIGITS_MLP.settings, num_epochs=6, batch_size=10, lr=0.1),
+)
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Row]:
+    contest = TunedRace(
+        problem=TINY,
+        seed=TUNING_SEED,
+        setup=uneven_setup(TINY, 4.0, {"gosgd": CONTROLS["gosgd"]}),
+        seeds=SEEDS,
+        max_work=None,
+        factors=(1e-6, 1.0),
+    )
+    study = Study(
+        name="test/tuned-race",
+        title="",
+        printed=(),
+        settings={},
+        cells=tuple(contest.cells(NOWHERE)),
+        exhibit=lambda rows: Exhibits(),
+    )
+    return run_study(study, out=tmp_path_factory.mktemp("tuned"), num_threads=0)
+
+
+def test_results_have_the_rate_that_learns(rows: Mapping[str, Row]) -> None:
+    results = [row for row in rows.values() if not row["is_tuning"]]
+    assert {(row["run"], row["seed"]) for row in results} == {
+        (run, seed) for run in (BASELINE, "gosgd") for seed in SEEDS
+    }
+    assert {row["lr"] for row in results} == {TINY.settings.lr}
+
+
+def test_each_tries_all_rates_and_gosgd_its_exchanges_too(rows: Mapping[str, Row]) -> None:
+    tried = [row for row in rows.values() if row["is_tuning"]]
+    assert [row["run"] for row in tried].count(BASELINE) == 2
+    pairs = {(row["lr"], row["exchange_probability"]) for row in tried if row["run"] == "gosgd"}
+    own = TINY.settings.exchange_probability
+    assert pairs == {(lr, p) for lr in (1e-7, 0.1) for p in (own, 4 * own)}
+    assert {row["seed"] for row in tried} == {TUNING_SEED}
+
+
+def test_trials_hold_samples_out_and_results_train_on_all(rows: Mapping[str, Row]) -> None:
+    trained = {
+        row["is_tuning"]: row["num_train"] for row in rows.values() if row["run"] == BASELINE
+    }
+    assert trained == {True: 108, False: 120}
+
+
+def test_the_best_trial_is_that_of_the_same_run_and_part(rows: Mapping[str, Row]) -> None:
+    tried = [row for row in rows.values() if row["is_tuning"]]
+    elsewhere = [{**row, "group": "other", "held_out_accuracy": 1.0} for row in tried]
+    best = best_trial([*elsewhere, *tried], TINY.name, "gosgd")
+    assert (best["group"], best["run"]) == (TINY.name, "gosgd")
+    mine = [row["held_out_accuracy"] for row in tried if row["run"] == "gosgd"]
+    assert best["held_out_accuracy"] == max(mine) > 0
