@@ -39,11 +39,16 @@ RUNS: Contenders = {
 }
 
 
-def contention(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
+def contention(
+    settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
+    *,
+    window: float | None = None,
+) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points while other jobs run.
 
     Args:
         settings: Settings of the study.
+        window: As in edgegossip/speedup.
     """
     problems = (DIGITS_MLP,) if settings.short else (HAR_CNN, MNIST_LENET5)
     limit = work_limit(settings)
@@ -54,7 +59,7 @@ def contention(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -
         [
             race
             for problem in problems
-            for race in races_of(problem, _setups(problem), settings)
+            for race in races_of(problem, _setups(problem), settings, window=window)
         ],
         partial(speedup_exhibits, "contention"),
         printed=(
@@ -68,6 +73,7 @@ def contention(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -
         ),
         max_work=limit,
         target_gap=TARGET_GAP,
+        window=window,
     )
 
 

@@ -298,9 +298,12 @@ def race_study(
     *,
     printed: tuple[str, ...],
     scaled_down: tuple[str, ...],
+    window: float | None = None,
     **varied: object,
 ) -> Study:
     """Make a study of races; its rows depend on `varied` and on all other arguments."""
+    if window is not None:  # older folders have none
+        varied["window"] = window
     depends_on, cells = settings_and_cells(races, settings)
     edge_gossip = describe(EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1)))
     del edge_gossip["inner"]

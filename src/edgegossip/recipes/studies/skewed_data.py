@@ -38,11 +38,16 @@ RUNS: Contenders = {
 }
 
 
-def skew(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
+def skew(
+    settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
+    *,
+    window: float | None = None,
+) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points on skewed data, at 4 times.
 
     Args:
         settings: Settings of the study.
+        window: As in edgegossip/speedup.
     """
     problems = (SHORT,) if settings.short else PROBLEMS
     return race_study(
@@ -53,11 +58,12 @@ def skew(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Stud
             race
             for problem in problems
             for race in races_of(
-                problem, (uneven_setup(problem, CONTROLLED, RUNS),), settings, max_work=None
+                problem, (uneven_setup(problem, CONTROLLED, RUNS),), settings, None, window
             )
         ],
         partial(speedup_exhibits, "skew"),
         printed=("The paper deals data evenly.",),
         scaled_down=(),
         target_gap=TARGET_GAP,
+        window=window,
     )

@@ -112,7 +112,7 @@ def speedup(
         controls=controls,
         max_work=limit,
         target_gap=TARGET_GAP,
-        **({} if window is None else {"window": window}),  # older folders have none
+        window=window,
     )
 
 
