@@ -158,7 +158,7 @@ def test_jobs_of_one_kind_are_of_this_kind() -> None:
     sorts, counts = (batch_jobs(job=job).contentions for job in ("sort", "word-count"))
     assert max(u.disk for u in sorts) > 1.5e8 > max(u.disk for u in counts)
     assert max(u.cores for u in sorts) < 0.45 < max(u.cores for u in counts)
-    with pytest.raises(ValueError, match="unknown job 'srot'; .* mean 'sort'"):
+    with pytest.raises(ValueError, match=r"unknown job 'srot'; .* mean 'sort'"):
         batch_jobs(job="srot")  # type: ignore[arg-type]
 
 

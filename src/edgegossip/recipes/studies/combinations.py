@@ -108,7 +108,8 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
     """The eight combinations: time of each step, and accuracy learned from the points alone.
 
     On CIFAR-10: LeNet-5 at ratio 10 (`cifar10-lenet5`, 7 minutes on one core), and AlexNet with
-    a quarter of its width at the paper's ratio of 5 (`cifar10-alexnet-quarter`, MINUTES).
+    a quarter of its width at the paper's ratio of 5 (`cifar10-alexnet-quarter`, about
+    9 minutes).
 
     Args:
         settings: Settings of the study.
