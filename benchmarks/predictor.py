@@ -1,13 +1,15 @@
 """How far off forecasts of the throughput are, and what they cost.
 
-    python benchmarks/predictor.py           tables
-    python benchmarks/predictor.py --json    one JSON object
+    python benchmarks/predictor.py                    tables
+    python benchmarks/predictor.py --json             one JSON object
+    python benchmarks/predictor.py --only workloads   one part
 
 Forecasts: on four uneven platforms (two of them with four executors), each under jobs of its
 own that come and go, a worker asks for a forecast, trains for about `horizon` seconds, and asks
 again. "oracle" knows the present speed exactly, and nothing of the future: what it misses comes
 from loads that change meanwhile. "throttled" platforms are besides 1.4 times slower for 30 s of
-every 200 s, which no monitor shows.
+every 200 s, which no monitor shows. Workloads: the same by kind of job, as in figure 11 of
+the EdgeGossip paper: jobs like WordCount, like Sort, or both in turn.
 
 Regressors: mean error of the time under loads that were not profiled, 2 % measurement noise.
 """
@@ -34,15 +36,22 @@ from sklearn.preprocessing import PolynomialFeatures, SplineTransformer
 from sklearn.svm import SVR
 
 from edgegossip.core.protocol import Seconds
+from edgegossip.experiments.describe import versions
+from edgegossip.experiments.study import machine
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.slow_down import gaussian_process
 from edgegossip.sim.forecasting import SimulatedMonitor, default_predictor, profile
 from edgegossip.sim.platform import Platform, ThrottlingTrace
-from edgegossip.sim.traces import batch_jobs
+from edgegossip.sim.traces import BatchJob, batch_jobs
 
 HORIZONS = (1.0, 2.0, 5.0, 10.0, 60.0)
 PHASES = (5.0, 8.0, 15.0)
+WORKLOADS: dict[str, BatchJob | None] = {
+    "WordCount": "word-count",
+    "Sort": "sort",
+    "both": None,
+}
 SPEEDS = ((1000.0, 1), (800.0, 1), (82.5, 4), (62.5, 4))
 HEAT = ThrottlingTrace((0.0, 100.0, 130.0), (1.0, 1.4, 1.0), period=200.0)
 
@@ -50,13 +59,15 @@ HEAT = ThrottlingTrace((0.0, 100.0, 130.0), (1.0, 1.4, 1.0), period=200.0)
 # Forecasts.
 
 
-def platforms(phase: Seconds, throttling: ThrottlingTrace | None) -> Iterator[Platform]:
+def platforms(
+    phase: Seconds, throttling: ThrottlingTrace | None, job: BatchJob | None
+) -> Iterator[Platform]:
     for seed in range(3):
         for number, (throughput, executors) in enumerate(SPEEDS):
             yield Platform(
                 throughput=throughput,
                 executors=executors,
-                trace=batch_jobs(seed=10 * seed + number, phase=phase),
+                trace=batch_jobs(seed=10 * seed + number, phase=phase, job=job),
                 throttling=throttling,
             )
 
@@ -81,12 +92,16 @@ def follow(
 
 
 def mean_errors(
-    phase: Seconds, horizon: Seconds, is_fitted: bool, throttling: ThrottlingTrace | None
+    phase: Seconds,
+    horizon: Seconds,
+    is_fitted: bool,
+    throttling: ThrottlingTrace | None = None,
+    job: BatchJob | None = None,
 ) -> dict[str, float]:
     errors: list[float] = []
     oracle_errors: list[float] = []
     claims: list[float] = []
-    for seed, platform in enumerate(platforms(phase, throttling)):
+    for seed, platform in enumerate(platforms(phase, throttling, job)):
         predictor = default_predictor(platform)
         if is_fitted:
             predictor.fit(profile(platform, num_samples=100, seed=seed))
@@ -108,6 +123,16 @@ def measure_forecasts() -> list[dict[str, Any]]:
         for phase in PHASES
         for horizon in HORIZONS
         for is_throttled in (False, True)
+        for is_fitted in (False, True)
+    ]
+
+
+def measure_workloads() -> list[dict[str, Any]]:
+    return [
+        {"workload": name, "horizon": horizon, "fitted": is_fitted}
+        | mean_errors(8.0, horizon, is_fitted, job=job)
+        for name, job in WORKLOADS.items()
+        for horizon in HORIZONS
         for is_fitted in (False, True)
     ]
 
@@ -191,8 +216,8 @@ def measure_costs() -> dict[str, float]:
     }
 
 
-def show(forecasts: list[dict[str, Any]], regressors: list[dict[str, Any]]) -> None:
-    for row in forecasts:
+def show(found: dict[str, Any]) -> None:
+    for row in found.get("forecasts", []):
         print(
             f"loads of {row['phase']:4g} s, {row['horizon']:3g} s ahead, "
             f"{'profiled' if row['fitted'] else 'no profile':10s}"
@@ -200,27 +225,44 @@ def show(forecasts: list[dict[str, Any]], regressors: list[dict[str, Any]]) -> N
             f"{row['error']:6.2%} (oracle {row['oracle']:6.2%}; root mean square "
             f"{row['root_mean_square']:6.2%}, claimed {row['claimed']:6.2%})"
         )
-    for row in regressors:
+    for row in found.get("workloads", []):
+        print(
+            f"{row['workload']:9s}, {row['horizon']:3g} s ahead, "
+            f"{'profiled' if row['fitted'] else 'no profile':10s}: {row['error']:6.2%} "
+            f"(oracle {row['oracle']:6.2%})"
+        )
+    for row in found.get("regressors", []):
         print(
             f"{row['num_samples']:4d} loads, {row['regressor']:22s}: {row['error']:6.2%}, "
             f"fit {row['fit_seconds']:5.2f} s, forecast {row['forecast_microseconds']:5.0f} us"
         )
+    for name, value in found.get("costs", {}).items():
+        print(f"{name}: {value:.1f} us")
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "forecasts": measure_forecasts,
+    "workloads": measure_workloads,
+    "regressors": lambda: [row for num in (50, 100, 300) for row in measure_regressors(num)],
+    "costs": measure_costs,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", choices=PARTS, help="measure this part alone")
     parser.add_argument("--json", action="store_true")
-    is_json = parser.parse_args().json
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    forecasts = measure_forecasts()
-    regressors = [row for num in (50, 100, 300) for row in measure_regressors(num)]
-    costs = measure_costs()
-    if is_json:
-        print(json.dumps({"forecasts": forecasts, "regressors": regressors, "costs": costs}))
+    parts = [options.only] if options.only else [*PARTS]
+    found = {name: PARTS[name]() for name in parts}
+    if not options.json:
+        show(found)
         return
-    show(forecasts, regressors)
-    for name, value in costs.items():
-        print(f"{name}: {value:.1f} us")
+    only = f" --only {options.only}" if options.only else ""
+    command = {"command": f"python benchmarks/predictor.py --json{only}"}
+    about = {"versions": versions(), "machine": machine()}
+    print(json.dumps(command | about | found))
 
 
 if __name__ == "__main__":

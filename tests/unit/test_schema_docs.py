@@ -73,7 +73,7 @@ def test_every_field_of_a_study_is_documented(tmp_path: Path) -> None:
     run_study(study, out=tmp_path, num_threads=0)
     content = json.loads((tmp_path / "study.json").read_text())
     assert set(content) <= documented()
-    [figure], [table] = content["figures"], content["tables"]
+    [figure], [table, _] = content["figures"], content["tables"]
     panel = figure["panels"][0]
     cell = next(iter(content["cells"].values()))
     for part in (cell, figure, panel, panel["series"][0], table, content["machine"]):

@@ -24,7 +24,7 @@ from edgegossip.learning.task import Workload
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.registry import STUDIES, load_study
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
-from edgegossip.recipes.studies.events import TrainingEvents
+from edgegossip.recipes.studies.events import RoundWork, TrainingEvents
 from edgegossip.recipes.studies.platforms import fast_and_slow, imbalanced, time_ratio
 from edgegossip.recipes.studies.problems import DIGITS_MLP, MNIST_LENET5, Problem
 from edgegossip.recipes.studies.race import (
@@ -293,6 +293,64 @@ def test_shares_are_counted_over_whole_rounds(tmp_path: Path) -> None:
     assert events.sent_by(2) is None
     assert events.look_share() == pytest.approx(9 / 194)
     assert events.look_share(rank=1) == pytest.approx(3 / 28)
+
+
+def test_a_round_lasts_from_one_message_to_the_next(tmp_path: Path) -> None:
+    def trained(time: float, cost: float) -> dict[str, Any]:
+        return {"type": "trained", "rank": 0, "time": time, "num_samples": 40, "cost": cost}
+
+    def sent(time: float, round_: int) -> dict[str, Any]:
+        line = {"type": "sent", "kind": "params", "rank": 0, "time": time, "round": round_}
+        return line | {"end": time}
+
+    lines = [
+        {"type": "experiment", "shard_sizes": [80]},
+        *(trained(1.0, 43.0), sent(1.0, 0), trained(3.0, 44.0), trained(4.0, 40.0)),
+        *(sent(4.0, 1), trained(5.0, 40.0)),
+    ]
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = TrainingEvents(path).round_work(rank=0, round_=1)
+    assert found == RoundWork(seconds=3.0, num_blocks=2, num_samples=80, cost=84.0)
+
+
+# Rows of before.
+
+
+@pytest.mark.parametrize(
+    ("study", "group", "name"),
+    [
+        ("edgegossip/fig3", "cifar10-lenet5", "svd-kmeans/seed0"),
+        ("edgegossip/fig3", "cifar10-alexnet-quarter", "cifar10-alexnet-quarter/pca-lsh/seed0"),
+        ("edgegossip/fig7", "mnist", "mnist/isvd-lsh/ratio5/seed0"),
+        ("edgegossip/fig8", "mnist-lenet5", "mnist-lenet5/seed0/accounted"),
+        ("edgegossip/fig8", "mnist-lenet5", "mnist-lenet5/ratio20/seed0/measured"),
+    ],
+)
+def test_cells_keep_their_names(study: str, group: str, name: str) -> None:
+    assert name in {cell.name for cell in load_study(study)(StudySettings()).only(group).cells}
+
+
+def test_rows_without_steps_or_ratio_are_still_drawn() -> None:
+    technique = {"technique": "svd-kmeans", "seed": 0, "num_points": 40, "accuracy": 0.9}
+    generated = {"dataset": "digits", "technique": "svd-kmeans", "ratio": 5, "seed": 0}
+    looked = {"problem": "digits-mlp", "seed": 0, "kind": "measured", "wall_share": 0.03}
+    older = {
+        "edgegossip/fig3": technique | dict.fromkeys(("wall_reduction", "wall_means"), 1.0),
+        "edgegossip/fig7": generated | {"num_samples": 100, "wall_generation": 1.5},
+        "edgegossip/fig8": looked,
+    }
+    found = {
+        name: load_study(name)(SHORT).exhibit({"one": row}).tables[0].rows
+        for name, row in older.items()
+    }
+    assert found == {
+        "edgegossip/fig3": (
+            ("digits-mlp", 10.0, "svd-kmeans", 1.0, None, 1.0, 40, 0.9, "selected"),
+        ),
+        "edgegossip/fig7": (("digits", 100, "svd-kmeans", 5, None, None, None, 1.5),),
+        "edgegossip/fig8": (("digits-mlp", 10, None, None, None, 0.03),),
+    }
 
 
 # Settings.

@@ -154,6 +154,14 @@ def test_jobs_are_those_of_their_seed() -> None:
     assert batch_jobs(seed=1) != batch_jobs(seed=2)
 
 
+def test_jobs_of_one_kind_are_of_this_kind() -> None:
+    sorts, counts = (batch_jobs(job=job).contentions for job in ("sort", "word-count"))
+    assert max(u.disk for u in sorts) > 1.5e8 > max(u.disk for u in counts)
+    assert max(u.cores for u in sorts) < 0.45 < max(u.cores for u in counts)
+    with pytest.raises(ValueError, match=r"unknown job 'srot'; .* mean 'sort'"):
+        batch_jobs(job="srot")  # type: ignore[arg-type]
+
+
 def test_heavier_jobs_use_more_and_never_more_than_all() -> None:
     light, heavy = batch_jobs(intensity=0.5), batch_jobs(intensity=2.0)
     assert all(

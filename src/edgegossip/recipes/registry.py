@@ -99,7 +99,7 @@ STUDIES = _entries(
         "edgegossip/fig3": "combinations",
         "edgegossip/fig5": "training",
         "edgegossip/fig6": "training",
-        "edgegossip/fig7": "combinations",
+        "edgegossip/fig7": "generation_time",
         "edgegossip/fig8": "look_cost",
         "edgegossip/fig12": "training",
         "edgegossip/fig13": "training",

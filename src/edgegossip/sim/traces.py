@@ -8,7 +8,7 @@ import json
 import math
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -17,6 +17,8 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.core.randomness import generator, uniform
 from edgegossip.machine.contention import Contention
 from edgegossip.sim.platform import ContentionTrace, Platform
+
+BatchJob: TypeAlias = Literal["word-count", "sort"]
 
 _MAX_BYTES = 2**26
 _WORD_COUNT = (
@@ -30,6 +32,7 @@ _SORT = (
     Contention(cores=0.30, disk=60e6),  # merge
     Contention(cores=0.10, disk=150e6),  # write
 )
+_JOBS: dict[BatchJob, tuple[Contention, ...]] = {"word-count": _WORD_COUNT, "sort": _SORT}
 
 
 def phones(
@@ -105,7 +108,12 @@ def gpus(
 
 
 def batch_jobs(
-    seed: int = 0, *, phase: Seconds = 8.0, intensity: float = 1.0, period: Seconds = 3600.0
+    seed: int = 0,
+    *,
+    phase: Seconds = 8.0,
+    intensity: float = 1.0,
+    period: Seconds = 3600.0,
+    job: BatchJob | None = None,
 ) -> ContentionTrace:
     """The load of jobs like WordCount and Sort, which run in sequence with pauses.
 
@@ -119,9 +127,10 @@ def batch_jobs(
         phase: Mean seconds of a phase or pause, that is, between two changes of the load.
         intensity: Load relative to the usual one, in (0, 2]; jobs vary by up to a third.
         period: Seconds after which everything repeats.
+        job: "word-count" or "sort" for this kind of job only; None for both at random.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or the kind of job is unknown.
 
     >>> len(batch_jobs(seed=1, phase=4.0, period=400.0).times) > 50
     True
@@ -131,11 +140,13 @@ def batch_jobs(
             "phase and period must be above 0, phase the smaller, and intensity in (0, 2], got "
             f"{phase}, {period} and {intensity}"
         )
+    if job is not None and job not in _JOBS:
+        raise ValueError(unknown_name("job", job, _JOBS))
     random = generator(seed, "batch jobs")
     times, contentions, now = [], [], 0.0
     while now < period:
-        job = _WORD_COUNT if torch.rand(1, generator=random) < 0.5 else _SORT
-        for load in (Contention(), *job):
+        drawn: BatchJob = "word-count" if torch.rand(1, generator=random) < 0.5 else "sort"
+        for load in (Contention(), *_JOBS[job or drawn]):
             factor = intensity * float(torch.empty(1).uniform_(2 / 3, 4 / 3, generator=random))
             cores = min(1.0, factor * load.cores)
             if now < period:

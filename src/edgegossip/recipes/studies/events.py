@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.experiments.event_log import SkippedLines, read_events
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundWork:
+    """One round of a worker, from one message with its parameters to the next.
+
+    Attributes:
+        seconds: Length of the round; it begins with the exchange of the round before.
+        num_blocks: Times that it trained, each of them after a forecast.
+        num_samples: Samples that it trained on.
+        cost: Cost of that and of looks at aggregated points, in training samples.
+    """
+
+    seconds: Seconds
+    num_blocks: int
+    num_samples: int
+    cost: float
 
 
 class TrainingEvents:
@@ -59,6 +77,21 @@ class TrainingEvents:
             if line["rank"] == rank and line["time"] <= end
         ]
         return sum(done) / (num_rounds * size) if size else 0.0
+
+    def round_work(self, rank: Rank, round_: int) -> RoundWork:
+        """The work of `rank` in a round that it sent; the first round (0) has no beginning."""
+        begin, end = (self._sent[rank, number]["time"] for number in (round_ - 1, round_))
+        lines = [
+            line
+            for line in self._trained
+            if line["rank"] == rank and begin < line["time"] <= end
+        ]
+        return RoundWork(
+            seconds=end - begin,
+            num_blocks=len(lines),
+            num_samples=sum(line["num_samples"] for line in lines),
+            cost=sum(line["cost"] for line in lines),
+        )
 
     def look_share(self, rank: Rank | None = None) -> float | None:
         """Share of training time that `rank` (or all) spent on looks at aggregated points.

@@ -10,6 +10,7 @@ from edgegossip.recipes.studies.contest import Contenders
 from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import DIGITS_MLP, HAR_CNN, MNIST_LENET5, Problem
 from edgegossip.recipes.studies.race import (
+    AS_PUBLISHED,
     CONTROLS,
     EDGE_GOSSIP,
     Setup,
@@ -19,7 +20,6 @@ from edgegossip.recipes.studies.race import (
     work_limit,
 )
 from edgegossip.recipes.studies.speedup import (
-    AS_PUBLISHED,
     CONTROLLED,
     TARGET_GAP,
     speedup_exhibits,

@@ -34,6 +34,7 @@ from edgegossip.experiments.experiment import Experiment, throughput_bound
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.sampling.accuracy_aware import PLAIN
+from edgegossip.learning.sampling.selection import Ranked
 from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profile import Profile
 from edgegossip.recipes.baselines import HOME_LINK
@@ -82,6 +83,13 @@ CONTROLS: Contenders = {
 """Runs that EdgeGossip must beat: shares of data chosen at random, and no barrier."""
 
 CONTENDERS: Contenders = {"edge-gossip": EDGE_GOSSIP, **CONTROLS}
+
+AS_PUBLISHED = replace(
+    EDGE_GOSSIP,
+    accuracy_aware=replace(ACCURACY_AWARE, selection=Ranked(), look_share=None),
+    balancing={"block_share": 1.0, "correction": 0.0},
+)
+"""The paper's system, exactly as published."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from edgegossip.recipes.studies.problems import (
     Problem,
 )
 from edgegossip.recipes.studies.race import (
+    AS_PUBLISHED,
     CONTENDERS,
     CONTROLS,
     EDGE_GOSSIP,
@@ -50,12 +51,6 @@ CONTROLLED = 4.0
 
 ALONE: Contenders = {"edge-gossip": EDGE_GOSSIP}
 EQUAL_TIME: Contenders = {**ALONE, "random": CONTROLS["random"]}
-AS_PUBLISHED = replace(
-    EDGE_GOSSIP,
-    accuracy_aware=replace(ACCURACY_AWARE, selection=SELECTIONS["ranked"], look_share=None),
-    balancing={"block_share": 1.0, "correction": 0.0},
-)
-"""The paper's system, exactly as published."""
 CONTROLLED_RUNS: Contenders = {
     **CONTENDERS,
     "as-published": AS_PUBLISHED,
