@@ -144,7 +144,7 @@ class Recorder(Silent):
 BATCH_SIZE = 16
 NUM_INPUTS, NUM_LABELS = 6, 3
 LABELLING = 0.4 * torch.randn(NUM_INPUTS, NUM_LABELS, generator=generator(0, "labelling"))
-# The last layer is narrow: it cannot make up for what the others have not learnt.
+# The last layer is narrow: it cannot make up for what the others have not learned.
 WIDTHS = ((NUM_INPUTS, 12), (12, 3), (3, NUM_LABELS))
 """Entries in and out, by stage."""
 

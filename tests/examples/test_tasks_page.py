@@ -1,4 +1,4 @@
-"""The tasks of the documentation are learnt as printed."""
+"""The tasks of the documentation are learned as printed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def told(block: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @thorough
-def test_the_regression_of_the_page_is_learnt(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_regression_of_the_page_is_learned(capsys: pytest.CaptureFixture[str]) -> None:
     found = re.fullmatch(r"R2 (0\.\d\d), MAE (0\.\d\d)\n", told(REGRESSION, capsys))
     assert found is not None
     assert float(found[1]) > 0.85
@@ -44,7 +44,7 @@ def test_the_regression_of_the_page_is_learnt(capsys: pytest.CaptureFixture[str]
         pytest.param(20, 2.0, marks=pytest.mark.slow),
     ],
 )
-def test_the_language_model_of_the_page_is_learnt(
+def test_the_language_model_of_the_page_is_learned(
     num_rounds: int, bits: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "num_rounds=20" in LANGUAGE

@@ -133,7 +133,7 @@ def test_server_that_restarts_has_its_slice_of_the_same_model_again(
     require_agreement(servers)
     assert servers[0].epoch > 1
     assert set(servers[0].inner.rounds.values()) == {20}
-    # It went on from a model that had learnt something: a new one would be far behind.
+    # It went on from a model that had learned something: a new one would be far behind.
     assert min(servers[0].inner.num_commits.values()) > 10
 
 

@@ -277,7 +277,7 @@ def test_what_it_learns_does_not_depend_on_the_size_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("factor", [2.0**-20, 2.0**10])
-def test_small_gradients_are_learnt_as_well_as_large_ones(factor: float) -> None:
+def test_small_gradients_are_learned_as_well_as_large_ones(factor: float) -> None:
     x, y = seen((16,))
     gradient = torch.randn(12, 16, generator=generator(0, "target"))
     found = []

@@ -95,12 +95,12 @@ def test_partner_takes_the_average_and_answers_with_the_change() -> None:
     assert answer.message.payload["change"].tolist() == [2.0, 2.0]
 
 
-def test_worker_that_asked_moves_as_far_the_other_way_and_keeps_what_it_learnt() -> None:
+def test_worker_that_asked_moves_as_far_the_other_way_and_keeps_what_it_learned() -> None:
     worker = Worker(many())
     request = worker.asks(2, 5.0)
     worker.trains_to(6.0)
     worker.hears(2, "average", request.round, value=2.0)
-    assert worker.value == 4.0  # the average, 3, and 1 that it has learnt meanwhile
+    assert worker.value == 4.0  # the average, 3, and 1 that it has learned meanwhile
 
 
 def test_training_under_way_is_added_to_the_average() -> None:
@@ -232,7 +232,7 @@ def test_worker_that_comes_back_gives_nothing_before_it_has_taken_over_a_model()
     assert kinds(worker.trains_to(7.0)) == ["Send", "Train"]
 
 
-def test_what_was_learnt_from_initial_parameters_is_not_added_to_a_model() -> None:
+def test_what_was_learned_from_initial_parameters_is_not_added_to_a_model() -> None:
     worker = Worker(many())
     worker.on(Started(has_rejoined=True))
     initial = worker.state.params

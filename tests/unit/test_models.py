@@ -1,4 +1,4 @@
-"""Each model has the parameters of the literature, and each of them is learnt."""
+"""Each model has the parameters of the literature, and each of them is learned."""
 
 from __future__ import annotations
 

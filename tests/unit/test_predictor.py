@@ -51,7 +51,7 @@ def throughput(predictor: PerformancePredictor, contention: Contention = IDLE) -
 # RG.
 
 
-def test_the_slow_down_is_learnt_within_one_percent_on_average() -> None:
+def test_the_slow_down_is_learned_within_one_percent_on_average() -> None:
     noisy, exact = fitted(), fitted(noise=0.0)
     loads = profile(Platform(throughput=1.0), num_samples=40, seed=2).contentions
     errors = torch.tensor([noisy.slow_down(u) / TRUE.slow_down(u) - 1 for u in loads]).abs()

@@ -378,7 +378,7 @@ def test_adapters_of_peft_travel_alone(tmp_path: Path) -> None:
         if not parameter.requires_grad:
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
             assert torch.equal(parameter, start[plain]), name
-    assert any(p.any() for name, p in first.items() if "lora_B" in name), "they have learnt"
+    assert any(p.any() for name, p in first.items() if "lora_B" in name), "they have learned"
 
 
 # Accelerate.

@@ -110,7 +110,7 @@ def test_an_untaught_synthetic_gradient_leaves_a_stage_where_it_is() -> None:
 
 
 @each_teacher
-def test_a_batch_of_one_sample_can_be_learnt_from(teacher: TeacherFactory) -> None:
+def test_a_batch_of_one_sample_can_be_learned_from(teacher: TeacherFactory) -> None:
     stage = decoupled(0, teacher, batch_size=1)
     stage.train(lesson(0, num_samples=1) if teacher.learns_from_gradients else {})
     assert stage.params.isfinite().all()
@@ -275,7 +275,7 @@ def test_inputs_that_a_stage_cannot_take_are_no_end_of_a_worker(make: Any) -> No
 
 
 @pytest.mark.parametrize("make", [decoupled, pipelined])
-def test_the_true_loss_is_to_be_finite_before_anything_is_learnt(make: Any) -> None:  # noqa: ANN401
+def test_the_true_loss_is_to_be_finite_before_anything_is_learned(make: Any) -> None:  # noqa: ANN401
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.sum() * math.nan
 

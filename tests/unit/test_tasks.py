@@ -70,11 +70,11 @@ from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report
 from edgegossip.report.prose import highlights, story
 
-# What is learnt, and what a folder says of it.
+# What is learned, and what a folder says of it.
 
 
 @thorough
-def test_a_regression_is_learnt_and_kept_by_its_own_metrics(tmp_path: Path) -> None:
+def test_a_regression_is_learned_and_kept_by_its_own_metrics(tmp_path: Path) -> None:
     results = run(experiment(regression(), num_rounds=40), out=tmp_path, num_threads=0)
     assert (results.metric.name, results.metric.unit) == ("MAE", "years")
     assert results.final_value == results.history[-1].metrics["MAE"] < 0.5
@@ -102,7 +102,7 @@ def test_a_language_model_is_measured_by_token(tmp_path: Path) -> None:
     assert summary(tmp_path)["final_bits_per_character"] == last.metrics["bits per character"]
 
 
-def test_several_labels_a_sample_are_learnt(tmp_path: Path) -> None:
+def test_several_labels_a_sample_are_learned(tmp_path: Path) -> None:
     results = run(experiment(labelling(), num_rounds=30), out=tmp_path, num_threads=0)
     assert results.final_value > 0.8 > results.history[0].value
     assert 0.5 < results.history[-1].metrics["exact match"] <= results.final_value

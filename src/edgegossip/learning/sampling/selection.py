@@ -316,15 +316,15 @@ class Focused(Selection):
             return 0.0
         losses = candidates.losses[candidates.is_newest].double()
         confidence = float(torch.exp(-losses).mean())
-        learnt, rest = confidence**self.sharpness, (1 - confidence) ** self.sharpness
-        return float(learnt / (learnt + rest))
+        learned, rest = confidence**self.sharpness, (1 - confidence) ** self.sharpness
+        return float(learned / (learned + rest))
 
     def _revisit(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
     ) -> Tensor:
         losses = candidates.sample_losses.double()
         mean = losses.nanmean()
-        # A thousandth of the mean for all: what is learnt may have been forgotten.
+        # A thousandth of the mean for all: what is learned may have been forgotten.
         need = losses.nan_to_num(2 * float(mean)) + 1e-3 * mean + 1e-12
         labels = candidates.labels[candidates.subset_of]
         visits = expected_visits_per_class(need, labels, num_samples, self.max_visits)

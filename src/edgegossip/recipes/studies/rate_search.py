@@ -33,7 +33,7 @@ from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
 from edgegossip.recipes.studies.scoreboard import median
-from edgegossip.recipes.studies.server_contest import Cluster, learnt_with, machines, slug
+from edgegossip.recipes.studies.server_contest import Cluster, learned_with, machines, slug
 from edgegossip.recipes.studies.server_methods import MIN_INTERVAL
 from edgegossip.recipes.studies.study_settings import StudySettings
 
@@ -84,7 +84,7 @@ class Searches(Contest):
         task = self.problem.task(data_dir)
         seconds = self.num_windows * WINDOW
         return Experiment(
-            task=learnt_with(task, VALIDATION_SHARE, lr=self.lr, momentum=MOMENTUM),
+            task=learned_with(task, VALIDATION_SHARE, lr=self.lr, momentum=MOMENTUM),
             algorithm=ADSP(
                 num_workers=self.machines.num_workers,
                 num_rounds=UNTIL_CUT_OFF,

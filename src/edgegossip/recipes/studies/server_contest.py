@@ -150,7 +150,7 @@ class ServerContest(Contest):
     ) -> Row:
         """Run a method with these settings and return its row."""
         experiment = Experiment(
-            task=learnt_with(task, goal.validation_share, lr=choice.lr),
+            task=learned_with(task, goal.validation_share, lr=choice.lr),
             algorithm=METHODS[name].algorithm(
                 self.machines.num_workers, choice.value, goal.loss
             ),
@@ -175,7 +175,7 @@ class ServerContest(Contest):
             return {**facts, **_DIVERGED, "seconds": goal.max_seconds, "error": str(error)}
 
 
-def learnt_with(task: Task, validation_share: float, **sgd: Any) -> Task:  # noqa: ANN401
+def learned_with(task: Task, validation_share: float, **sgd: Any) -> Task:  # noqa: ANN401
     """Hold out validation samples of a problem's task, and change these settings of SGD."""
     assert isinstance(task.optimizer, SGD)  # a problem's is
     dataset = hold_out(task.dataset, validation_share)

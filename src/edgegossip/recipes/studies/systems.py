@@ -23,7 +23,7 @@ from edgegossip.recipes.studies.known_systems import SYSTEMS, System
 from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
 from edgegossip.recipes.studies.scoreboard import Measures, Score, last_looks, score_table
-from edgegossip.recipes.studies.server_contest import learnt_with, slug
+from edgegossip.recipes.studies.server_contest import learned_with, slug
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 from edgegossip.recipes.studies.server_tuning import (
     TUNING_SEED,
@@ -93,7 +93,7 @@ class SystemContest(Contest):
             task = replace(task, dataset=without_test_data(task.dataset, VALIDATION_SHARE))
         seconds = SECONDS[self.problem.name]
         # Systems that measure no loss could train on validation samples, too; all get the same.
-        task = learnt_with(task, VALIDATION_SHARE, lr=choice.lr)
+        task = learned_with(task, VALIDATION_SHARE, lr=choice.lr)
         task, algorithm = system.on(task, NUM_WORKERS, choice.value)
         experiment = Experiment(
             task=task,
