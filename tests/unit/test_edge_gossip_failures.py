@@ -253,6 +253,8 @@ def test_a_spare_takes_over_and_catches_up() -> None:
     assert worker.on(WorkerLost(1)) == [Assign((1,))]
     joined = worker.on(Assigned(100, 100.0), now=5.0)
     assert sends(joined) == [(0, "spare-joined")]
+    # Workers refuse messages from rounds ahead of theirs, and may be in their first.
+    assert [each.message.round for each in joined if isinstance(each, Send)] == [0]
     answer = Message("catch-up", 1, {"params": torch.full((2,), 7.0)})
     caught_up = worker.on(Received(0, answer), now=5.0)
     assert sends(caught_up) == [(0, "catch-up")]

@@ -122,6 +122,17 @@ def test_candidate_repeats_its_term_as_long_as_no_higher_one_was_promised() -> N
     assert again[3].numbers == first[3].numbers
 
 
+def test_votes_that_stay_split_are_given_anew_in_a_higher_term() -> None:
+    candidate = orphan(1)
+    first = stand(candidate)
+    candidate.count(2, Message("vote", 0, numbers=first[2].numbers))
+    for _ in range(6):
+        assert stand(candidate)[3].numbers == first[3].numbers
+    anew = stand(candidate)
+    assert anew.keys() == {2, 3, 4}, "a vote of the old term does not count"
+    assert anew[2].numbers["stands_for"] > first[2].numbers["stands_for"]
+
+
 def test_one_with_a_newer_model_stands_itself_instead_of_voting() -> None:
     asked = stand(orphan(1), OLD)[2]
     newer = orphan(2)

@@ -58,6 +58,17 @@ def test_those_who_come_back_and_their_helpers_stick_to_it(algorithm: RoundBased
     assert check.num_sent["catch-up"] > 0
 
 
+@each_of_all
+def test_no_message_comes_from_beyond_the_end_of_the_run(algorithm: Algorithm[Any]) -> None:
+    num_rounds = algorithm.traits.num_rounds
+    for kind, spec in algorithm.schema(PARAMS).items():
+        # An acknowledgement counts messages, with those of final rounds.
+        extra = 3 if kind == "acknowledged" else 0
+        assert num_rounds is not None
+        assert spec.max_ahead is not None, kind
+        assert spec.max_ahead <= num_rounds + extra, kind
+
+
 def test_spares_and_forecasts_have_their_kinds() -> None:
     inner = ALL["epoch-gossip"]
     algorithm = EdgeGossip(inner=inner, on_failure="reassign", spares=(4,))
