@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.tiers import thorough
 
+from edgegossip.core.errors import TrainingError
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.study import Row, Study, run_study
 from edgegossip.learning.models import mlp
@@ -84,3 +85,9 @@ def test_the_best_trial_is_that_of_the_same_run_and_part(rows: Mapping[str, Row]
     assert (best["group"], best["run"]) == (TINY.name, "gosgd")
     mine = [row["held_out_accuracy"] for row in tried if row["run"] == "gosgd"]
     assert best["held_out_accuracy"] == max(mine) > 0
+
+
+def test_without_a_trial_nothing_is_tuned(rows: Mapping[str, Row]) -> None:
+    tried = [row for row in rows.values() if row["run"] != "gosgd"]
+    with pytest.raises(TrainingError, match=f"no trial of gosgd on {TINY.name} ended"):
+        best_trial(tried, TINY.name, "gosgd")

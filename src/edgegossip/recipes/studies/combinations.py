@@ -79,8 +79,8 @@ class _FromPoints:
         return (
             f"{self.problem.name}: {self.num_samples:,} samples of {dataset} are aggregated, "
             f"{self.ratio:g} for each point; the model learns for {self.num_steps:,} steps of "
-            f"{settings.batch_size} from the points alone. How long the paper's does is not "
-            f"said. {self.smaller}"
+            f"{settings.batch_size} from the points alone. The paper does not say "
+            f"for how long. {self.smaller}"
         ).rstrip()
 
 
@@ -108,8 +108,8 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
     """The eight combinations: time of each step, and accuracy learned from the points alone.
 
     On CIFAR-10: LeNet-5 at ratio 10 (`cifar10-lenet5`, 7 minutes on one core), and AlexNet with
-    a quarter of its width at the paper's ratio of 5 (`cifar10-alexnet-quarter`, about
-    9 minutes).
+    a quarter of its width at the paper's ratio of 5 (`cifar10-alexnet-quarter`,
+    not run yet).
 
     Args:
         settings: Settings of the study.

@@ -100,6 +100,7 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
             **settings.plain(),
             "problems": [problem.plain() for problem in problems],
             "accuracy_aware": describe(LOOKING_AT_ALL),
+            "ratios": RATIOS,  # older folders account otherwise, and cannot be resumed
         },
         cells=tuple(cells),
         exhibit=_exhibit,
@@ -107,7 +108,6 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
 
 
 def _folder(ratio: float) -> str:
-    # Older folders have the default ratio only, and can be resumed.
     return "" if ratio == DEFAULT_RATIO else f"ratio{ratio}/"
 
 
@@ -198,10 +198,10 @@ def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
         name="fig8",
         heading="What looking at aggregated points takes of an epoch",
         caption="Accounted: what the simulator charges, a third of a training sample for each "
-        "point; over all workers, of whom slow ones look as long but train less, and for the "
-        "fastest, who trains on all of its data. Measured: on one thread of this machine. "
-        "Paper: its average over all cases. The parts are those of the fastest worker; nothing "
-        "is exchanged where they are measured.",
+        "point; over all workers, of whom slow ones look at as many points but train less, and "
+        "for the fastest, who trains on all of its data. Measured: on one thread of this "
+        "machine. Shares are of looks and training. Paper: its average over all cases. The "
+        "parts are those of the fastest worker; nothing is exchanged where they are measured.",
         panels=(
             _shares_panel(cases),
             _parts_panel(cases, "accounted", ACCOUNTED_PARTS),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from edgegossip.core.errors import TrainingError
 from edgegossip.experiments.exhibits import Exhibits, Table, Unit
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.task import Task
@@ -152,6 +153,8 @@ def best_trial(rows: Iterable[Row], group: str, run: str) -> Row:
     tried = [
         row for row in rows if row["is_tuning"] and (row["group"], row["run"]) == (group, run)
     ]
+    if not tried:
+        raise TrainingError(f"no trial of {run} on {group} ended, so nothing is tuned")
     return max(tried, key=lambda row: row["held_out_accuracy"])
 
 
