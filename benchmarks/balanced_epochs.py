@@ -39,6 +39,7 @@ from edgegossip.learning.sampling.batches import BatchStream
 from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
 from edgegossip.learning.sampling.selection import Random
 from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.recipes.rehearsal import rehearse
 from edgegossip.sim.forecasting import profile
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.simulator import Simulator
@@ -66,10 +67,7 @@ class Untrained(Trainer):
         return self.stream.cost(request.work, request.keep_ratio, begins_pass=begins)
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        begins = request.begins_pass
-        batches = self.stream.take(request.work, request.keep_ratio, begins_pass=begins)
-        sizes = [len(batch) for batch in batches]
-        return TrainingResult(request.params, sum(sizes), len(sizes), 0.0)
+        return rehearse(self.stream, request)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}

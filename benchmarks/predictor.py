@@ -7,9 +7,9 @@
 Forecasts: on four uneven platforms (two of them with four executors), each under jobs of its
 own that come and go, a worker asks for a forecast, trains for about `horizon` seconds, and asks
 again. "oracle" knows the present speed exactly, and nothing of the future: what it misses comes
-from loads that change meanwhile. "throttled" platforms are besides 1.4 times slower for 30 s of
+from loads that change meanwhile. "throttled" platforms are also 1.4 times slower for 30 s of
 every 200 s, which no monitor shows. Workloads: the same by kind of job, as in figure 11 of
-the EdgeGossip paper: jobs like WordCount, like Sort, or both in turn.
+the EdgeGossip paper: jobs like WordCount, like Sort, or both at random.
 
 Regressors: mean error of the time under loads that were not profiled, 2 % measurement noise.
 """
@@ -46,7 +46,8 @@ from edgegossip.sim.platform import Platform, ThrottlingTrace
 from edgegossip.sim.traces import BatchJob, batch_jobs
 
 HORIZONS = (1.0, 2.0, 5.0, 10.0, 60.0)
-PHASES = (5.0, 8.0, 15.0)
+PHASE = 8.0
+PHASES = (5.0, PHASE, 15.0)
 WORKLOADS: dict[str, BatchJob | None] = {
     "WordCount": "word-count",
     "Sort": "sort",
@@ -130,7 +131,7 @@ def measure_forecasts() -> list[dict[str, Any]]:
 def measure_workloads() -> list[dict[str, Any]]:
     return [
         {"workload": name, "horizon": horizon, "fitted": is_fitted}
-        | mean_errors(8.0, horizon, is_fitted, job=job)
+        | mean_errors(PHASE, horizon, is_fitted, job=job)
         for name, job in WORKLOADS.items()
         for horizon in HORIZONS
         for is_fitted in (False, True)

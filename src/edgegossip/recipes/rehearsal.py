@@ -11,6 +11,7 @@ from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.protocol import Payload, Rank, Seconds, Train
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import Trainer, TrainingResult
+from edgegossip.learning.sampling.batches import BatchStream
 from edgegossip.learning.task import Workload
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
@@ -78,3 +79,10 @@ class Rehearsal(Trainer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
+
+
+def rehearse(batches: BatchStream, request: Train) -> TrainingResult:
+    """Take the requested batches as a learner would, without training on them."""
+    taken = batches.take(request.work, request.keep_ratio, begins_pass=request.begins_pass)
+    sizes = [len(batch) for batch in taken]
+    return TrainingResult(request.params, sum(sizes), len(sizes), 0.0)

@@ -30,8 +30,6 @@ from edgegossip.learning.task import Workload
 from edgegossip.recipes.studies.aggregation_steps import (
     CLOCK,
     STEPS,
-    grouped,
-    middle,
     steps_panel,
 )
 from edgegossip.recipes.studies.problems import (
@@ -40,6 +38,7 @@ from edgegossip.recipes.studies.problems import (
     DIGITS_MLP,
     Problem,
 )
+from edgegossip.recipes.studies.scoreboard import grouped, middle
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.studies.timing import timed_fit
 from edgegossip.recipes.studies.training import SELECTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,21 +72,18 @@ class TrainingEvents:
     def _kept_share(self, rank: Rank, size: int) -> float:
         num_rounds = 1 + max(round_ for other, round_ in self._sent if other == rank)
         end = self._sent[rank, num_rounds - 1]["time"]
-        done = [
-            line["num_samples"]
-            for line in self._trained
-            if line["rank"] == rank and line["time"] <= end
-        ]
-        return sum(done) / (num_rounds * size) if size else 0.0
+        done = sum(line["num_samples"] for line in self._training(rank, -math.inf, end))
+        return done / (num_rounds * size) if size else 0.0
+
+    def _training(self, rank: Rank, begin: Seconds, end: Seconds) -> list[Any]:
+        """Lines of a worker's training after `begin`, up to `end`."""
+        own = (line for line in self._trained if line["rank"] == rank)
+        return [line for line in own if begin < line["time"] <= end]
 
     def round_work(self, rank: Rank, round_: int) -> RoundWork:
         """The work of `rank` in a round that it sent; the first round (0) has no beginning."""
         begin, end = (self._sent[rank, number]["time"] for number in (round_ - 1, round_))
-        lines = [
-            line
-            for line in self._trained
-            if line["rank"] == rank and begin < line["time"] <= end
-        ]
+        lines = self._training(rank, begin, end)
         return RoundWork(
             seconds=end - begin,
             num_blocks=len(lines),

@@ -22,8 +22,6 @@ from edgegossip.learning.sampling.aggregation import aggregator
 from edgegossip.recipes.studies.aggregation_steps import (
     CLOCK,
     STEPS,
-    grouped,
-    middle,
     steps_panel,
 )
 from edgegossip.recipes.studies.problems import (
@@ -32,6 +30,7 @@ from edgegossip.recipes.studies.problems import (
     MNIST_LENET5,
     Problem,
 )
+from edgegossip.recipes.studies.scoreboard import grouped, middle
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.studies.timing import median_fit
 from edgegossip.recipes.studies.training import RATIOS, SELECTED

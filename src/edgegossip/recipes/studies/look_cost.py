@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
@@ -33,6 +33,7 @@ from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.sampling.aggregation import Aggregator
 from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.rehearsal import rehearse
 from edgegossip.recipes.studies.epoch_parts import MEASURED_PARTS, measured_parts
 from edgegossip.recipes.studies.events import TrainingEvents
 from edgegossip.recipes.studies.problems import (
@@ -42,7 +43,7 @@ from edgegossip.recipes.studies.problems import (
     Problem,
 )
 from edgegossip.recipes.studies.race import AS_PUBLISHED
-from edgegossip.recipes.studies.scoreboard import median
+from edgegossip.recipes.studies.scoreboard import grouped, median, middle
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.forecasting import FORECAST_SECONDS
 from edgegossip.sim.link import Links
@@ -52,6 +53,8 @@ RATIOS = (5, 10, 20)
 DEFAULT_RATIO = 10
 PRINTED = {"mnist-lenet5": 0.030, "cifar10-alexnet": 0.0878}
 ACCOUNTED_PARTS = ("forecast", "look", "training", "exchange")
+Cases: TypeAlias = Mapping[tuple[Any, ...], list[Row]]
+"""Rows by problem and ratio."""
 PARTS = tuple(dict.fromkeys((*MEASURED_PARTS, *ACCOUNTED_PARTS)))
 
 assert AS_PUBLISHED.accuracy_aware is not None
@@ -120,11 +123,7 @@ class _WithoutSteps(Learner):
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         self.model.params.copy_(request.params)
-        batches = self.batches.take(
-            request.work, request.keep_ratio, begins_pass=request.begins_pass
-        )
-        sizes = [len(batch) for batch in batches]
-        return TrainingResult(request.params, sum(sizes), len(sizes), 0.0)
+        return rehearse(self.batches, request)
 
 
 def _accounted(
@@ -188,10 +187,8 @@ def _measured(
 
 
 def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
-    cases: dict[tuple[str, float], list[Row]] = {}
-    for row in rows.values():
-        case = row["problem"], row.get("ratio", DEFAULT_RATIO)
-        cases.setdefault(case, []).append(row)
+    with_ratio = ({"ratio": DEFAULT_RATIO, **row} for row in rows.values())
+    cases = grouped(with_ratio, "problem", "ratio")
     if not cases:
         return Exhibits()
     figure = Figure(
@@ -211,12 +208,8 @@ def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
     return Exhibits(figures=(figure,), tables=(_shares_table(cases), _parts_table(cases)))
 
 
-Cases = Mapping[tuple[str, float], list[Row]]
-
-
-def _middle(rows: list[Row], kind: str, field: str) -> float | None:
-    some = [row.get(field) for row in rows if row["kind"] == kind]
-    return median(some) if some else None
+def _of(rows: list[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row["kind"] == kind]
 
 
 def _shares(cases: Cases) -> dict[str, tuple[float | None, ...]]:
@@ -227,8 +220,8 @@ def _shares(cases: Cases) -> dict[str, tuple[float | None, ...]]:
     }
     printed = {"paper": tuple(PRINTED.get(problem) for problem, _ in cases)}
     return printed | {
-        name: tuple(_middle(some, *which) for some in cases.values())
-        for name, which in kinds.items()
+        name: tuple(middle(_of(some, kind), field) for some in cases.values())
+        for name, (kind, field) in kinds.items()
     }
 
 
@@ -261,8 +254,8 @@ def _part(rows: list[Row], kind: str, part: str) -> float | None:
         return None
     shares = [
         row[fields[part]] / sum(row[field] for field in fields.values())
-        for row in rows
-        if row["kind"] == kind and all(field in row for field in fields.values())
+        for row in _of(rows, kind)
+        if all(field in row for field in fields.values())
     ]
     return median(shares) if shares else None
 

@@ -301,7 +301,7 @@ def race_study(
     name: str,
     title: str,
     settings: StudySettings,
-    races: Sequence[Contest],
+    contests: Sequence[Contest],
     exhibit: Callable[[Mapping[str, Row]], Exhibits],
     *,
     printed: tuple[str, ...],
@@ -312,7 +312,7 @@ def race_study(
     """Make a study of races; its rows depend on `varied` and on all other arguments."""
     if window is not None:  # older folders have none
         varied["window"] = window
-    depends_on, cells = settings_and_cells(races, settings)
+    depends_on, cells = settings_and_cells(contests, settings)
     edge_gossip = describe(EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1)))
     del edge_gossip["inner"]
     defaults = {"accuracy_aware": describe(ACCURACY_AWARE), "edge_gossip": edge_gossip}

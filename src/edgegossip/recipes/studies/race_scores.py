@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.exhibits import Table
@@ -31,12 +32,20 @@ def standings(
     """
     found = on_each_setup(rows)
     if is_smoothed:
-        found = [each if each["run"] == BASELINE else _equal_looks(each) for each in found]
+        found = [
+            each if each["run"] == BASELINE else equal_looks(each, each["machines"])
+            for each in found
+        ]
     return scores(found, BASELINE, target_gap, _measures)
 
 
-def _equal_looks(row: Row) -> Row:
-    machines = row["machines"]
+def equal_looks(row: Row, machines: Mapping[str, Any]) -> Row:
+    """Average a curve over the times in which a run processes an epoch's worth of samples.
+
+    Args:
+        row: Row of a run that never waits.
+        machines: Its part of the `setups` in EpochGossip's row.
+    """
     epoch = machines["epoch_ends"][1] - machines["epoch_ends"][0]
     return smoothed(row, epoch / machines["throughput_bound"])
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from edgegossip.core.metric_spec import ACCURACY
 from edgegossip.core.protocol import Seconds
@@ -107,6 +107,24 @@ def median(values: Iterable[float | None], missing: float = -math.inf) -> float 
     """
     middle = statistics.median(missing if value is None else value for value in values)
     return middle if math.isfinite(middle) else None
+
+
+def grouped(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by their values of `fields`, in order; None where a row has none.
+
+    >>> grouped([{"ratio": 5, "seed": 0}, {"ratio": 5, "seed": 1}], "ratio").keys()
+    dict_keys([(5,)])
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.get(field) for field in fields), []).append(row)
+    return groups
+
+
+def middle(rows: Iterable[Row], field: str) -> float | None:
+    """The median of a field over the seeds; None where most have none, or there is no row."""
+    values = [row.get(field) for row in rows]
+    return median(values) if values else None
 
 
 def score_table(

@@ -61,7 +61,11 @@ def skew(
             race
             for problem in problems
             for race in races_of(
-                problem, (uneven_setup(problem, CONTROLLED, RUNS),), settings, None, window
+                problem,
+                (uneven_setup(problem, CONTROLLED, RUNS),),
+                settings,
+                max_work=None,
+                window=window,
             )
         ],
         partial(speedup_exhibits, "skew"),

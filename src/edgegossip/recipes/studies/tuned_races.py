@@ -31,8 +31,8 @@ from edgegossip.recipes.studies.race import (
     race_study,
     work_limit,
 )
+from edgegossip.recipes.studies.race_scores import equal_looks
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
-from edgegossip.recipes.studies.smoothing import smoothed
 from edgegossip.recipes.studies.speedup import (
     CONTROLLED,
     TARGET_GAP,
@@ -49,7 +49,8 @@ TUNED = ("lr", "exchange_probability")
 VALIDATION_SHARE = 0.1
 NOTE = (
     "The best accuracy on held-out training samples, averaged over an epoch's worth of "
-    "samples. The chosen settings are those of the results."
+    "samples; EpochGossip is measured once in that time. The chosen settings are those of the "
+    "results."
 )
 
 
@@ -111,8 +112,11 @@ class TunedRace(Contest):
     def _try(
         self, data_dir: Path, timed: str, problem: Problem, run: str, session: Session
     ) -> Row:
-        row = self._row(Trial, problem, self.seed, data_dir, timed, run, session)
-        accuracy = self._best(row, timed, session)
+        row = self._row(self._race(Trial, problem, self.seed), data_dir, timed, run, session)
+        curve = row
+        if run != BASELINE:
+            curve = equal_looks(row, session.rows[timed]["setups"][self.setup.name])
+        accuracy = max(curve["accuracies"], default=0.0)
         return {**row, "is_tuning": True, "held_out_accuracy": accuracy}
 
     def _run(self, data_dir: Path, baseline: str, seed: int, run: str, session: Session) -> Row:
@@ -120,32 +124,21 @@ class TunedRace(Contest):
         trial = best_trial(session.rows.values(), self.group, run)
         chosen = {name: trial[name] for name in TUNED}
         problem = replace(self.problem, settings=replace(own, **chosen))
-        row = self._row(Race, problem, seed, data_dir, baseline, run, session)
+        race = self._race(Race, problem, seed)
+        row = self._row(race, data_dir, baseline, run, session)
         return {**row, "is_tuning": False}
 
-    def _best(self, row: Row, timed: str, session: Session) -> float:
-        """The highest accuracy, averaged over an epoch's worth of samples."""
-        if row["run"] != BASELINE:
-            times = session.rows[timed]["setups"][self.setup.name]
-            row = smoothed(row, times["epoch_ends"][1] / times["throughput_bound"])
-        return max(row["accuracies"], default=0.0)
+    def _race(self, kind: type[Race], problem: Problem, seed: int) -> Race:
+        return kind(problem=problem, setups=(self.setup,), seed=seed, max_work=self.max_work)
 
     def _row(
-        self,
-        kind: type[Race],
-        problem: Problem,
-        seed: int,
-        data_dir: Path,
-        baseline: str,
-        run: str,
-        session: Session,
+        self, race: Race, data_dir: Path, baseline: str, run: str, session: Session
     ) -> Row:
-        race = kind(problem=problem, setups=(self.setup,), seed=seed, max_work=self.max_work)
         if run == BASELINE:
             row = race.run_baseline(data_dir, session)
         else:
             row = race.run_contender(data_dir, baseline, self.setup, run, session)
-        return {**row, **{name: getattr(problem.settings, name) for name in TUNED}}
+        return {**row, **{name: getattr(race.problem.settings, name) for name in TUNED}}
 
 
 def best_trial(rows: Iterable[Row], group: str, run: str) -> Row:
@@ -201,12 +194,15 @@ def rates(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Stu
 def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
     results = {name: row for name, row in rows.items() if not row["is_tuning"]}
     exhibits = speedup_exhibits("rates", results)
+    if not results:
+        return exhibits
     tuning = _tuning_table([row for row in rows.values() if row["is_tuning"]])
-    return replace(exhibits, tables=(*exhibits.tables, tuning)) if results else exhibits
+    return replace(exhibits, tables=(*exhibits.tables, tuning))
 
 
 def _tuning_table(trials: list[Row]) -> Table:
-    best = {id(best_trial(trials, row["group"], row["run"])) for row in trials}
+    kinds = {(row["group"], row["run"]) for row in trials}
+    best = {kind: best_trial(trials, *kind) for kind in kinds}
     columns: tuple[tuple[str, Unit], ...] = (
         ("part", "text"),
         ("run", "text"),
@@ -222,7 +218,7 @@ def _tuning_table(trials: list[Row]) -> Table:
             row["lr"],
             row["exchange_probability"] if row["run"] == "gosgd" else None,
             row["held_out_accuracy"],
-            "chosen" if id(row) in best else "",
+            "chosen" if row is best[row["group"], row["run"]] else "",
         )
         for row in trials
     ]
