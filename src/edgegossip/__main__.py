@@ -1,0 +1,8 @@
+"""`python -m edgegossip`, for interpreters whose scripts are not on the path."""
+
+import sys
+
+from edgegossip.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
