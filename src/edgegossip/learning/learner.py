@@ -162,10 +162,7 @@ class Learner(Trainer):
 
     def _restore(self, copy: ModelCopy) -> None:
         kept = self._at_rest
-        if kept["optimizer"] is None:
-            copy.start_over()  # PyTorch 2.4 does not make the state that Adagrad lacks
-        else:
-            copy.remember(kept["optimizer"])
+        copy.remember(kept["optimizer"])
         copy.load_buffers(kept["buffers"])
         if kept["dropout"] is not None:
             copy.dropout.set_state(kept["dropout"])

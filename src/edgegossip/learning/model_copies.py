@@ -72,8 +72,11 @@ class ModelCopy:
         """The optimizer's state of each tensor, shared with the optimizer."""
         return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
 
-    def remember(self, memory: OptimizerState) -> None:
-        """Replace the optimizer's state by this one."""
+    def remember(self, memory: OptimizerState | None) -> None:
+        """Replace the optimizer's state by this one, or by that of a new optimizer."""
+        if memory is None:  # not empty: PyTorch 2.4 makes Adagrad's state with the optimizer
+            self.start_over()
+            return
         self.optimizer.state.clear()
         for tensor, state in zip(self.trained, memory, strict=True):
             if state:
