@@ -266,7 +266,7 @@ def work_in_lab(
         The run folder, with what each worker left, and the others as `run_in_lab`.
     """
     out = setting.out / algorithm / "lab"
-    module = [sys.executable, "-m", "edgegossip.cli.main", "worker", *setting.arguments]
+    module = [sys.executable, "-m", "edgegossip", "worker", *setting.arguments]
     limit = [] if max_seconds is None else ["--max-seconds", str(max_seconds)]
     with Lab(setting.hosts) as lab:
         endpoints = [f"tcp/{address}:7447" for address in lab.addresses]

@@ -34,7 +34,7 @@ def loss(script: list[str], num_workers: int, seed: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "edgegossip.cli.main", "script"),
+                *(sys.executable, "-m", "edgegossip", "script"),
                 *("-n", str(num_workers), "--out", folder, *script, "--seed", str(seed)),
             ],
             capture_output=True,

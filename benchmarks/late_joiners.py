@@ -52,7 +52,7 @@ def start(
     words += ["--out", str(out / str(rank))]
     with (out / f"{rank}.txt").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "edgegossip.cli.main", *words], stdout=log, stderr=log
+            [sys.executable, "-m", "edgegossip", *words], stdout=log, stderr=log
         )
 
 

@@ -142,7 +142,7 @@ def gathered(setting: Setting, name: str, out: Path) -> Results:
     with one_intra_op_thread():
         waited_for, _ = gather(experiment, out, setting.arguments[0])
         assert isinstance(waited_for, list)
-        command = [sys.executable, "-m", "edgegossip.cli.main", "measure", *setting.arguments]
+        command = [sys.executable, "-m", "edgegossip", "measure", *setting.arguments]
         with Lab(HOSTS) as lab:
             children = [
                 lab.start(r, [*command, "--only", name, "--rank", str(r), "--out", str(out)])

@@ -68,7 +68,7 @@ class Row:
 
 def measured_hosts(seconds: float) -> list[dict[str, Any]]:
     """Measure all hosts at once; return each one's own account, with the speed of its cable."""
-    command = [sys.executable, "-m", "edgegossip.cli.main", "plan", RECIPE, *WORDS]
+    command = [sys.executable, "-m", "edgegossip", "plan", RECIPE, *WORDS]
     with Lab(HOSTS) as lab:
         children = [
             lab.start(rank, [*command, "--measure", str(seconds)], output=subprocess.PIPE)

@@ -99,7 +99,7 @@ def staged(
     hosts: Sequence[HostSpec], name: str, options: Sequence[str], out: Path, seconds: float
 ) -> dict[str, Any]:
     """Train in stages for so long; gives the pace and each stage's share of time at work."""
-    module = [sys.executable, "-m", "edgegossip.cli.main", "worker", RECIPE, *options]
+    module = [sys.executable, "-m", "edgegossip", "worker", RECIPE, *options]
     with Lab(hosts) as lab:
         endpoints = [f"tcp/{address}:7447" for address in lab.addresses]
         children = []

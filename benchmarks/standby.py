@@ -81,7 +81,7 @@ def one_run(method: str, seed: int, kills: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         words = ["launch", f"{__file__}:standby", "--method", method, "--seed", str(seed)]
-        command = [sys.executable, "-m", "edgegossip.cli.main", *words, "--out", str(out)]
+        command = [sys.executable, "-m", "edgegossip", *words, "--out", str(out)]
         with (Path(folder) / "log.txt").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
             try:

@@ -197,7 +197,7 @@ class LabCrew(Crew):
         return [f"tcp/{address}:7447" for address in self._lab.addresses]
 
     def _start(self, rank: int, command: Sequence[str], log: Path) -> Process:
-        module = [sys.executable, "-m", "edgegossip.cli.main"]
+        module = [sys.executable, "-m", "edgegossip"]
         with log.open("ab") as output:
             return self._lab.start(rank, [*module, *command], output=output)
 

@@ -29,7 +29,7 @@ from edgegossip.experiments.progress import Silent
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.recipes.registry import load_recipe
 
-PROGRAM = (sys.executable, "-m", "edgegossip.cli.main")
+PROGRAM = (sys.executable, "-m", "edgegossip")
 PATIENCE = 240.0
 
 

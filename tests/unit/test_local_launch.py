@@ -58,7 +58,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def program(work: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "edgegossip.cli.main", *arguments]
+    command = [sys.executable, "-m", "edgegossip", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=work, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 

@@ -111,7 +111,7 @@ def test_ctrl_c_in_a_terminal_ends_a_comparison_with_130_and_no_traceback(
     tmp_path: Path,
 ) -> None:
     arguments = ["compare", "quickstart", "--out", str(tmp_path / "out"), "--threads", "2"]
-    command = [sys.executable, "-m", "edgegossip.cli.main", *arguments]
+    command = [sys.executable, "-m", "edgegossip", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("out/*/events.jsonl")) and time.monotonic() < deadline:
@@ -147,5 +147,5 @@ def test_a_full_disk_ends_a_process_with_one_line(tmp_path: Path) -> None:
     errors = [line for line in done.stderr.splitlines() if not line.startswith("run ")]
     assert len(errors) == 1
     assert errors[0].startswith("edgegossip: cannot write")
-    command = [sys.executable, "-m", "edgegossip.cli.main", *arguments, "--resume"]
+    command = [sys.executable, "-m", "edgegossip", *arguments, "--resume"]
     assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0

@@ -176,7 +176,7 @@ def test_a_recipe_of_ones_own_is_sent_along(tmp_path: Path, nodes: RayNodes) -> 
 
 
 def started(out: Path, mark: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "edgegossip.cli.main", "run", "quickstart"]
+    command = [sys.executable, "-m", "edgegossip", "run", "quickstart"]
     options = ["--pool", "ray", "--threads", "2", "--out", str(out)]
     return subprocess.Popen(
         [*command, *options],

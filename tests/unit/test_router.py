@@ -126,7 +126,7 @@ def test_a_workers_certificate_makes_no_router(folder: Path, opened: ExitStack) 
 @pytest.mark.slow
 def test_the_command_routes_until_it_is_stopped(folder: Path, opened: ExitStack) -> None:
     endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
-    command = ["-m", "edgegossip.cli.main", "router", "--listen", endpoint]
+    command = ["-m", "edgegossip", "router", "--listen", endpoint]
     process = opened.enter_context(
         subprocess.Popen(
             [sys.executable, *command, "--tls", str(folder)], stdout=subprocess.PIPE, text=True

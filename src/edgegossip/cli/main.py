@@ -152,6 +152,3 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "completion": _imported("edgegossip.cli.completion_command", "completion_command"),
     "doctor": _imported("edgegossip.cli.doctor_command", "doctor_command"),
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

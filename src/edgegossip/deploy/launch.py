@@ -203,7 +203,7 @@ def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "edgegossip.cli.main", *command],
+                [sys.executable, "-m", "edgegossip", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
