@@ -538,6 +538,23 @@ def test_training_that_goes_back_drops_what_was_made_of_it(algorithm: Stages) ->
     assert {int(s.message.numbers["batch"]) for s in of_type(effects, Send)} <= {0, 1}
 
 
+@each_algorithm
+def test_a_first_stage_that_goes_back_begins_its_work_anew_from_sound_parameters(
+    algorithm: Stages,
+) -> None:
+    worker, sound = Worker(algorithm, FIRST), PARAMS + 7
+    worker.start()
+    worker.train(batch())
+    went_back = trained_event(sound, PARAMS, has_gone_back=True, num_steps=0)
+    worker.tell(went_back, 2.0)
+    assert torch.equal(worker.request.params, sound)
+    assert worker.state.inner is not None
+    assert worker.state.inner.round == 1  # the broken work counts as a round without training
+    assert worker.state.piece is not None
+    assert worker.state.piece.wants_more
+    assert worker.state.piece.num_samples == 0
+
+
 def test_what_a_liar_has_sent_is_forgotten_at_every_point() -> None:
     inner = Gossip(topology=complete(2), num_rounds=3)
     worker = Worker(pipelined(inner=inner, num_first=2, in_flight=4), 2)

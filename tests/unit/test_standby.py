@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -208,6 +210,16 @@ def test_worker_that_serves_waits_for_nobody_who_is_lost() -> None:
     ((keeper, _),) = sent(FIVE.handle(state, event, 6.0))
     FIVE.handle(state, WorkerLost(keeper), 7.0)
     assert state.worker.commit is None
+
+
+def test_server_reminds_one_that_joins_late_where_messages_can_be_lost() -> None:
+    lossy = replace(FIVE, resend_after=2.0)
+    state = elected(algorithm=lossy)
+    effects = lossy.handle(state, WorkerJoined(3), 7.0)
+    assert SetTimer("remind", 9.0) in effects
+    again = lossy.handle(state, TimerFired("remind"), 9.0)
+    assert (3, "lead") in sent(again)
+    assert SetTimer("remind", 11.0) in again
 
 
 @pytest.mark.parametrize("rank", [0, 1])
