@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
-from tests.tiers import REPRESENTATIVES, by_name
+from tests.tiers import by_name
 
 from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
@@ -251,7 +251,4 @@ PEERS = {
 
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 each_synchronous = pytest.mark.parametrize("algorithm", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
-each_of_all = pytest.mark.parametrize("algorithm", ALL.values(), ids=ALL)
-each_of_all_and_few_balanced = pytest.mark.parametrize(
-    "algorithm", by_name(ALL, {*ALL} - {*BALANCED} | REPRESENTATIVES)
-)
+each_of_all = pytest.mark.parametrize("algorithm", by_name(ALL))

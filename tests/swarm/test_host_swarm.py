@@ -32,7 +32,7 @@ def batches(kind: str, first: int, last: int, size: int) -> list[tuple[str, rang
 
 
 FEW = [
-    *first(2, batches("peers", 0, 200, 10)),
+    *first(1, batches("peers", 0, 200, 10)),
     *first(1, batches("servers", 0, 5, 1)),
     *first(1, batches("standby", 0, 5, 1)),
     *first(1, batches("sharing", 0, 5, 1)),
@@ -106,7 +106,7 @@ ONCE_EACH = {*PEERS} - {*BALANCED} | {"epoch-gossip-balanced-exact", "gossip-bal
 def tier(name: str) -> Any:  # noqa: ANN401
     if name not in ONCE_EACH:
         return pytest.mark.slow
-    return () if name in ("epoch-gossip", "gosgd", "sparse-push", "diloco") else thorough
+    return () if name in ("epoch-gossip", "sparse-push") else thorough
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from tests.algorithms import (
     AnyAlgorithm,
     each_algorithm,
     each_of_all,
-    each_of_all_and_few_balanced,
     each_synchronous,
 )
 from tests.arrivals import require_that_arrivals_count
@@ -178,7 +177,7 @@ def test_speed_and_links_change_the_time_but_not_the_result(
     assert uneven.now > even.now
 
 
-@each_of_all_and_few_balanced
+@each_of_all
 def test_codec_changes_nothing(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -189,7 +188,7 @@ def test_codec_changes_nothing(
     assert plain.num_events == wired.num_events
 
 
-@each_of_all_and_few_balanced
+@each_of_all
 def test_threads_change_nothing(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -199,7 +198,7 @@ def test_threads_change_nothing(
         assert torch.equal(final_params(threaded), plain)
 
 
-@each_of_all_and_few_balanced
+@each_of_all
 def test_what_was_sent_never_changes(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -208,7 +207,7 @@ def test_what_was_sent_never_changes(
     recorder.require_unchanged_payloads()
 
 
-@each_of_all_and_few_balanced
+@each_of_all
 def test_starting_parameters_are_not_written_to(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -284,7 +283,7 @@ def test_generous_timeout_changes_nothing(algorithm: RoundBased[Any]) -> None:
     assert torch.equal(final_params(patient), uneven_run(algorithm)[2])
 
 
-@each_of_all_and_few_balanced
+@each_of_all
 def test_worker_that_comes_back_ends_where_the_others_do(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -303,7 +302,7 @@ def counts_rounds(algorithm: Algorithm[Any], rank: Rank) -> bool:
     return not isinstance(algorithm, Stages) or algorithm.stage(rank) == 0
 
 
-@each_of_all_and_few_balanced
+@each_of_all
 def test_worker_that_stays_away_does_not_stop_the_others(
     algorithm: Algorithm[Any],
 ) -> None:
@@ -329,7 +328,7 @@ def test_all_crash_together_and_start_over(algorithm: RoundBased[Any]) -> None:
     assert {state.round for state in world.states} == {algorithm.total_rounds}
 
 
-@each_of_all_and_few_balanced
+@each_of_all
 def test_crash_before_the_start_and_return_at_once_does_no_harm(
     algorithm: Algorithm[Any],
 ) -> None:

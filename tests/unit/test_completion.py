@@ -34,11 +34,11 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("typed", "expected"),
     first(
-        4,
+        2,
         [
+            ("run quickstart --mome", ["--momentum"]),
             ("swe", ["sweep"]),
             ("run quick", ["quickstart"]),
-            ("run quickstart --mome", ["--momentum"]),
             ("run none", [""]),
             ("launch sparse-push/mn", ["sparse-push/mnist-lenet5"]),
             ("study edgegossip/fig1", ["edgegossip/fig12", "edgegossip/fig13"]),
