@@ -48,7 +48,7 @@ RECIPE = "synthetic-gradients/eight-layers"
 CORES = 1.6
 """All that stages use; what is left of two is the switch's and the system's."""
 AT = (2,)
-"""The layers cost 19, 35, 15, 28 and 3 % of the time: two halves, with one link between them."""
+"""The layers cost 19, 35, 15, 28 and 3 % of the time: halves, with one link in between."""
 NUM_TRIALS = 3
 METHODS = ("pipelined", "greedy", "local-prediction")
 SPEEDS = (1.0, 0.5, 0.5, 0.25)

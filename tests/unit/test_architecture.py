@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.tiers import thorough
 
 from edgegossip.recipes.registry import RECIPES, STUDIES
 
@@ -115,6 +116,7 @@ def module_of(name: str) -> str:
     return name if name in MODULES else name.rpartition(".")[0]
 
 
+@thorough
 def test_modules_named_in_strings_exist() -> None:
     for file in FILES:
         assert named(file) <= {*MODULES}, f"{file} names a module that there is not"

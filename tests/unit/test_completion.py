@@ -34,7 +34,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("typed", "expected"),
     first(
-        2,
+        1,
         [
             ("run quickstart --mome", ["--momentum"]),
             ("swe", ["sweep"]),
@@ -65,6 +65,7 @@ def test_bash_offers_files_where_nothing_else_fits(script: Path) -> None:
     assert "-o default" in shown.stdout
 
 
+@thorough
 def test_a_script_is_small_enough_to_be_read_at_each_press(script: Path) -> None:
     assert script.stat().st_size < 200_000
 

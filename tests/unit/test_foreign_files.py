@@ -7,15 +7,20 @@ from pathlib import Path
 import pytest
 from tests.foreign_files import TARGETS
 from tests.fuzz_files import Fuzzer
+from tests.tiers import by_name
 
 DRAWN = ("report", "study")
 """Drawing takes long."""
 NUM_FILES = 22
 """Of each of the others, but for those that train: two hundred in all."""
+FEW = ("har", "profile", "resumed run", "finished run", "comparison")
+"""A format each, and a folder of each kind."""
 FEWER = {"resumed run": 16, "workers": 8, "resumed worker": 3}
 
 
-@pytest.mark.parametrize("name", [name for name in TARGETS if name not in DRAWN])
+@pytest.mark.parametrize(
+    "name", by_name({name: name for name in TARGETS if name not in DRAWN}, FEW)
+)
 def test_damaged_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
     fuzzer = Fuzzer(tmp_path, seed=3, names=[name])
     fuzzer.run(FEWER.get(name, NUM_FILES))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.small_runs import small_run
+from tests.tiers import thorough
 
 from edgegossip.core.errors import UsageError
 from edgegossip.experiments import inline
@@ -45,6 +46,7 @@ def report(results: Results) -> Report:
     return Report(results)
 
 
+@thorough
 def test_a_report_is_shown_as_a_frame_with_the_whole_page_and_no_scripts(
     results: Results, report: Report
 ) -> None:
@@ -62,6 +64,7 @@ def test_results_without_a_report_are_a_table_of_numbers(results: Results) -> No
     assert f"<th>accuracy</th><td>{results.final_accuracy:.4g}</td>" in text
 
 
+@thorough
 def test_a_large_page_is_a_link(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inline, "_MAX_BYTES", 1000)
     found = Frames(report._repr_html_())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.run_folders import Event, ended, evaluations, header, write_run
+from tests.tiers import thorough
 from tests.unit.test_report import PageReader, read_page
 
 from edgegossip.core.errors import RunFolderError
@@ -102,6 +103,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PageReader]:
     return folder, read_page(folder)
 
 
+@thorough
 def test_ranks_are_named_by_role_and_a_server_has_no_speed(
     shown: tuple[Path, PageReader],
 ) -> None:
@@ -138,6 +140,7 @@ def test_searches_are_told_apart_and_the_last_has_come_to_no_end(tmp_path: Path)
     assert (first.chosen, last.chosen) == (2, None)
 
 
+@thorough
 def test_the_page_shows_commits_their_rate_and_the_search(
     shown: tuple[Path, PageReader],
 ) -> None:

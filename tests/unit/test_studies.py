@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiers import thorough
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
@@ -117,11 +118,13 @@ def test_epoch_gossip_on_equal_platforms_says_all_about_uneven_ones(
     assert direct.virtual_seconds == ends[-1]
 
 
+@thorough
 def test_all_contenders_get_the_same_time(raced: dict[str, Row]) -> None:
     end = raced[BASELINE]["setups"]["uneven"]["epoch_ends"][-1]
     assert {row["times"][-1] for name, row in raced.items() if name != BASELINE} == {end}
 
 
+@thorough
 def test_rows_say_what_was_kept_and_what_looking_took(raced: dict[str, Row]) -> None:
     assert raced["edge-gossip"]["look_share"] > 0
     assert raced["edge-gossip-gosgd"]["look_share"] > 0
