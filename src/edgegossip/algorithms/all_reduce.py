@@ -38,7 +38,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
 
     With SGD (also with momentum and weight decay), equal batch sizes and one local step, this
     is single-machine SGD on the union of the workers' batches, because the update is linear in
-    the gradients. It does not hold for optimizers with a nonlinear update, such as Adam.
+    the gradients. This does not hold for optimizers with a nonlinear update, such as Adam.
 
     If a worker is lost, the others keep their own versions of its chunk until the chunk is
     averaged again. A worker that comes back between the two exchanges has averaged nothing and

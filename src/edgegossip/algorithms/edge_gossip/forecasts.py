@@ -52,7 +52,7 @@ class PlatformForecast:
     inherited: tuple[Rank, ...] = ()
 
     def message(self) -> Message:
-        """Make a message with both numbers and the workers whose data was taken over."""
+        """Make a message with throughput, cost, and the workers whose data was taken over."""
         inherited = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
         numbers = {"throughput": self.throughput, "epoch_cost": self.epoch_cost}
         return Message("forecast", self.round, inherited, numbers)
@@ -107,7 +107,7 @@ def detach(event: Received) -> Received:
 
 
 def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, MessageSpec]:
-    """Describe the messages in addition to the inner algorithm's (``spread="exact"``)."""
+    """Describe the messages that ``spread="exact"`` adds to the inner algorithm's."""
     ranks = TensorSpec(torch.int64, (None,), num_workers, minimum=0, maximum=num_workers - 1)
     positive = (0, math.inf)
     forecast = MessageSpec(
@@ -119,7 +119,7 @@ def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, Messag
 
 
 def with_forecast(schema: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:
-    """Add the fastest worker to the inner algorithm's messages (``spread="gossip"``)."""
+    """Add the fastest worker's numbers to all messages (``spread="gossip"``)."""
     more: dict[str, Limits] = {_SECONDS: (0, math.inf), _AGE: range(_OLDEST)}
     return {
         kind: replace(spec, optional_numbers={**spec.optional_numbers, **more})
