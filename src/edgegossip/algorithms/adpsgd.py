@@ -28,7 +28,7 @@ class ADPSGDState(AsynchronousState):
     Attributes:
         request: Open request, which has no answer yet.
         deferred: Requests that wait for the answer to the worker's own request, by sender.
-        answers: Last answer to each neighbor, repeated if it was lost.
+        answers: Last answer to each neighbor, repeated if its request is.
         has_averaged: Averaging has changed the parameters since training began.
         has_taken_over: The worker has taken over a neighbor's parameters since training began,
             so the current block is void.
@@ -61,8 +61,8 @@ class ADPSGD(Asynchronous[ADPSGDState]):
 
     While its own request is open, a worker averages with no other worker, because two exchanges
     must not change the same parameters. It defers requests from lower ranks and declines those
-    from higher ones. In any circle of waiting workers, one would be asked by a higher rank and
-    would decline, so such circles are impossible on any graph. If two workers ask each other at
+    from higher ones. In any cycle of waiting workers, one would be asked by a higher rank and
+    would decline, so such cycles are impossible on any graph. If two workers ask each other at
     once, the lower rank gets the answer.
 
     A lost request costs only an exchange. A lost answer takes :math:`d` out of the sum: the
@@ -127,7 +127,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         if not state.has_averaged or trained.has_gone_back:
             state.params = trained.params
         elif not state.has_taken_over:
-            # Changes by an exchange in the meantime stay.
+            # Changes made by an exchange in the meantime stay.
             state.params = state.params + trained.delta
         state.has_averaged = state.has_taken_over = False
         state.round += 1
@@ -145,7 +145,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return self._accept(state, sender, message)
 
     def finish(self, state: ADPSGDState) -> list[Effect]:
-        # Timers keep no run open, so an open request that may be repeated must.
+        # Timers do not keep a run open, so an open request that may be repeated must.
         is_asking = state.request is not None and self.resend_after is not None
         return [] if is_asking else super().finish(state)
 

@@ -48,7 +48,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
         topology: The complete graph.
         num_rounds: Number of rounds of training and averaging.
         local_steps: SGD steps between two averagings.
-        timeout: See `RoundBased`.
+        timeout: See `Synchronous`.
 
     Raises:
         ValueError: If the topology is not complete or a number is out of range.

@@ -1,4 +1,4 @@
-"""ChocoGossip (CHOCO-SGD): neighbors send compressed differences to replicas of each other."""
+"""ChocoGossip (CHOCO-SGD): workers send compressed differences from their own replicas."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
             at 4 to 16 times. (For `Sign` the paper of 2020 uses 0.45, where ours is 0.64.)
         local_steps: SGD steps between two exchanges, at least 1.
         mixing: Rule that gives the rows of :math:`W`.
-        timeout: See `RoundBased`.
+        timeout: See `Synchronous`.
         seed: Seeds compressors that draw at random.
 
     Raises:

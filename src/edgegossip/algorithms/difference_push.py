@@ -47,9 +47,9 @@ class DifferencePush(PushSum[DifferencePushState]):
     memory is needed. As the workers approach each other, differences and compression errors
     shrink. The estimates therefore reach the mean, unlike those of `SparsePush`.
 
-    It needs more memory than `SparsePush`: a worker keeps one vector for each worker that it
-    sends to, and one for each that it receives from. Receivers of exactly the same messages
-    share one vector.
+    `DifferencePush` needs more memory: a worker keeps one vector for each worker that it sends
+    to, and one for each that it receives from. Receivers of exactly the same messages share one
+    vector.
 
     Without compression and with step 1 this is `StochasticGradientPush` up to rounding.
 

@@ -63,12 +63,12 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         g &= \tfrac{1}{n} \sum_{j} q_j, \quad u \leftarrow \beta u + g, \quad
         x \leftarrow x + \alpha (g + \beta u)
 
-    *Flooding* brings every :math:`q_j` to every worker. A round has as many exchanges as the
-    graph needs for that (7 in a directed ring of 8, 1 in a complete graph), and in each
-    exchange a worker relays the updates that each neighbor may not know yet. On every graph
-    that is strongly connected over its period, all workers therefore have the same :math:`x`
-    and :math:`u`, bit for bit, so momentum can act on them. In push-sum, where workers never
-    quite agree, momentum over rounds would enlarge their differences.
+    *Flooding* brings every :math:`q_j` to every worker. A round has as many exchanges as this
+    takes on the graph (7 in a directed ring of 8, 1 in a complete graph), and in each exchange
+    a worker relays the updates that each neighbor may not know yet. On every graph that is
+    strongly connected over its period, all workers therefore have the same :math:`x` and
+    :math:`u`, bit for bit, so momentum can act on them. In push-sum, where workers never quite
+    agree, momentum over rounds would enlarge their differences.
 
     Flooding causes more traffic: in a directed ring a worker sends :math:`n - 1` updates per
     round, while push-sum sends one message. With more neighbors than needed, a worker receives
@@ -76,8 +76,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     A worker ignores an update that has not arrived by the end of the round. A message that is
     lost or arrives after the `timeout` therefore costs part of a round, and the models differ
-    from then on. A worker that misses an update, hears from a lost worker again, or has come
-    back itself reports this with its next update. For `repair_rounds` rounds, all workers then
+    from then on. A worker that misses an update, hears from a lost worker again, or has itself
+    come back reports this with its next update. For `repair_rounds` rounds, all workers then
     add the next part of :math:`x` and :math:`u` to each update, and average these parts.
     Afterward they agree again, if enough rounds remain. In some graphs, such as rings, the
     paths around a lost worker take more exchanges than a round has. Distant workers then hear
@@ -101,7 +101,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             (1 - \beta)`, so halve the learning rate.
         outer_lr: :math:`\alpha`, above 0.
         repair_rounds: Number of parts in which the model is sent to repair differences.
-        timeout: See `RoundBased`; must be well above the duration of a round of training.
+        timeout: See `Synchronous`; must be well above the duration of a round of training.
         seed: Seeds compressors that draw at random.
 
     Raises:

@@ -43,9 +43,9 @@ _MAX_GROWTH = 2.0**10
 
 The sum is `num_workers` until a worker is cut off. If that worker had merged a message whose
 acknowledgment was lost, the sender takes the mass back, and it exists twice. At worst such a
-cut doubles the sum; actually it adds a share of one worker's weight, and each worker would need
-more than ten such cuts to reach this factor. Above it, a worker scales its numerator and weight
-down, which does not change its estimate, so no honest worker claims more.
+cut doubles the sum; in practice it adds a share of one worker's weight, and each worker would
+need more than ten such cuts to reach this factor. Above it, a worker scales its numerator and
+weight down, which does not change its estimate, so no honest worker claims more.
 """
 
 
@@ -85,9 +85,9 @@ class PushSum(LocalSteps[P], Generic[P]):
     by :math:`2^{30}`. Its estimate does not change, and each time at most :math:`2^{-30}` of
     mass is created.
 
-    A crashed worker has lost its mass. When it comes back, each of its in-neighbors sends it
-    half of that neighbor's mass, along with the neighbor's round. If there is no such worker,
-    it starts from the initial parameters with a weight of :math:`2^{-30}`.
+    A crashed worker has lost its mass. When it comes back, each in-neighbor sends it half of
+    its own mass, and its round. If no in-neighbor is reachable, the worker starts from the
+    initial parameters with a weight of :math:`2^{-30}`.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.

@@ -66,7 +66,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         momentum: :math:`\beta`, in [0, 1).
         decay: :math:`\mu`, in [0, 1); None for :math:`\beta`, the paper's choice.
         mixing: Rule that gives the rows of :math:`W`.
-        timeout: See `RoundBased`.
+        timeout: See `Synchronous`.
 
     Raises:
         ValueError: If the topology is directed, or a number is out of range.

@@ -9,8 +9,8 @@ sender begins a new one, numbered by its clock, whenever it or the receiver has 
 session has a message for every round in which the topology has the link. A message from an
 earlier session is rejected, because its sender has taken it back or has restarted.
 
-Algorithms whose messages carry no mass do not need them. `ChocoGossip` asks for the whole
-replica after a missed increment, and `DiLoCo` averages models part by part.
+Algorithms whose messages carry no mass do not need reliable links. `ChocoGossip` asks for the
+whole replica after a missed increment, and `DiLoCo` averages models part by part.
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ class Outlet(Generic[C]):
     is_open: bool = True
 
     def acknowledge(self, session: Seconds, next_round: int) -> None:
-        """Account for a receiver that has all messages of `session` before round `next_round`.
-        """
+        """Account for a receiver that has all of the session's messages before `next_round`."""
         # A late acknowledgment of an earlier session says nothing about this one, whose numbers
         # may be the same.
         if session == self.session:

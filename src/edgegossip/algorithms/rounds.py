@@ -262,8 +262,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         state.exchange, state.round = exchange, exchange // self.exchanges_per_round
 
     def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
-        # While catching up, it does not wait for a neighbor that joined later and also catches
-        # up, or both would wait for each other.
+        # While catching up, a worker does not wait for a neighbor that joined later and also
+        # catches up, or both would wait for each other.
         exchange = self.exchange_of(message)
         if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
             self._wait_for(state, sender, exchange)

@@ -61,9 +61,9 @@ class TrailingAverage(Algorithm[TrailingState]):
 
     Args:
         inner: Any algorithm that counts rounds.
-        window: :math:`w`, at least 1, in rounds. 1 is the inner algorithm alone. Under
-            `EdgeGossip`, a round visits only the workers' mean keep ratio of the data, so a
-            window of one epoch has the inverse of that ratio in rounds.
+        window: :math:`w`, at least 1, in rounds. 1 uses the inner algorithm alone. Under
+            `EdgeGossip`, a round visits only the workers' mean keep ratio of the data, so for a
+            window of one epoch, give the inverse of that ratio.
 
     Raises:
         ValueError: If `window` is out of range.

@@ -44,7 +44,7 @@ class BalancedState(WorkerState):
         forecasts: Last forecast of each platform (``spread="exact"``).
         fastest: The fastest known platform (``spread="gossip"``).
         lost: Workers that cannot be reached, as keys.
-        inherited: Workers whose data this worker has taken over, in order.
+        inherited: Workers whose data this worker has taken over, in rank order.
         is_predicting: A forecast for the waiting training was requested.
         is_assigning: Requested data has not arrived yet.
         is_spare: The worker is an unused spare, and the inner algorithm has not started.

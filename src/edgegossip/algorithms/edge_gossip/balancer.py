@@ -124,7 +124,8 @@ class Balancer:
             num_samples: [E] :math:`|X_i|`, at least 0.
 
         Raises:
-            ValueError: If the two differ in length, or a number is negative or not finite.
+            ValueError: If the arguments differ in length, or a number is negative or not
+                finite.
         """
         speed, amount = np.asarray(throughputs, float), np.asarray(num_samples, float)
         if speed.ndim != 1 or speed.shape != amount.shape or not len(speed):

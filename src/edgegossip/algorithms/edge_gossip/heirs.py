@@ -102,5 +102,5 @@ def heirs_by(
 
 
 def inherited_by(rank: Rank, heirs: Mapping[Rank, Rank]) -> tuple[Rank, ...]:
-    """Workers whose data `rank` has taken over, in order."""
+    """Workers whose data `rank` has taken over, in rank order."""
     return tuple(sorted(owner for owner, by in heirs.items() if by == rank))

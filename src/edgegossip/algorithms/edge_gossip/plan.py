@@ -24,8 +24,8 @@ class Correction:
     r"""Factor of an epoch's change of the parameters, from the share of data that was visited.
 
     Attributes:
-        mean_keep_ratio: :math:`\bar r`, the mean share of all training workers; None if it is
-            unknown; nothing is then corrected.
+        mean_keep_ratio: :math:`\bar r`, the mean share of all training workers; None (no
+            correction) if it is unknown.
         exponent: :math:`\beta`; see `EdgeGossip`.
     """
 
@@ -140,11 +140,11 @@ class EpochPlan:
 
     @property
     def is_done(self) -> bool:
-        """Less than one sample of the plan remains or, after a change of plan, half a batch."""
+        """Less than one sample remains or, after a change of plan, less than half a batch."""
         return self.cost - self.done < self._least
 
     def next(self, throughput: float, now: Seconds) -> Train | None:
-        """The next block at this predicted speed; None after the deadline.
+        """The next block at this predicted speed; None if too little work remains.
 
         Args:
             throughput: Training samples per second.

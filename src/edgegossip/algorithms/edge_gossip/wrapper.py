@@ -77,11 +77,12 @@ class EdgeGossip(Algorithm[BalancedState]):
       the data, and the next forecast is made at the end of a pass. With `gossip`, :math:`s_i =
       r_i`, which suits only equal amounts of data.
 
-    Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker sends its
-    forecast to every other, :math:`E (E - 1)` small messages per epoch. `gossip`: the minimum
-    spreads with the inner algorithm's own messages, which grow by about 60 bytes (`Fastest`);
-    the first epoch is then not balanced, and the balancer does not notice failures. A late or
-    lost forecast blocks no worker: after `timeout` the last known forecast is used.
+    Workers learn :math:`\min_j T_j` in one of two ways. `exact`: each of :math:`E` workers
+    sends its forecast to every other one, :math:`E (E - 1)` small messages per epoch. `gossip`:
+    the minimum spreads with the inner algorithm's own messages, which grow by about 60 bytes
+    (`Fastest`); the first epoch is then not balanced, and the balancer does not notice
+    failures. A late or lost forecast blocks no worker: after `timeout` the last known forecast
+    is used.
 
     A failed platform relays the model untrained if others wait for it. Otherwise it rests until
     a forecast says that it has recovered, and makes one forecast per pass of the fastest

@@ -59,7 +59,7 @@ class Election:
             announcement, as keys.
         must_confirm: While leading: most ranks were unreachable for a while and may have
             another server by now.
-        num_attempts: Candidacies since the server was lost.
+        num_attempts: Number of attempts to be elected since the server was lost.
     """
 
     rank: Rank

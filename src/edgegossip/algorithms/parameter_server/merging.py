@@ -10,7 +10,7 @@ from edgegossip.core.protocol import Layout, Message, Rank
 
 
 def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[Rank, int]]:
-    """Return each copy's counts of commits, limited to the number that the worker itself
+    """Return each copy's counts of commits, limited to the number that each worker itself
     counts.
 
     A higher count is believed if two other workers report it, because a worker that resumes

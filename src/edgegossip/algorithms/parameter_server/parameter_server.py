@@ -340,7 +340,7 @@ class ParameterServer(Committing):
         state.lost.pop(rank, None)
         effects = self._ask(state, now)
         if event.has_restarted:
-            # A restarted worker reuses its commit numbers, and does not know of this one.
+            # A restarted worker reuses its commit numbers, and does not know about this commit.
             state.waiting.pop(rank, None)
             state.dropped.pop(rank, None)
         elif rank in state.dropped:

@@ -137,7 +137,7 @@ class SharingState(WorkerState):
         num_orders: Number of orders carried out in this epoch.
         chain: Digest of these orders.
         early: Orders that arrived before their predecessors, by number.
-        num_answers: Answers given in this epoch.
+        num_answers: Number of answers given in this epoch.
         num_looks: Number of evaluations requested in this epoch.
         pieces: The newest piece of each worker, by kind; its tensors are dropped after use.
         looks: Slices for evaluation that rank 0 may lack, by number of the evaluation.

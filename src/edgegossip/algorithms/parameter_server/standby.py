@@ -6,7 +6,8 @@ ranks for the newest model. A serving worker keeps training, so a rank has up to
 
 All messages state their sender's term. A message from an older term is ignored and answered
 with the current term. A server that cannot reach more than half of all ranks merges nothing. If
-a cut leaves a server on each side, one of them therefore pauses, and steps down after the cut.
+a cut leaves a server on each side, one of them therefore pauses, and steps down once the cut is
+healed.
 """
 
 from __future__ import annotations
@@ -282,8 +283,8 @@ class Standby(Halves):
         return [*reminders, SetTimer(REMIND, now + again)]
 
     def _change_server(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Tell the worker's half that its server is lost, and that another one, if reachable,
-        is there.
+        """Tell the worker's half that its server is lost, and that a new one has joined if it
+        is reachable.
         """
         effects = self.work(state, WorkerLost(SERVER), now)
         if state.election.misses_leader:

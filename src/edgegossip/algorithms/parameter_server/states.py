@@ -77,7 +77,8 @@ class CommitterState(WorkerState):
         layout: See `Started.layout`.
         commit: The unanswered commit, if any.
         committed: The parameters when `commit` was sent.
-        num_sends: Number of sends of the unanswered message; each lengthens the wait.
+        num_sends: Number of times that the unanswered message was sent; each lengthens the
+            wait.
         sent_at: Time at which the last commit was sent or work began.
         num_commits: Number of answered commits.
         local_steps: SGD steps between two commits, from the server's last message.

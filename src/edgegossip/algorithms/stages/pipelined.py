@@ -32,15 +32,15 @@ _PATIENCE = "patience"
 class Pipelined(Stages):
     r"""Send batches up one after another; each stage updates when a gradient comes back.
 
-    A stage does backward passes before forward passes (one forward, one backward, "1F1B"). Per
-    first-stage worker, it begins a forward pass while fewer batches are above it than
-    `in_flight` minus its stage number, at least 1. A backward pass uses the weights of its
-    forward pass (weight stashing). Each gradient is therefore exact for those weights, and
-    stale for the weights it is applied to.
+    A stage does backward passes before forward passes (one forward, one backward, "1F1B"). It
+    begins a forward pass while, per first-stage worker, fewer than max(1, `in_flight` - stage
+    number) batches are above it. A backward pass uses the weights of its forward pass (weight
+    stashing). Each gradient is therefore exact for those weights, and stale for the weights it
+    is applied to.
 
     - ``in_flight=1`` is naive model parallelism: one machine works at a time, and the result
-      equals training of the whole model, bit for bit, except for dropout above
-      the first stage, which draws by rank.
+      equals training of the whole model, bit for bit, except for dropout above the first stage,
+      which is drawn by rank.
     - ``in_flight=num_stages``, the default, keeps every stage busy if all are equally fast and
       links take no time; slower links need a higher number.
     - One batch in flight and several workers in the first stage is split learning; if `inner`

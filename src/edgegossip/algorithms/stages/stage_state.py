@@ -84,7 +84,7 @@ class Piece:
         )
 
     def drop(self, num_samples: int) -> None:
-        """Uncount a batch of this many samples that has no gradient, so another replaces it."""
+        """Uncount a batch of this many samples without a gradient; another replaces it."""
         self.num_begun -= 1
         self.num_samples -= num_samples
 
@@ -119,8 +119,7 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class StageState(WorkerState):
-    """State of a worker; `params` is its stage's, and `round` is the last known one of the
-    first stage.
+    """State of a worker; `params` are its stage's; `round` is the first stage's last known.
 
     Attributes:
         inner: In the first stage: the state of its own algorithm.
