@@ -85,8 +85,8 @@ class PushSum(LocalSteps[P], Generic[P]):
     by :math:`2^{30}`. Its estimate does not change, and each time at most :math:`2^{-30}` of
     mass is created.
 
-    A crashed worker has lost its mass. When it comes back, each in-neighbor sends it half of
-    its own mass, and its round. If no in-neighbor is reachable, the worker starts from the
+    A crashed worker has lost its mass. When the worker comes back, each in-neighbor sends half
+    of its mass, and its round. If no in-neighbor is reachable, the worker starts from the
     initial parameters with a weight of :math:`2^{-30}`.
 
     Args:

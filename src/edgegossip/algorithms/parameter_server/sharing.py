@@ -59,7 +59,7 @@ WHAT = (
     *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
     *("lost", "lied", "joined", "restarted", *TIMERS),
 )
-"""Events that an order can name; it holds the index."""
+"""Events that an order can name, by index in this tuple."""
 PIECES = ("commit", "copy")
 """Kinds of messages that are sent to each server in pieces."""
 LABELS = ("life", "serial")
