@@ -26,12 +26,12 @@ class ADPSGDState(AsynchronousState):
     """State of one worker.
 
     Attributes:
-        request: Open request, without an answer yet.
+        request: Open request, which has no answer yet.
         deferred: Requests that wait for the answer to the worker's own request, by sender.
-        answers: The last answer to each neighbor, to be repeated if it was lost.
+        answers: Last answer to each neighbor, repeated if its request is.
         has_averaged: Averaging has changed the parameters since training began.
-        has_taken_over: The worker has taken over a neighbor's parameters since then, so the
-            current block is void.
+        has_taken_over: The worker has taken over a neighbor's parameters since training began,
+            so the current block is void.
         is_new: The worker has returned and has no useful model until it hears from a neighbor.
     """
 
@@ -55,14 +55,14 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         d = \tfrac12 (x_i^{sent} - x_j), \qquad x_j \leftarrow x_j + d, \qquad
         x_i \leftarrow x_i - d
 
-    Both workers keep their progress in the meantime; that of :math:`j` is added to the average
-    at the end of its block. Only training changes the sum over all workers, including answers
+    Both workers keep the progress that they make in the meantime; :math:`j` adds its own to the
+    average at the end of its block. Only training changes the sum over all workers and answers
     in flight.
 
     While its own request is open, a worker averages with no other worker, because two exchanges
     must not change the same parameters. It defers requests from lower ranks and declines those
-    from higher ones. In any circle of waiting workers, one would be asked by a higher rank and
-    would decline, so such circles are impossible on any graph. If two workers ask each other at
+    from higher ones. In any cycle of waiting workers, one would be asked by a higher rank and
+    would decline, so such cycles are impossible on any graph. If two workers ask each other at
     once, the lower rank gets the answer.
 
     A lost request costs only an exchange. A lost answer takes :math:`d` out of the sum: the
@@ -70,9 +70,10 @@ class ADPSGD(Asynchronous[ADPSGDState]):
     request is repeated until it is answered, and gets the same answer again. If the partner is
     lost during an exchange, however, the worker gives up. If that partner had already moved and
     was only cut off, the mean moves by :math:`d / n`. A worker that comes back neither asks nor
-    averages before it has taken over the first model that a neighbor sends. Neighbors send one
-    as soon as they see the worker, and in answer to a request. An exchange sends two vectors,
-    and a worker keeps one more while its request is open.
+    averages until it has taken over the first model that a neighbor sends. Neighbors send one
+    as soon as they see the worker, and with each request. An exchange sends two vectors. A
+    worker keeps one more while its request is open and, with `resend_after`, one for its last
+    answer to each neighbor.
 
     Args:
         topology: Undirected communication graph; may vary with the round of the worker that
@@ -110,7 +111,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return ADPSGDState(rank=rank, params=params)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Requests and both kinds of answers, by the round of the requesting worker; models."""
+        """Requests and both kinds of answers, with the requesting worker's round; models."""
         max_ahead = self.num_rounds
         return {
             "request": MessageSpec({"params": params}, max_ahead=max_ahead),
@@ -126,7 +127,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         if not state.has_averaged or trained.has_gone_back:
             state.params = trained.params
         elif not state.has_taken_over:
-            # Changes by an exchange in the meantime stay.
+            # Changes made by an exchange in the meantime stay.
             state.params = state.params + trained.delta
         state.has_averaged = state.has_taken_over = False
         state.round += 1
@@ -144,7 +145,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return self._accept(state, sender, message)
 
     def finish(self, state: ADPSGDState) -> list[Effect]:
-        # Timers keep no run open, so an open request that may be repeated must.
+        # Timers do not keep a run open, so an open request that may be repeated must.
         is_asking = state.request is not None and self.resend_after is not None
         return [] if is_asking else super().finish(state)
 
@@ -176,7 +177,9 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return self._close(state)
 
     def _close(self, state: ADPSGDState) -> list[Effect]:
-        """Answer the deferred requests after the worker's own was answered or given up."""
+        """Answer the deferred requests, after the worker's own request was answered or given
+        up.
+        """
         state.request = None
         waiting, state.deferred = state.deferred, {}
         answers = [

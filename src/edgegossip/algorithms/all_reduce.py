@@ -38,7 +38,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
 
     With SGD (also with momentum and weight decay), equal batch sizes and one local step, this
     is single-machine SGD on the union of the workers' batches, because the update is linear in
-    the gradients. It does not hold for optimizers with a nonlinear update, such as Adam.
+    the gradients. This does not hold for optimizers with a nonlinear update, such as Adam.
 
     If a worker is lost, the others keep their own versions of its chunk until the chunk is
     averaged again. A worker that comes back between the two exchanges has averaged nothing and
@@ -48,7 +48,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
         topology: The complete graph.
         num_rounds: Number of rounds of training and averaging.
         local_steps: SGD steps between two averagings.
-        timeout: See `RoundBased`.
+        timeout: See `Synchronous`.
 
     Raises:
         ValueError: If the topology is not complete or a number is out of range.

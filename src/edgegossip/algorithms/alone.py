@@ -29,8 +29,8 @@ class Alone(Algorithm[WorkerState]):
     """Plain SGD on each worker's own data: the baseline for every exchange.
 
     With one worker it trains a whole model on one machine. Within `Decoupled` and `Pipelined`,
-    one worker then trains the first stage. A worker that has come back continues in the latest
-    round that the stages above know.
+    that worker trains the first stage; after coming back, it continues in the latest round that
+    the stages above know.
 
     Args:
         num_rounds: Number of rounds of training before a worker finishes.

@@ -1,8 +1,8 @@
 """Asynchronous training: blocks of steps in sequence, without waiting.
 
 `Asynchronous` implements the life of a worker: it trains block by block, begins exchanges with
-random neighbors, and keeps track of lost workers. A derived algorithm implements the handling
-of a finished block (`learn`) and of a message (`receive`).
+random neighbors, and keeps track of lost workers. A derived algorithm handles finished blocks
+(`learn`) and messages (`receive`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AsynchronousState(WorkerState):
 
     Attributes:
         lost: Workers that cannot be reached, as keys.
-        has_finished: The worker no longer trains; it only answers.
+        has_finished: The worker no longer trains; it only handles messages.
     """
 
     lost: dict[Rank, None] = field(default_factory=dict)

@@ -26,9 +26,9 @@ class NeighborAveraging(RoundBased[S], Generic[S]):
 
     Args:
         topology: Undirected communication graph; may vary in time.
-        num_rounds: See `RoundBased`.
+        num_rounds: See `Synchronous`.
         mixing: Rule that gives the rows of :math:`W`.
-        timeout: See `RoundBased`.
+        timeout: See `Synchronous`.
 
     Raises:
         ValueError: If the topology is directed, the rule does not average, or a number is out

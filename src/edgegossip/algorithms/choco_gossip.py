@@ -1,4 +1,4 @@
-"""ChocoGossip (CHOCO-SGD): neighbors send compressed differences to replicas of each other."""
+"""ChocoGossip (CHOCO-SGD): workers send compressed differences from their own replicas."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     1. takes `local_steps` SGD steps,
     2. sends :math:`q_i = C(x_i - \hat x_i)`, and receives :math:`q_j`,
     3. updates the replicas, including its own: :math:`\hat x_j \leftarrow \hat x_j + q_j`,
-    4. steps toward the neighbors': :math:`x_i \leftarrow x_i + \gamma \sum_{j \in N(i)} W_{ij}
-       (\hat x_j - \hat x_i)`.
+    4. steps toward the neighbors' replicas: :math:`x_i \leftarrow x_i + \gamma \sum_{j \in
+       N(i)} W_{ij} (\hat x_j - \hat x_i)`.
 
     Compression errors remain in :math:`x_i - \hat x_i` and are sent later. Mixing keeps the
     workers' mean for any :math:`C` and :math:`\gamma`, because :math:`W` is symmetric and both
@@ -104,14 +104,14 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     is `Gossip`.
 
     A lost neighbor does not count in a round, nor does one whose increment comes too late. A
-    missing increment is noticed when the next `timeout` ends a round. The worker reports the
-    gap, and the neighbor answers with its whole replica. Until then, the worker does not step
-    toward this neighbor. The neighbor may still step toward the worker, which moves the mean by
-    :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` a round. A worker that comes back takes over
-    the replica of its most advanced neighbor, as its parameters and as its own replica. It and
-    each neighbor then restart with whole replicas of each other. One case remains undetected: a
-    message sent before the crash may arrive after its sender has come back, and the two
-    replicas differ from then on.
+    missing increment is noticed when a `timeout` ends the round. The worker reports the gap,
+    and the neighbor answers with its whole replica. Until then, the worker does not step toward
+    this neighbor. The neighbor may still step toward the worker, which moves the mean by
+    :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` per round. A worker that comes back takes
+    over the replica of its most advanced neighbor, as its parameters and as its own replica. It
+    and each neighbor then restart with whole replicas of each other. One case remains
+    undetected: a message sent before the crash may arrive after its sender has come back, and
+    the two replicas differ from then on.
 
     Each worker holds its own replica and one of each neighbor. The paper keeps only the sum of
     the neighbors' replicas, from which a lost neighbor could not be removed.
@@ -127,7 +127,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
             at 4 to 16 times. (For `Sign` the paper of 2020 uses 0.45, where ours is 0.64.)
         local_steps: SGD steps between two exchanges, at least 1.
         mixing: Rule that gives the rows of :math:`W`.
-        timeout: See `RoundBased`.
+        timeout: See `Synchronous`.
         seed: Seeds compressors that draw at random.
 
     Raises:
@@ -181,7 +181,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     def handle(self, state: ChocoState, event: Event, now: Seconds) -> list[Effect]:
         match event:
             case Received() if event.sender not in state.replicas:
-                return []  # no neighbor
+                return []  # not a neighbor
             case Received(message=Message(kind="params")):
                 state.replicas[event.sender].hear(event.message)
             case Received(message=Message(kind="catch-up")):

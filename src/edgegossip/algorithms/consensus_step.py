@@ -8,7 +8,7 @@ from edgegossip.core.compression.compressor import Compressor
 from edgegossip.core.protocol import Rank
 
 TOO_LITTLE = 1e-4
-"""Smallest useful step; with smaller ones, agreement would take ten thousand rounds.
+"""Smallest useful step; with smaller ones, agreement would take more than ten thousand rounds.
 """
 
 

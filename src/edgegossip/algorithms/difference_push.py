@@ -43,12 +43,13 @@ class DifferencePush(PushSum[DifferencePushState]):
 
     where :math:`p_j = 1 / (1 + d_j)` for a sender that has :math:`d_j` out-neighbors in this
     round. Weights travel uncompressed. Receivers get exactly the mass that a sender gives away,
-    so exchanges never change the sums of all :math:`x_i` and of all :math:`w_i`, without any
-    error memory. As the workers approach each other, differences and compression errors shrink.
-    The estimates therefore reach the mean, unlike those of `SparsePush`.
+    so exchanges never change the sums of all :math:`x_i` and of all :math:`w_i`; no error
+    memory is needed. As the workers approach each other, differences and compression errors
+    shrink. The estimates therefore reach the mean, unlike those of `SparsePush`.
 
-    It needs more memory: a worker keeps a vector for each worker that it sends to or receives
-    from. Receivers of exactly the same messages share one vector.
+    `DifferencePush` needs more memory: a worker keeps one vector for each worker that it sends
+    to, and one for each that it receives from. Receivers of exactly the same messages share one
+    vector.
 
     Without compression and with step 1 this is `StochasticGradientPush` up to rounding.
 
@@ -60,7 +61,8 @@ class DifferencePush(PushSum[DifferencePushState]):
             (`Compressor.consensus_step`). In measurements as for `SparsePush`, :math:`2 \sigma`
             is best with top-k, which diverges at 4 to 32 :math:`\sigma`, and half of
             :math:`\sigma` with random-k, which diverges at :math:`2 \sigma`.
-        final_rounds: Rounds without training after the last one with it, at least 0.
+        final_rounds: Number of rounds without training after the last training round, at least
+            0.
         final_compressor: :math:`C` in the final rounds, with its own step; None for
             `compressor` and its step.
         local_steps: See `PushSum`.
@@ -69,7 +71,7 @@ class DifferencePush(PushSum[DifferencePushState]):
         seed: Seeds compressors that draw at random.
 
     Raises:
-        ValueError: If some worker cannot reach every other, or a number is out of range.
+        ValueError: If some worker cannot reach all others, or a number is out of range.
 
     References:
         Our own, based on the replicas of Choco-Gossip (Koloskova, Stich & Jaggi, ICML 2019,

@@ -34,7 +34,7 @@ class DiLoCoState(RoundState):
         velocity: :math:`u`, [num_params].
         error: :math:`e_i`, the part that compression has held back so far, [num_params].
         updates: Known updates of this round, by the worker that made them.
-        told: Workers whose updates each neighbor already has, as keys.
+        told: By neighbor, the workers whose updates it already has, as keys.
         missing: Workers whose updates were missing at the end of the last round, as keys.
         repairs_until: Round before which updates include parts of the model.
         has_missed: The worker has come back and lacks updates that the others have.
@@ -54,7 +54,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     r"""Take local steps from one shared model; every worker gets all compressed updates.
 
     In each round worker :math:`i` takes `local_steps` SGD steps, which change the parameters by
-    :math:`\Delta_i`. It starts from :math:`x + e_i`: the shared model, and the part of its own
+    :math:`\Delta_i`. It starts from :math:`x + e_i`: the shared model plus the part of its own
     progress that it has not yet sent. With compressor :math:`C`, outer momentum :math:`\beta`
     and outer learning rate :math:`\alpha`
 
@@ -63,28 +63,27 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         g &= \tfrac{1}{n} \sum_{j} q_j, \quad u \leftarrow \beta u + g, \quad
         x \leftarrow x + \alpha (g + \beta u)
 
-    *Flooding* brings every :math:`q_j` to every worker. A round has as many exchanges as the
-    graph needs for that (7 in a directed ring of 8, 1 in a complete graph), and in each
-    exchange a worker relays the updates that its neighbor may not know yet. All workers
-    therefore have the same :math:`x` and :math:`u`, bit for bit, on every graph that is
-    strongly connected over its period. Momentum can therefore act on them. In push-sum, where
-    workers never quite agree, momentum over rounds would enlarge their differences.
+    *Flooding* brings every :math:`q_j` to every worker. A round has as many exchanges as this
+    takes on the graph (7 in a directed ring of 8, 1 in a complete graph), and in each exchange
+    a worker relays the updates that each neighbor may not know yet. On every graph that is
+    strongly connected over its period, all workers therefore have the same :math:`x` and
+    :math:`u`, bit for bit, so momentum can act on them. In push-sum, where workers never quite
+    agree, momentum over rounds would enlarge their differences.
 
-    It causes more traffic: in a directed ring a worker relays :math:`n - 1` updates per round,
-    while push-sum sends one message. With more neighbors than needed, it receives some updates
-    twice. DiLoCo suits about ten workers; for hundreds, use `DifferencePush`.
+    Flooding causes more traffic: in a directed ring a worker sends :math:`n - 1` updates per
+    round, while push-sum sends one message. With more neighbors than needed, a worker receives
+    some updates twice. DiLoCo suits about ten workers; for hundreds, use `DifferencePush`.
 
     A worker ignores an update that has not arrived by the end of the round. A message that is
-    lost or comes after the `timeout` therefore costs a part of a round, and workers differ from
-    then on. A worker that misses an update, hears from a lost worker again, or has come back
-    itself reports this with its next update. For `repair_rounds` rounds all workers then add a
-    part of
-    :math:`x` and :math:`u` to their updates, each time the next part, and average it. After
-    that they agree again, if enough rounds remain. In some graphs, such as rings, the paths
-    around a lost worker take more exchanges than a round has. Distant workers then hear nothing
-    of each other until it is back, and their models stay apart. A worker that misses the update
-    of a worker that is not lost uses half of its own :math:`q_i` and half of the mean as
-    :math:`g`; otherwise differences would grow.
+    lost or arrives after the `timeout` therefore costs part of a round, and the models differ
+    from then on. A worker that misses an update, hears from a lost worker again, or has itself
+    come back reports this with its next update. For `repair_rounds` rounds, all workers then
+    add the next part of :math:`x` and :math:`u` to each update, and average these parts.
+    Afterward they agree again, if enough rounds remain. In some graphs, such as rings, the
+    paths around a lost worker take more exchanges than a round has. Distant workers then hear
+    nothing of each other until the lost worker is back, and their models stay apart. A worker
+    that misses the update of a worker that is not lost uses half of its own :math:`q_i` plus
+    half of the mean as :math:`g`; otherwise differences could grow.
 
     Running statistics of normalization layers are compressed too, but averaged without
     momentum. Coarse values may make a small variance negative: with fewer than 4 bits, use a
@@ -98,16 +97,15 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         num_rounds: Number of rounds of training and flooding.
         local_steps: SGD steps in a round, at least 1.
         compressor: :math:`C`.
-        outer_momentum: :math:`\beta`, in [0, 1). It lengthens steps by :math:`1 / (1 - \beta)`,
-            so halve the learning rate.
+        outer_momentum: :math:`\beta`, in [0, 1). It lengthens steps by a factor of :math:`1 /
+            (1 - \beta)`, so halve the learning rate.
         outer_lr: :math:`\alpha`, above 0.
-        repair_rounds: Number of parts in which a model is sent to repair workers that differ.
-        timeout: Seconds that a worker waits for its neighbors in one exchange, well above the
-            duration of a round of training. See `RoundBased`.
+        repair_rounds: Number of parts in which the model is sent to repair differences.
+        timeout: See `Synchronous`; must be well above the duration of a round of training.
         seed: Seeds compressors that draw at random.
 
     Raises:
-        ValueError: If some worker cannot reach every other over the topology's period, or a
+        ValueError: If some worker cannot reach all others over the topology's period, or a
             number is out of range.
 
     References:
@@ -247,7 +245,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         missing = dict.fromkeys(rank for rank in ranks if rank not in state.updates)
         is_complete = missing.keys() <= state.lost.keys()
         # A lost worker may have sent its update to some workers only, so models differ. So do
-        # those of a cut network when it heals.
+        # the models of a divided network when it is whole again.
         has_changed = missing.keys() != state.missing.keys()
         if has_changed or not is_complete or state.has_missed:
             state.repairs_until = self._end_of_repairs(state.round)
@@ -261,7 +259,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params = state.params + change
 
     def _mean(self, state: DiLoCoState, is_complete: bool) -> Tensor:
-        """Mean of the updates, averaged with the worker's own if some are missing unexpectedly.
+        """Mean of the updates, averaged with the worker's own update if any is missing
+        unexpectedly.
 
         If workers average over different sets, differences between their models may grow. For
         example, if workers in a line hear only their neighbors, the averaging matrix has
@@ -277,7 +276,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return (mean + self.compressor.decompress(own, mean.numel())) / 2
 
     def _repair(self, state: DiLoCoState) -> None:
-        """Average a part of the model and of the velocity with the others."""
+        """Average a part of the model and of the velocity with the other workers'."""
         sent = {rank: each for rank, each in state.updates.items() if "part" in each}
         if not sent:
             return
@@ -306,5 +305,5 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         )
 
     def _end_of_repairs(self, round: int) -> int:
-        """End of a repair that begins in `round`; all workers hear of it in the next one."""
+        """End of a repair that begins in `round`; all workers hear of it in the next round."""
         return round + self.repair_rounds + 2

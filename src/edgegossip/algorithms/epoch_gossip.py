@@ -26,16 +26,16 @@ class EpochGossip(NeighborAveraging[RoundState]):
 
     Args:
         topology: Undirected communication graph; the complete one averages exactly.
-        num_rounds: Epochs.
+        num_rounds: Number of epochs.
         mixing: Rule that gives the rows of :math:`W`.
-        timeout: See `RoundBased`.
+        timeout: See `Synchronous`.
 
     Raises:
         ValueError: If the topology is directed, or a number is out of range.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440. The
-        paper calls it GoSGD; the original algorithm of that name has no barrier, see `GoSGD`.
+        paper calls it GoSGD, but the original algorithm of that name, `GoSGD`, has no barrier.
     """
 
     def work(self, state: RoundState) -> Epochs:

@@ -17,7 +17,7 @@ class GoSGDState(AsynchronousState):
 
     Attributes:
         weight: The sum-weight :math:`\alpha_m`.
-        queue: Messages that arrived during the current step, with their senders.
+        queue: Messages that arrived during the current block, with their senders.
     """
 
     weight: float
@@ -45,7 +45,7 @@ class GoSGD(Asynchronous[GoSGDState]):
 
     Args:
         topology: Neighbors that a worker may push to; the complete graph in the paper.
-        num_rounds: Steps (blocks of `local_steps`) that each worker takes before it finishes.
+        num_rounds: Blocks that each worker trains before it finishes.
         exchange_probability: :math:`p`, the probability of a push after each block, in [0, 1].
         local_steps: SGD steps in a block; 1 in the paper.
         seed: Seeds the random choices.

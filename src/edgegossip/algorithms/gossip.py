@@ -24,7 +24,7 @@ class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
         num_rounds: Number of rounds of training and mixing.
         local_steps: SGD steps between two mixings, at least 1.
         mixing: Rule that gives the rows of :math:`W`.
-        timeout: See `RoundBased`.
+        timeout: See `Synchronous`.
 
     Raises:
         ValueError: If the topology is directed, or a number is out of range.

@@ -37,15 +37,15 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 P = TypeVar("P", bound=PushSumState)
 
 _LATEST = 1e12
-"""Sessions are numbered by seconds of the sender's clock."""
+"""Upper limit of session numbers, which are seconds of the sender's clock."""
 _MAX_GROWTH = 2.0**10
 """Largest factor by which the sum of all weights may have grown.
 
 The sum is `num_workers` until a worker is cut off. If that worker had merged a message whose
-acknowledgment was lost, the sender takes back mass that then exists twice. At worst such a cut
-doubles the sum; in fact it adds a share of one worker's weight, and each worker would need more
-than ten such cuts to reach this factor. Beyond it a worker scales numerator and weight down,
-which does not change its estimate, so no honest worker claims more.
+acknowledgment was lost, the sender takes the mass back, and it exists twice. At worst such a
+cut doubles the sum; in practice it adds a share of one worker's weight, and each worker would
+need more than ten such cuts to reach this factor. Above it, a worker scales its numerator and
+weight down, which does not change its estimate, so no honest worker claims more.
 """
 
 
@@ -58,10 +58,11 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     1. takes `local_steps` SGD steps from :math:`z_i` to :math:`z_i'`, and sets
        :math:`x_i = w_i z_i'`,
-    2. pushes to each out-neighbor of the round a share of its weight, and the same share of a
-       vector :math:`q_i` that stands for its numerator; :math:`p_i = 1 / (1 + d_i)`, where
-       :math:`d_i` is its out-degree in that round,
-    3. waits for the in-neighbors of the round and merges their mass in order of rank:
+    2. pushes to each out-neighbor of the round the share :math:`p_i = 1 / (1 + d_i)` of its
+       weight, and of a vector :math:`q_i` that stands for its numerator; :math:`d_i` is its
+       out-degree in that round,
+    3. waits for the in-neighbors of the round and merges their mass in order of rank, with
+       consensus step :math:`\gamma`:
 
     .. math::
         x_i \leftarrow x_i + \gamma \Bigl(\sum_{j \to i} p_j q_j - d_i p_i q_i\Bigr), \quad
@@ -70,7 +71,7 @@ class PushSum(LocalSteps[P], Generic[P]):
     For any :math:`q`, a sender gives away exactly the mass that its receivers get. Therefore,
     **exchanges never change the sums of numerators and of weights over all workers, including
     those in flight**. On every graph that is strongly connected over its period, the estimates
-    tend to the quotient of the sums. Late mass is merged a round later, or at once by a
+    tend to the quotient of the sums. Late mass is merged in the next exchange, or at once by a
     finished worker. The share of a lost neighbor stays with the sender.
 
     Links that lose messages need `resend_after`: messages are then resent until they are
@@ -79,14 +80,14 @@ class PushSum(LocalSteps[P], Generic[P]):
     twice, both numerator and weight. This does not move any estimate out of the range of the
     workers' estimates.
 
-    A worker that no longer receives anything gives away all its mass. At a weight of
-    :math:`2^{-60}`, before rounding errors grow, numerator and weight are both multiplied by
-    :math:`2^{30}`. The estimate does not change, and each time at most :math:`2^{-30}` of mass
-    is created.
+    A worker that no longer receives anything gradually gives away its mass. At a weight below
+    :math:`2^{-60}`, before rounding errors grow, its numerator and weight are both multiplied
+    by :math:`2^{30}`. Its estimate does not change, and each time at most :math:`2^{-30}` of
+    mass is created.
 
-    A crashed worker has lost its mass. When it comes back, every worker that sends to it gives
-    it half of its own mass, along with its round. If there is no such worker, it starts from
-    the initial parameters with a weight of :math:`2^{-30}`.
+    A crashed worker has lost its mass. When the worker comes back, each in-neighbor sends half
+    of its mass, and its round. If no in-neighbor is reachable, the worker starts from the
+    initial parameters with a weight of :math:`2^{-30}`.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.
@@ -100,7 +101,7 @@ class PushSum(LocalSteps[P], Generic[P]):
             indefinitely.
 
     Raises:
-        ValueError: If some worker cannot reach every other over the topology's period, or a
+        ValueError: If some worker cannot reach all others over the topology's period, or a
             number is out of range.
 
     References:
@@ -129,7 +130,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     @abstractmethod
     def offers(self, state: P, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        """Offers of this round to `receivers`, of which there is at least one."""
+        """Make this round's offers to `receivers`, at least one worker."""
 
     @abstractmethod
     def read(
@@ -143,14 +144,14 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     @abstractmethod
     def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:
-        """Describe an offer's payload for `numel` parameters, by kind of offer."""
+        """Describe the payload of an offer of this kind, for `numel` parameters."""
 
     def meet(self, state: P, neighbor: Rank, estimate: Tensor, *, is_sender: bool) -> None:
         """Restart a link; both ends know the sender's estimate, [num_params].
 
         Args:
-            state: State of one end.
-            neighbor: The other end.
+            state: State of the worker at this end.
+            neighbor: The worker at the other end.
             estimate: The sender's estimate, [num_params].
             is_sender: Whether the sender is `neighbor`.
         """
@@ -259,7 +260,9 @@ class PushSum(LocalSteps[P], Generic[P]):
         return effects
 
     def announce(self, state: P, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
-        """Begin a new session with each of `receivers`; needy ones get half of the rest."""
+        """Begin a new session with each of `receivers`; each needy one gets half of the mass
+        that is left.
+        """
         effects: list[Effect] = []
         next_sent = state.round + state.is_exchanging
         for j in receivers:

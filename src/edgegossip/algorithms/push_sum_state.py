@@ -24,7 +24,7 @@ class Mass:
         round: Round of the sender; -1 for mass that belongs to no round and is merged at once.
         vector: [num_params]; may be shared, and is never written to.
         share: Factor of the vector.
-        weight: Its weight, at least 0.
+        weight: Weight of the mass, at least 0.
     """
 
     sender: Rank
@@ -42,7 +42,7 @@ class PushSumState(RoundState):
         params: The numerator, [num_params].
         weight: The push-sum weight, above 0.
         before_exchange: Numerator and weight before this round's shares were given away; None
-            when the others' shares are merged.
+            once the others' shares are merged.
         arrived: Mass that waits to be merged.
         links: Links to and from its neighbors.
         needy: Workers that have lost their mass and need new mass, as keys.
@@ -71,7 +71,7 @@ class PushSumState(RoundState):
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """An offer to some receivers in a round: ``share * vector`` each, sent as `payload`."""
+    """An offer in a round: each receiver gets ``share * vector``, sent as `payload`."""
 
     receivers: Sequence[Rank]
     payload: Payload

@@ -34,8 +34,8 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
     r"""Gossip with momentum from the mixed parameters instead of the local gradients.
 
     Momentum of local gradients drives workers with different data apart. Here momentum is
-    estimated from the difference of the parameters of two rounds after mixing, which includes
-    the neighbors' data. In each round worker :math:`i`
+    estimated from the difference between the mixed parameters of two rounds, which reflects the
+    neighbors' data. In each round worker :math:`i`
 
     1. takes `local_steps` SGD steps from :math:`x_i^{(t)}`, which change the parameters by
        :math:`\Delta_i`, and adds momentum:
@@ -56,7 +56,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
     of plain SGD. If :math:`W` is doubly stochastic, the workers' mean :math:`x` and :math:`v`
     move like those of a single worker that takes the mean of their steps.
 
-    A worker keeps two vectors in addition to its model. One that comes back begins with
+    A worker keeps two vectors in addition to its model. A worker that comes back begins with
     :math:`v = 0`. A lost message moves the mean.
 
     Args:
@@ -66,7 +66,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         momentum: :math:`\beta`, in [0, 1).
         decay: :math:`\mu`, in [0, 1); None for :math:`\beta`, the paper's choice.
         mixing: Rule that gives the rows of :math:`W`.
-        timeout: See `RoundBased`.
+        timeout: See `Synchronous`.
 
     Raises:
         ValueError: If the topology is directed, or a number is out of range.

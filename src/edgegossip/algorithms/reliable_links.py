@@ -2,15 +2,15 @@
 
 `Awaiting` holds a message that may be resent, such as the open request of `ADPSGD`.
 `ReliableLinks` builds on it: each message is acknowledged, and delivered once and in order.
-Push-sum needs them, because its messages carry mass.
+Push-sum needs such links, because its messages carry mass.
 
 A link leads from one worker to another and has an end at each. It is used in *sessions*: the
 sender begins a new one, numbered by its clock, whenever it or the receiver has been away. A
 session has a message for every round in which the topology has the link. A message from an
 earlier session is rejected, because its sender has taken it back or has restarted.
 
-Algorithms whose messages carry no mass do not need this. `ChocoGossip` asks for the whole
-replica after a missed increment, and `DiLoCo` compares models part by part.
+Algorithms whose messages carry no mass do not need reliable links. `ChocoGossip` asks for the
+whole replica after a missed increment, and `DiLoCo` averages models part by part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Generic, TypeAlias, TypeVar
 from edgegossip.core.protocol import Effect, Message, Rank, Seconds, Send, SetTimer
 
 NextRound: TypeAlias = Callable[[int], int]
-"""Returns the first round, not before a given one, in which the link exists."""
+"""Returns the first round, from a given one on, in which the link exists."""
 RESEND = "resend"
 """The timer for awaited answers."""
 
@@ -38,7 +38,7 @@ class Awaiting(Generic[C]):
         send: The message and its receiver.
         content: Content to take back if the receiver is lost.
         patience: Seconds to wait for the answer.
-        due: Time at which that wait ends.
+        due: Time at which the wait ends.
     """
 
     send: Send
@@ -73,7 +73,7 @@ def send_again(
 
 
 def timer(awaiting: Sequence[Awaiting[C]]) -> list[Effect]:
-    """Wake the worker when the first of them is due."""
+    """Wake the worker when the first awaited message is due."""
     due = min((each.due for each in awaiting), default=math.inf)
     return [SetTimer(RESEND, due)] if due < math.inf else []
 
@@ -85,7 +85,7 @@ class Outlet(Generic[C]):
     Attributes:
         session: Start time of the session; 0 for the start of the run.
         awaiting: Unacknowledged messages, by round in ascending order; the message that opened
-            the session comes first. It is empty on lossless links.
+            the session comes first. Empty if messages are never resent.
         is_open: The message that opens the session has been sent.
     """
 
@@ -94,7 +94,7 @@ class Outlet(Generic[C]):
     is_open: bool = True
 
     def acknowledge(self, session: Seconds, next_round: int) -> None:
-        """Account for a receiver that has all of `session` before round `next_round`."""
+        """Account for a receiver that has all of the session's messages before `next_round`."""
         # A late acknowledgment of an earlier session says nothing about this one, whose numbers
         # may be the same.
         if session == self.session:
@@ -119,7 +119,9 @@ class Inlet:
     has_restarted: bool = False
 
     def open(self, message: Message, next_round: NextRound) -> list[Message]:
-        """Begin a session with `message`, unless it has already begun; deliver the message."""
+        """Begin a session with `message`, unless it has already begun; deliver all messages
+        that are now in order.
+        """
         session = message.numbers["session"]
         # Sessions are clock times, so a larger one is newer, unless the clock has restarted.
         is_new = session > self.session or (self.has_restarted and session != self.session)
@@ -182,7 +184,7 @@ class ReliableLinks(Generic[C]):
 
     def begin(self, receiver: Rank, now: Seconds) -> None:
         """Begin a new session, which the next message opens."""
-        # Two sessions within one moment still need different names.
+        # Two sessions that begin at the same time still need different numbers.
         self.last_session = max(now, math.nextafter(self.last_session, math.inf))
         self.outlets[receiver] = Outlet(self.last_session, is_open=False)
 
@@ -196,7 +198,7 @@ class ReliableLinks(Generic[C]):
             message: Message; gets the number "session" in addition to its own.
             content: Content that `take_back` returns if the receiver is lost.
             now: Time on the worker's clock.
-            patience: Seconds until it is resent; None keeps nothing.
+            patience: Seconds until the message is resent; None neither keeps nor resends it.
         """
         link = self.outlets.setdefault(to, Outlet())
         numbers = {**message.numbers, "session": link.session}

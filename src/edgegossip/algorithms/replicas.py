@@ -40,7 +40,7 @@ class Replicas:
         """Move the copies of `receivers` closer to `estimate`, and offer a share of them.
 
         Returns:
-            One offer for all receivers with the same copy.
+            One offer for each group of receivers with the same copy.
         """
         groups: dict[int, list[Rank]] = {}
         for j in receivers:

@@ -1,8 +1,8 @@
 """Synchronous rounds: train, exchange with the neighbors, mix, repeat.
 
-`Synchronous` implements the waiting, and the handling of lost and returning neighbors and of
-lost messages. An algorithm derived from `RoundBased` only provides the payloads to send
-(`outgoing`) and mixes those that arrive (`mix`).
+`Synchronous` waits for the neighbors' messages, and handles lost messages and lost and
+returning neighbors. An algorithm derived from `RoundBased` only has to provide the payloads to
+send (`outgoing`) and to mix the received ones (`mix`).
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class RoundState(WorkerState):
     """State of a worker that waits for its neighbors.
 
     Attributes:
-        exchange: Completed exchanges; a round has one or more.
-        is_exchanging: The worker has sent its messages of this exchange and waits for the
-            others'.
+        exchange: Number of completed exchanges; a round has one or more.
+        is_exchanging: The worker has sent its messages of this exchange and waits for its
+            neighbors'.
         inbox: Messages of this exchange and later ones, by exchange and sender.
-        first_exchange: The first exchange in which the worker waits for a neighbor; 0 by
+        first_exchange: By neighbor, the first exchange in which the worker waits for it; 0 by
             default, infinite while the neighbor is lost.
         lost: Workers that cannot be reached, as keys.
-        catch_up: Neighbors' answers after rejoining; None otherwise.
-        ahead: Messages from returned neighbors in later rounds.
+        catch_up: Neighbors' answers while the worker catches up; None otherwise.
+        ahead: Catch-up messages from neighbors in later rounds, by sender.
         layout: Layout of `params`, from `Started`.
     """
 
@@ -78,16 +78,16 @@ S = TypeVar("S", bound=RoundState)
 class Synchronous(Algorithm[S], Generic[S]):
     """Base of algorithms whose workers wait for all their neighbors in every round.
 
-    A round is some training and one or more exchanges: all workers send, wait for the messages
-    of their neighbors, and mix. A worker waits for its neighbors only, so neighbors are at most
-    one exchange apart while no worker is lost. Workers do not wait for a lost neighbor, whose
-    weight each worker adds to its own. A worker that comes back takes parameters and round from
-    its most advanced neighbor and tells all neighbors in which exchange it continues. A worker
-    that was only cut off, and is more than a round behind, does the same after its training:
-    the others do not wait for its missed rounds.
+    A round consists of training and one or more exchanges, in which all workers send, wait for
+    their neighbors' messages, and mix. A worker waits for its neighbors only, so neighbors are
+    at most one exchange apart while no worker is lost. Workers do not wait for a lost neighbor;
+    each adds that neighbor's weight to its own. A worker that comes back takes over the
+    parameters and the round of its most advanced neighbor, and tells all neighbors in which
+    exchange it continues. A worker that was only cut off and is more than a round behind does
+    the same after its training, and the others do not wait for its missed rounds.
 
-    Among three or more neighbors the second most advanced counts, so that a single lying
-    neighbor cannot send others to the end of the run.
+    With three or more neighbors, the second most advanced one counts, so a single lying
+    neighbor cannot send a worker to the end of the run.
 
     Args:
         topology: Graph of each exchange's messages.
@@ -114,7 +114,7 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     @abstractmethod
     def work(self, state: S) -> Work | None:
-        """Work to train before the next exchange; None to exchange at once."""
+        """Training before the next exchange; None to exchange at once."""
 
     @abstractmethod
     def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
@@ -136,8 +136,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         """Messages of `send` and `announce`, by kind; `params` ([num_params]) as for `init`."""
 
     def message(self, kind: str, exchange: int, payload: Payload) -> Message:
-        """Make a message of an exchange, with its round and, from the second on, its place
-        there.
+        """Make a message of `exchange`, with its round and, unless it is the round's first
+        exchange, its place in the round.
         """
         round, place = divmod(exchange, self.exchanges_per_round)
         return Message(kind, round, payload, {"exchange": place} if place else {})
@@ -161,12 +161,12 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     @property
     def exchanges_per_round(self) -> int:
-        """Exchanges that make a round."""
+        """Number of exchanges in a round."""
         return 1
 
     @property
     def total_rounds(self) -> int:
-        """Rounds until a worker finishes, including final rounds without training."""
+        """Number of rounds until a worker finishes, including final rounds without training."""
         return self.num_rounds
 
     @property
@@ -216,7 +216,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     # One round.
 
     def _begin_round(self, state: S, now: Seconds) -> list[Effect]:
-        """Begin the next round, and those that follow without training or waiting."""
+        """Begin the next round; go through rounds that need neither training nor waiting."""
         effects: list[Effect] = []
         while state.round < self.total_rounds:
             if (work := self.work(state)) is not None:
@@ -262,13 +262,13 @@ class Synchronous(Algorithm[S], Generic[S]):
         state.exchange, state.round = exchange, exchange // self.exchanges_per_round
 
     def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
-        # While catching up, it does not wait for a neighbor that joined later and also catches
-        # up, or both would wait for each other.
+        # While catching up, a worker does not wait for a neighbor that joined later and also
+        # catches up, or both would wait for each other.
         exchange = self.exchange_of(message)
         if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
             self._wait_for(state, sender, exchange)
         neighbors = self.topology.in_neighbors(state.rank, exchange)
-        # Drop messages of workers that are no neighbors in that exchange.
+        # Drop messages of workers that are not neighbors in that exchange.
         if exchange >= state.exchange and sender in neighbors:
             state.inbox.setdefault(exchange, {})[sender] = message.payload
         return self._go_on(state, now)
@@ -328,7 +328,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return self._resume(state, now)
 
     def _resume(self, state: S, now: Seconds) -> list[Effect]:
-        """Take parameters and round from the most advanced neighbor, if any answered."""
+        """Take over the most advanced neighbor's parameters and round, if any answered."""
         answers, state.catch_up = state.catch_up, None
         if answers:
             reached = {j: self.exchange_of(answer) for j, answer in answers.items()}
@@ -379,13 +379,13 @@ class Synchronous(Algorithm[S], Generic[S]):
 
 
 def _enough(num_neighbors: int) -> int:
-    """The required number of neighbors: among three or more, one may lie."""
+    """The number of neighbors that must agree: among three or more, one may lie."""
     return 2 if num_neighbors >= 3 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundBased(Synchronous[S], Generic[S]):
-    """`Synchronous` for algorithms that send tensors and mix the arrived ones into `params`.
+    """`Synchronous` for algorithms that send tensors and mix the received ones into `params`.
 
     Late tensors are dropped.
     """
@@ -399,7 +399,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         return state.params
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec | Tensor]:
-        """Describe the payloads of `outgoing`, or give an example; only a network needs this.
+        """Describe the payloads of `outgoing`, or give an example; needed only over a network.
 
         Args:
             params: [num_params].
@@ -419,7 +419,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         tensors: Mapping[str, TensorSpec | Tensor],
         optional: Mapping[str, TensorSpec] | None = None,
     ) -> MessageSpec:
-        """Describe the messages that `message` makes, with these tensors."""
+        """Describe messages made by `message` that hold these tensors."""
         places = range(1, self.exchanges_per_round)
         return MessageSpec(
             tensors,

@@ -50,18 +50,19 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         num_rounds: Number of rounds of training and pushing.
         compressor: See `SparsePush`.
         consensus_step: See `SparsePush`.
-        compensation_rounds: Rounds of averaging after the last one of training, at least 0.
-        compensation_compressor: Compressor of the differences in these rounds; its own step is
-            their consensus step.
-        compensate_every: Rounds of training between two rounds that average with
-            `compensation_compressor`, at least 1; None never does so.
+        compensation_rounds: Number of averaging rounds after the last training round, at least
+            0.
+        compensation_compressor: Compressor of the differences in these rounds, which use its
+            own consensus step.
+        compensate_every: Number of training rounds per round that averages with
+            `compensation_compressor`, at least 1; None for no such rounds.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.
         seed: Seeds compressors that draw at random.
 
     Raises:
-        ValueError: If some worker cannot reach every other, or a number is out of range.
+        ValueError: If some worker cannot reach all others, or a number is out of range.
 
     References:
         Aketi, Singh & Rabaey, 2021, arXiv:2102.05715. The method is reconstructed: the first

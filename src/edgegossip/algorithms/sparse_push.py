@@ -83,8 +83,8 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
     Weights travel uncompressed. Workers keep no copies of each other's numerators, so links may
     change in each round. Exchanges never change the sums of all :math:`x_i` and of all
     :math:`w_i`. The error memory is not part of these sums: it only records the part of
-    :math:`x_i` that is still to be offered. The estimates do not converge to each other:
-    without training, 7 to 14 % of their distance is left with top-k, and most of it with
+    :math:`x_i` that has not been offered yet. The estimates do not converge to each other:
+    without training, 7 to 14 % of their distance remains with top-k, and most of it with
     random-k. `DifferencePush` has no such floor.
 
     Without compression and with step 1 this is `StochasticGradientPush`, bit for bit.
@@ -104,7 +104,7 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
         seed: Seeds compressors that draw at random.
 
     Raises:
-        ValueError: If some worker cannot reach every other, or a number is out of range.
+        ValueError: If some worker cannot reach all others, or a number is out of range.
 
     References:
         Aketi, Singh & Rabaey, "Sparse-Push: Communication- & Energy-Efficient Decentralized

@@ -26,7 +26,7 @@ class StochasticGradientPush(PushSum[PushSumState]):
         x_i \leftarrow p_i x_i + \sum_{j \to i} p_j x_j, \quad
         w_i \leftarrow p_i w_i + \sum_{j \to i} p_j w_j
 
-    If every worker has equal numbers of out-neighbors and in-neighbors, all weights stay 1.
+    If all workers have :math:`d` out-neighbors and :math:`d` in-neighbors, all weights stay 1.
 
     Args:
         topology: See `PushSum`.
@@ -36,7 +36,7 @@ class StochasticGradientPush(PushSum[PushSumState]):
         timeout: See `PushSum`.
 
     Raises:
-        ValueError: If some worker cannot reach every other, or a number is out of range.
+        ValueError: If some worker cannot reach all others, or a number is out of range.
 
     References:
         Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,

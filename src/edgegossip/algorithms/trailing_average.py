@@ -49,11 +49,11 @@ class TrailingAverage(Algorithm[TrailingState]):
 
     .. math:: \bar x \leftarrow \bar x + \max(1/k, 2/(w + 1)) \, (x - \bar x)
 
-    Training and messages are those of the inner algorithm; nothing is sent in addition. The
-    weights are equal in the first :math:`(w + 1) / 2` rounds and fall exponentially from then
-    on. The mean age is that of an equal average over :math:`w` rounds, in the memory of one
-    vector. Averaging removes noise that a large learning rate and few steps between exchanges
-    leave in the parameters, as a decay of the learning rate would.
+    Training and messages are those of the inner algorithm; nothing more is sent. The weights
+    are equal in the first :math:`(w + 1) / 2` rounds and fall exponentially from then on. The
+    mean age equals that of an unweighted average over :math:`w` rounds, but only one vector is
+    stored. Averaging removes the noise that a large learning rate and few steps between
+    exchanges leave in the parameters, as decaying the learning rate would.
 
     A model that arrives between two rounds counts at the end of the next one. A worker that has
     lost its memory begins a new average, as does a worker whose parameters were unsound.
@@ -61,9 +61,9 @@ class TrailingAverage(Algorithm[TrailingState]):
 
     Args:
         inner: Any algorithm that counts rounds.
-        window: :math:`w`, at least 1, in rounds. 1 is the inner algorithm alone. Under
-            `EdgeGossip`, a round processes the mean of the workers' keep ratios, so a window of
-            one epoch has the inverse of that many rounds.
+        window: :math:`w`, at least 1, in rounds. 1 uses the inner algorithm alone. Under
+            `EdgeGossip`, a round visits only the workers' mean keep ratio of the data, so for a
+            window of one epoch, give the inverse of that ratio.
 
     Raises:
         ValueError: If `window` is out of range.

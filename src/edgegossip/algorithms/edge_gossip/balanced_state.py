@@ -1,4 +1,4 @@
-"""State of a balanced worker, around that of the inner algorithm."""
+"""State of a balanced worker, which wraps the inner algorithm's state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BalancedState(WorkerState):
         waiting: Training requested by the inner algorithm that has not begun.
         plan: Plan of the current epoch.
         keep_ratio: This worker's share in this epoch.
-        step_ratio: Its steps in a round, relative to the maximum over all workers.
+        step_ratio: This worker's steps in a round, relative to the maximum over all workers.
         trained_at: Time of the last training; infinite before the first.
         step_cost: Cost of a step in that training, in training samples.
         rest_seconds: Seconds between two forecasts of a failed platform that no worker waits
@@ -44,7 +44,7 @@ class BalancedState(WorkerState):
         forecasts: Last forecast of each platform (``spread="exact"``).
         fastest: The fastest known platform (``spread="gossip"``).
         lost: Workers that cannot be reached, as keys.
-        inherited: Workers whose data this worker has taken over, in order.
+        inherited: Workers whose data this worker has taken over, in rank order.
         is_predicting: A forecast for the waiting training was requested.
         is_assigning: Requested data has not arrived yet.
         is_spare: The worker is an unused spare, and the inner algorithm has not started.
@@ -115,7 +115,7 @@ class BalancedState(WorkerState):
 
     @property
     def holdings(self) -> dict[Rank, tuple[Rank, ...]]:
-        """Workers whose data each reachable platform says it has taken over."""
+        """Workers whose data each reachable platform reports to have taken over."""
         known = {j: f.inherited for j, f in self.forecasts.items() if j not in self.lost}
         return {**known, self.rank: self.inherited}
 
@@ -154,7 +154,7 @@ class BalancedState(WorkerState):
         return self.throughput < min_throughput or self.seconds == math.inf
 
     def patience(self, timeout: Seconds | None, min_throughput: float) -> Seconds:
-        """Seconds to wait for forecasts; a worker that does not train needs none."""
+        """Seconds to wait for forecasts; a failed platform does not wait."""
         if self.has_failed(min_throughput):
             return 0.0
         return timeout or 0.05 * (self.keep_ratio or 1.0) * self.seconds

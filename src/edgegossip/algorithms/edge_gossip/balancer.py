@@ -20,10 +20,10 @@ class Shares:
 
     Attributes:
         keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform, or one without data.
-        step_ratios: [E] :math:`p_i / \max_j p_j` of platforms that train, by which rounds of
-            equal steps take equal times; 0 for the others.
+        step_ratios: [E] :math:`p_i / \max_j p_j` of platforms that train, which scales the
+            steps of a round so that all take equally long; 0 for the others.
         seconds: [E] :math:`T_i`, time for all data of a platform; infinite if it has failed.
-        has_failed: [E] :math:`F_i`.
+        has_failed: [E] :math:`F_i`, whether a platform has failed.
     """
 
     keep_ratios: NDArray[np.float64]
@@ -55,7 +55,7 @@ class Shares:
         r"""The largest :math:`\beta` up to `correction` whose mean factor is within the limit.
 
         The factor of platform :math:`i` is :math:`(\bar r / r_i)^\beta`. Its mean over the
-        platforms that train is 1 for :math:`\beta = 0` and grows with it.
+        platforms that train is 1 for :math:`\beta = 0` and grows with :math:`\beta`.
 
         >>> uneven = Balancer().balance([64.0, 1.0], num_samples=[1000, 1000])
         >>> round(uneven.stable_correction(0.5, max_mean_factor=1.3), 3)
@@ -77,20 +77,21 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class Balancer:
-    r"""Gives every platform such an amount of data that all finish together.
+    r"""Give every platform such an amount of data that all finish together.
 
     With predicted throughput :math:`p_i` and :math:`|X_i|` samples, platform :math:`i` has
     failed if :math:`p_i <` `min_throughput`; for the others,
 
     .. math:: T_i = |X_i| / p_i, \qquad r_i = \min_j T_j / T_i
 
-    so the fastest keeps all of its data. If more than `max_failed_share` have failed, the
-    caller decides what to do.
+    so the fastest platform keeps all of its data. If a share above `max_failed_share` has
+    failed, the caller decides what to do.
 
     Args:
         min_throughput: Samples per second below which a platform counts as failed, at least 0;
             the paper's :math:`p_\text{threshold}`.
-        max_failed_share: In [0, 1]; the paper's :math:`f_\text{threshold}`.
+        max_failed_share: Tolerated share of failed platforms, in [0, 1]; the paper's
+            :math:`f_\text{threshold}`.
 
     Raises:
         ValueError: If a threshold is out of range.
@@ -123,7 +124,8 @@ class Balancer:
             num_samples: [E] :math:`|X_i|`, at least 0.
 
         Raises:
-            ValueError: If the two differ in length, or a number is negative or not finite.
+            ValueError: If the arguments differ in length, or a number is negative or not
+                finite.
         """
         speed, amount = np.asarray(throughputs, float), np.asarray(num_samples, float)
         if speed.ndim != 1 or speed.shape != amount.shape or not len(speed):
@@ -151,7 +153,7 @@ class Balancer:
         return shares.failed_share > self.max_failed_share
 
     def require_few_failures(self, shares: Shares) -> None:
-        """Raise `PlatformError` if too many have failed."""
+        """Raise `PlatformError` if too many platforms have failed."""
         if self.has_too_many_failures(shares):
             failed = shares.has_failed.nonzero()[0].tolist()
             raise PlatformError(

@@ -43,7 +43,7 @@ class PlatformForecast:
         round: The platform's round at the time of the forecast.
         throughput: Training samples per second.
         epoch_cost: Cost of a pass over all its data, in training samples.
-        inherited: Workers whose data this worker has taken over, in order.
+        inherited: Workers whose data the platform has taken over, in rank order.
     """
 
     round: int
@@ -52,7 +52,7 @@ class PlatformForecast:
     inherited: tuple[Rank, ...] = ()
 
     def message(self) -> Message:
-        """Make a message with both numbers and the workers whose data was taken over."""
+        """Make a message with throughput, cost, and the workers whose data was taken over."""
         inherited = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
         numbers = {"throughput": self.throughput, "epoch_cost": self.epoch_cost}
         return Message("forecast", self.round, inherited, numbers)
@@ -70,8 +70,8 @@ class Fastest:
 
     A worker that knows no faster worker considers itself the fastest, at age 0. A received
     value ages by one in each epoch of the worker, and is forgotten above `max_age`. If the
-    fastest slows down or is lost, all workers therefore know after that many epochs. On a
-    complete graph, a minimum reaches all workers after :math:`O(\log E)` random pushes.
+    fastest worker slows down or is lost, all workers therefore know after `max_age` epochs. On
+    a complete graph, a minimum reaches all workers after :math:`O(\log E)` random pushes.
 
     Attributes:
         seconds: :math:`T_j` of the fastest known worker; infinite for none.
@@ -107,7 +107,7 @@ def detach(event: Received) -> Received:
 
 
 def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, MessageSpec]:
-    """Describe the messages in addition to the inner algorithm's (``spread="exact"``)."""
+    """Describe the messages that ``spread="exact"`` adds to the inner algorithm's."""
     ranks = TensorSpec(torch.int64, (None,), num_workers, minimum=0, maximum=num_workers - 1)
     positive = (0, math.inf)
     forecast = MessageSpec(
@@ -119,7 +119,7 @@ def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, Messag
 
 
 def with_forecast(schema: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:
-    """Add the fastest worker to the inner algorithm's messages (``spread="gossip"``)."""
+    """Describe all messages with the fastest worker's numbers (``spread="gossip"``)."""
     more: dict[str, Limits] = {_SECONDS: (0, math.inf), _AGE: range(_OLDEST)}
     return {
         kind: replace(spec, optional_numbers={**spec.optional_numbers, **more})

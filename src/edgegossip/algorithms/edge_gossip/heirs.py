@@ -44,19 +44,19 @@ def choose_heirs(
     spares: Collection[Rank] = (),
     reachable: Mapping[Rank, Collection[Rank]] | None = None,
 ) -> dict[Rank, Rank]:
-    """Give each failed platform's data to a spare, or else to the fastest that can reach it.
+    """Give each failed platform's data to a spare, or else to the fastest platform in reach.
 
     Args:
         heirs: Current heir of each platform's data, as `heirs_by` finds it. A recovered
             platform gets its data back. A spare that inherited the data would then have none,
-            so it keeps them, and both train on the same data.
+            so it keeps the data, and both train on it.
         shares: Shares of the platforms; failed ones are marked.
         throughputs: [E] samples per second.
         spares: Platforms without their own data; each takes over the data of one platform.
         reachable: For each platform, the ranks whose data it can reach; None for all of them.
 
     Returns:
-        The heir of each failed platform that has data, if there is one.
+        The heir of each failed platform's data, if there is one; also spares that keep theirs.
 
     >>> from edgegossip.algorithms.edge_gossip.balancer import Balancer
     >>> throughputs = [100.0, 80.0, 0.0]
@@ -91,7 +91,7 @@ def _that_stay(
 def heirs_by(
     holdings: Mapping[Rank, Collection[Rank]], spares: Collection[Rank]
 ) -> dict[Rank, Rank]:
-    """The heir of each platform, from the data that each claims; prefers spares, then low
+    """The heir of each platform's data, from the platforms' claims; spares come first, then low
     ranks.
 
     >>> heirs_by({0: (3,), 1: (3, 4), 2: (4,)}, spares=(2,))
@@ -102,5 +102,5 @@ def heirs_by(
 
 
 def inherited_by(rank: Rank, heirs: Mapping[Rank, Rank]) -> tuple[Rank, ...]:
-    """Workers whose data `rank` has taken over, in order."""
+    """Workers whose data `rank` has taken over, in rank order."""
     return tuple(sorted(owner for owner, by in heirs.items() if by == rank))

@@ -1,4 +1,4 @@
-"""One balanced epoch, done in blocks so that it ends on time at changing speeds."""
+"""One balanced epoch, done in blocks so that it ends on time despite changing speeds."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 from edgegossip.core.protocol import Epochs, Layout, Payload, Seconds, Train, Trained
 
 TOLERANCE = 0.02
-"""Tolerated deviation from a plan, as a share of the epoch; batches and forecasts are not exact
-either.
+"""Tolerated deviation from a plan, as a share of the epoch; batches and forecasts are inexact
+anyway.
 """
 
 MOST_BLOCKS = 12
-"""Size of the smallest block relative to the first, which bounds the number of blocks."""
+"""Ratio of the first block's size to the smallest, which bounds the number of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    r"""Factor of an epoch's change, for the share of the data that the worker has visited.
+    r"""Factor of an epoch's change of the parameters, from the share of data that was visited.
 
     Attributes:
-        mean_keep_ratio: :math:`\bar r`, the mean share of all training workers; None if it is
-            unknown, and nothing is corrected.
+        mean_keep_ratio: :math:`\bar r`, the mean share of all training workers; None (no
+            correction) if it is unknown.
         exponent: :math:`\beta`; see `EdgeGossip`.
     """
 
@@ -36,8 +36,8 @@ class Correction:
         r"""Return :math:`(\bar r / r)^{\beta (1 - f)}`.
 
         Args:
-            kept: The share that was done, :math:`r`. This is the actual share; the planned one
-                may be wrong after a short slowdown.
+            kept: The share that was actually done, :math:`r`; the planned one may be wrong
+                after a short slowdown.
             focus: :math:`f`, the part of this share that was chosen for its high loss.
         """
         if self.mean_keep_ratio is None:
@@ -140,11 +140,11 @@ class EpochPlan:
 
     @property
     def is_done(self) -> bool:
-        """Less than one batch of the plan remains."""
+        """Less than one sample remains or, after a change of plan, less than half a batch."""
         return self.cost - self.done < self._least
 
     def next(self, throughput: float, now: Seconds) -> Train | None:
-        """The next block at this predicted speed; None after the deadline.
+        """The next block at this predicted speed; None if too little work remains.
 
         Args:
             throughput: Training samples per second.
@@ -163,7 +163,7 @@ class EpochPlan:
         return self._train(Epochs(share), begins_pass=False)
 
     def result(self, now: Seconds) -> Trained:
-        """The requested training, combined from all blocks."""
+        """The result of the requested training, combined from all blocks."""
         return Trained(
             params=self._corrected_params(),
             before=self.train.params,

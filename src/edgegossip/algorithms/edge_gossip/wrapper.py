@@ -58,43 +58,44 @@ OnFailure: TypeAlias = Literal["continue", "halt", "reassign"]
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeGossip(Algorithm[BalancedState]):
-    r"""Gives every worker a share of its data, so that all finish together.
+    r"""Train each worker on such a share of its data that all finish together.
 
     Before each epoch worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all its
-    data would take :math:`T_i = |X_i| / p_i`. It then trains on the share
-    :math:`r_i = \min_j T_j / T_i` (Algorithm 1, `Balancer`), chosen by its trainer
-    (Algorithm 2, `AccuracyAware`). The inner algorithm asks for epochs or steps and does not
-    notice the change:
+    data would take :math:`T_i = |X_i| / p_i`. It then trains on the share :math:`r_i = \min_j
+    T_j / T_i` (Algorithm 1, `Balancer`), whose samples its trainer chooses (Algorithm 2,
+    `AccuracyAware`). The inner algorithm asks for epochs or steps and does not notice the
+    change:
 
     - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
       forecast again, and the rest is adjusted so that the epoch still ends on time. Without a
-      correction the data of the fastest worker would dominate. The change of the parameters is
-      therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, with the share that was
-      done, the mean share (`exact` only), and the share :math:`f` of samples chosen for their
-      high loss (`Trained.metrics["focus"]`).
-    - `Steps(n)` become :math:`\max(1, \mathrm{round}(s_i n))` steps, with the speed relative
-      to the highest, :math:`s_i = p_i / \max_j p_j`, of passes that visit the share
-      :math:`r_i` of the data; the next forecast is made at the end of such a pass. With
-      `gossip`, :math:`s_i = r_i`, which suits equal amounts of data only.
+      correction, the fastest worker's data would dominate. The change of the parameters is
+      therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where :math:`r_i` is the
+      share that was done, :math:`\bar r` the mean share (`exact` only), and :math:`f` the share
+      of samples chosen for their high loss (`Trained.metrics["focus"]`).
+    - `Steps(n)` become :math:`\max(1, \mathrm{round}(s_i n))` steps, where :math:`s_i = p_i /
+      \max_j p_j` is the speed relative to the highest. Passes visit the share :math:`r_i` of
+      the data, and the next forecast is made at the end of a pass. With `gossip`, :math:`s_i =
+      r_i`, which suits only equal amounts of data.
 
-    Workers learn :math:`\min_j T_j` in one of two ways. `exact`: every worker sends its
-    forecast to every other, :math:`E (E - 1)` small messages per epoch. `gossip`: the minimum
-    spreads with the inner algorithm's own messages, which grow by about 60 bytes (`Fastest`);
-    the first epoch is then not balanced, and the balancer does not notice failures. A late or
-    lost forecast blocks no worker: after `timeout` the last known forecast is used.
+    Workers learn :math:`\min_j T_j` in one of two ways. `exact`: each of :math:`E` workers
+    sends its forecast to every other one, :math:`E (E - 1)` small messages per epoch. `gossip`:
+    the minimum spreads with the inner algorithm's own messages, which grow by about 60 bytes
+    (`Fastest`); the first epoch is then not balanced, and the balancer does not notice
+    failures. A late or lost forecast blocks no worker: after `timeout` the last known forecast
+    is used.
 
     A failed platform relays the model untrained if others wait for it. Otherwise it rests until
     a forecast says that it has recovered, and makes one forecast per pass of the fastest
     worker. To keep its measurements up to date, it spends at most a tenth of the time on single
     steps.
 
-    Virtual time is charged for forecasts, for aggregating (before the first epoch, whose share
-    it shortens), for looks at aggregated points (a third of a sample for each point), and for
+    Virtual time is charged for forecasts, for aggregation (before the first epoch, whose share
+    it reduces), for looks at aggregated points (a third of a sample for each point), and for
     training. The correction has no effect if all workers would take the same time.
 
     Args:
-        inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. Parameter
-            servers need a barrier after many steps: `FixedADACOMM`.
+        inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. A parameter
+            server needs a barrier after many steps, as in `FixedADACOMM`.
         spread: How workers learn :math:`\min_j T_j`: "exact" or "gossip".
         balancer: Algorithm 1, with its thresholds.
         on_failure: Policy if more platforms have failed than the balancer allows (which only
@@ -103,18 +104,18 @@ class EdgeGossip(Algorithm[BalancedState]):
             reach it.
         spares: Workers without data that stay idle until they get a failed platform's data.
         reachable: For each worker, the ranks whose data it can reach; None for all of them.
-        max_keep_ratio: Share of its data that the fastest keeps each epoch, in (0, 1]; the
-            others keep theirs in proportion. Below 1, models are averaged more often: with 0.5,
-            twice as often.
+        max_keep_ratio: Share of its data that the fastest worker keeps each epoch, in (0, 1];
+            the other workers' shares are reduced in proportion. Below 1, models are averaged
+            more often: with 0.5, twice as often.
         block_share: Share of the remaining epoch that is done between two forecasts, in (0, 1];
             1 forecasts once per epoch, as the paper does.
         correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weights all data
             equally, but amplifies the noise of workers with few steps. At 1/2, with equal
             amounts of data, the noise of all workers counts the same.
-        max_mean_factor: Limit of the factors' mean over all workers, at least 1. Where speeds
-            differ so much that :math:`\beta` would exceed it, the largest :math:`\beta` within
-            it is used: a mean of 2 diverges, because each worker's change already leads close
-            to its own minimum in the directions of large curvature.
+        max_mean_factor: Limit of the factors' mean over all workers, at least 1. If speeds
+            differ so much that :math:`\beta` would exceed the limit, the largest :math:`\beta`
+            within it is used: a mean of 2 diverges, because each worker's change already leads
+            close to its own minimum in the directions of large curvature.
         timeout: Seconds to wait for forecasts; None for 5 % of the worker's own epoch. A failed
             platform does not wait.
         max_age: Epochs after which `gossip` forgets the fastest worker; None for
@@ -290,7 +291,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return [Send(j, message) for j in others]
 
     def _reconsider(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        """React to a change of another platform."""
+        """React to news about another platform."""
         if state.rank not in state.forecasts:
             return []  # this worker's own forecast comes first
         if state.is_spare:
@@ -344,7 +345,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return state.plan.first()
 
     def _pause(self, state: BalancedState, fastest: Seconds, now: Seconds) -> list[Effect]:
-        """Finish as a failed platform, which hardly trains and delays no other worker."""
+        """Act as a failed platform, which hardly trains and delays no other worker."""
         if state.is_due_to_try(now):
             return [replace(state.take_waiting(), work=Steps(1))]
         if self.traits.is_synchronous:

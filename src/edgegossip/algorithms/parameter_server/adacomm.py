@@ -49,7 +49,7 @@ class ADACOMM(FixedADACOMM):
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
-        num_rounds: Rounds.
+        num_rounds: Number of rounds.
         resend_after: See `ParameterServer`.
         tau: :math:`\tau_0`, at least 1; the paper tries each value of a grid for one window.
         window: :math:`\Gamma`, seconds between two changes, above 0.

@@ -30,7 +30,7 @@ class SearchingServerState(ADSPServerState):
 
     Attributes:
         search: State of the search for the rate.
-        asked_at: Request time of each loss under measurement.
+        asked_at: Request times of the losses that are being measured.
         num_windows: Number of windows since the start of the search.
         steps_before: `num_steps` when the window began.
         commits_before: `num_commits` when the window began.
@@ -71,7 +71,7 @@ class ADSP(ADSPPlus):
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, Algorithms 1 and 2, and the published code.
         Departures, in addition to those of `ADSPPlus`: the default reward; `growth`, without
         which it takes ten windows to find a rate of ten; the loss is measured on validation
-        data; a window in which the loss does not fall never ends the search.
+        data; the search does not end before a window in which the loss falls.
     """
 
     reward: Reward = LogSlope()
@@ -86,7 +86,7 @@ class ADSP(ADSPPlus):
 
     @property
     def max_rate(self) -> int:
-        """The highest rate that the minimum interval allows."""
+        """The highest rate that the minimum interval allows; 1000 without one."""
         return max(1, int(self.window / self.min_interval)) if self.min_interval else 1000
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401

@@ -155,7 +155,7 @@ class ADSPPlus(ParameterServer):
     def begin_window(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Raise the target, and tell each worker how many commits it lacks."""
         assert isinstance(state, ADSPServerState)
-        # A worker that is one commit ahead raises no target, or the rate would creep up.
+        # A worker one commit ahead does not raise the target, or the rate would creep up.
         state.target = max(state.target, max(state.rounds.values()) - 1) + state.rate
         sends: list[Effect] = []
         for rank in self.training(state):

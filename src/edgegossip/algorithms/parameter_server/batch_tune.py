@@ -1,4 +1,4 @@
-"""BatchTune: batch sizes by speed, so that a step takes all workers the same time."""
+"""BatchTune: batch sizes proportional to speed, so a step takes all workers equally long."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class BatchTune(Algorithm[BatchTuneState]):
 
     samples, rounded, and at least one. Workers report their speeds with each commit, and
     receive their batch size with each answer. Sizes are equal until all reachable workers have
-    reported. The inner algorithm averages updates regardless of the batch.
+    reported. The inner algorithm averages updates regardless of the batch size.
 
     Args:
         inner: Any parameter server; one with a barrier after a fixed number of steps gains the
             most.
         smoothing: Weight of the previous estimate of the speed, in [0, 1); 0 uses only the last
-            piece of work.
+            piece of training.
 
     References:
         Chen, Wang & Li, "Round-robin synchronization: mitigating communication bottlenecks in

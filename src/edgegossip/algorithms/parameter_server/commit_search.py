@@ -47,16 +47,17 @@ class CommitSearch:
     """State of the search, which is part of a server's state.
 
     A window tries a rate. While rewards rise, the next window tries a higher one. The first
-    window without improvement ends the search, and the best rate is kept. If the loss did not
-    fall in a window, the search continues upward: more commits mean less implicit momentum,
-    which stops a divergence.
+    window without improvement ends the search, and the best rate is kept. Until the loss falls
+    in some window, the search continues upward: more commits mean less implicit momentum, which
+    stops a divergence.
 
     A later search begins at the current rate. Searches that began below it ended at a rate of 1
     in most of 36 runs, because rewards differ by less than their noise once the loss falls
     slowly.
 
     Attributes:
-        growth: Ratio of the next rate to the current one; the next rate is at least one higher.
+        growth: Ratio of the next rate to the current one; the next rate is higher by at least
+            one.
         rate: Commits of each worker in the current window.
         is_searching: Whether another rate will be tried.
         best_reward: Best reward among the windows of this search.

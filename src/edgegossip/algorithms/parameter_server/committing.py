@@ -177,7 +177,7 @@ class Committing(Algorithm[State]):
 
     def _learn(self, state: CommitterState, event: Trained) -> None:
         if state.has_moved:
-            # Answers of the meantime stay in, but statistics must be as they were measured.
+            # Answers from the meantime stay in, but statistics must be as they were measured.
             moved = state.params + event.delta
             state.params = self._layout(state).with_statistics(moved, event.params)
         else:
@@ -243,7 +243,7 @@ class Committing(Algorithm[State]):
     def _copy(self, state: CommitterState) -> Send:
         """Report the newest received model to a restarted server.
 
-        `number` belongs to the last commit sent; no server can have merged more.
+        `number` is that of the last commit sent; no server can have merged a later one.
         """
         if state.is_pulling and not state.counts.any():
             return Send(SERVER, Message("pull", state.round))  # no model to report

@@ -2,14 +2,14 @@
 
 Each server has its own term, a whole number; `term` modulo the number of ranks is the rank that
 serves in it. No term therefore has two servers, even if voters lose their memory. The highest
-term counts: a rank that hears of a higher one follows its server, and steps down if it serves
-itself.
+term counts: a rank that hears of a higher term follows that term's server, and steps down if it
+serves itself.
 
 A worker that misses its server waits for a short random time. It then asks all others to vote
 for a term of its own, which is higher than all known terms. A vote is given
 
 - once per term, and for no term below that of an earlier vote;
-- only by ranks that also miss their server, so a rank that is cut off cannot depose it;
+- only by ranks that also miss their server, so a rank that is cut off cannot depose the server;
 - to a candidate whose model is at least as new as the voter's.
 
 A candidate needs the votes of more than half of all ranks. Any two majorities share a rank.
@@ -27,7 +27,7 @@ from edgegossip.core.schema import MessageSpec
 
 ELECTION = "election"
 UNKNOWN = -1
-"""The unknown term of a returned worker with an empty state."""
+"""Term of a returned worker, which does not know any yet."""
 MAX_TERM = 2**53
 AGE = {"as_of": range(UNKNOWN, MAX_TERM), "num_commits": range(2**63)}
 """Limits of the numbers of an `Age`."""
@@ -59,7 +59,7 @@ class Election:
             announcement, as keys.
         must_confirm: While leading: most ranks were unreachable for a while and may have
             another server by now.
-        num_attempts: Candidacies since the server was lost.
+        num_attempts: Number of attempts to be elected since the server was lost.
     """
 
     rank: Rank
@@ -173,7 +173,7 @@ class Election:
     def vote(
         self, candidate: Rank, stand: Message, age: Age, may_stand: bool, now: Seconds
     ) -> list[Effect]:
-        """Answer a candidate with a vote, or with a candidacy for a newer model."""
+        """Answer a candidate with a vote, or stand for election with a newer model."""
         numbers = {name: int(number) for name, number in stand.numbers.items()}
         term = numbers["stands_for"]
         if not self.misses_leader:

@@ -1,7 +1,7 @@
 """The two halves of a rank that may serve: a worker and a server.
 
-Neither half knows about elections: to both, the server is rank 0. Messages between halves go
-to the rank that currently serves, which may be this one.
+Neither half knows about elections: to both, the server is rank 0. Messages to the server go to
+the rank that currently serves, which may be this one.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class StandbyState(WorkerState):
         copy: The newest received model of the server; None without one.
         age: Age of that model.
         recent: On the server: workers that have committed, as keys, most recent last.
-        held: The answer to the worker on this rank, until other ranks have its model.
+        held: The answer to the worker on this rank, held back until other ranks have its model.
         held_for: The other ranks that must have the model, as keys.
         timers: Active timers of `server`, as keys.
         num_asked: Number of running evaluations.
-        num_stale: Number of these evaluations that a server requested before it stepped down.
+        num_stale: Number of running evaluations that a server requested before it stepped down.
     """
 
     election: Election
@@ -141,7 +141,7 @@ class Halves:
     def release(
         self, state: StandbyState, rank: Rank, now: Seconds, num_kept: float = math.inf
     ) -> list[Effect]:
-        """Answer this rank's worker if `rank` was the last to confirm that many commits."""
+        """Answer this rank's worker if `rank` was the last rank that lacked the held model."""
         if state.held is None or num_kept < int(state.held.payload["counts"].sum()):
             return []
         state.held_for.pop(rank, None)
@@ -212,7 +212,9 @@ class Halves:
     def _show(
         self, state: StandbyState, newest: Message, show: Message, now: Seconds
     ) -> list[Effect]:
-        """Report the newest model to a new server, or confirm that its own is equally new."""
+        """Report the newest model to a new server, or confirm that the server's own is at least
+        as new.
+        """
         worker, payload = state.worker, {**newest.payload}
         assert worker is not None
         number = worker.num_commits + (worker.commit is not None)

@@ -2,7 +2,7 @@
 
 A commit counts as arrived once all servers hold their pieces of it, so no order has to wait. If
 the worker is lost before that, no order mentions the commit. A worker counts as lost while any
-server misses it. Only an evaluation needs all slices, which are then sent to rank 0.
+server has lost it. Only an evaluation needs all slices, which are then sent to rank 0.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Leading(Sharing):
                 return self._begin_anew(state, lead, state.epoch + 1, now)
             lead.held.pop(rank, None)  # after a checkpoint it counts anew
             repeated = self._repeat(state, lead, rank)
-            # Workers must report models again that they reported to it in the meantime.
+            # Workers must report again the models that they reported to it in the meantime.
             return [*repeated, *self._order(state, lead, RESEND, now)]
         if not (event.has_restarted and state.epoch):
             return []
@@ -205,7 +205,7 @@ class Leading(Sharing):
         worker: Rank = 0,
         numbers: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Effect]:
-        """Tell all servers, this one included, of an event."""
+        """Tell all servers, including this one, about an event."""
         order = Message(
             "order",
             state.round,
@@ -228,7 +228,7 @@ class Leading(Sharing):
     def _is_under_way(
         self, lead: Lead, what: str, worker: Rank = 0, piece: tuple[float, float] = (0.0, 0)
     ) -> bool:
-        """Return whether an order already exists; it is resent on request."""
+        """Return whether such an order already exists and will be resent."""
         found = (WHAT.index(what), worker, *piece)
         names = ("what", "worker", "life", "serial")
         return (
@@ -313,7 +313,7 @@ class Leading(Sharing):
         return not state.epoch or bool(lead.orders or state.looks)
 
     def _hail(self, state: SharingState, ranks: range | list[Rank]) -> list[Effect]:
-        """Ask servers for their pieces."""
+        """Ask servers to report their pieces."""
         return [Send(j, Message("hail", state.round)) for j in ranks if j not in state.lost]
 
     def _repeat(

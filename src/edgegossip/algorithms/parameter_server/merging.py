@@ -10,10 +10,11 @@ from edgegossip.core.protocol import Layout, Message, Rank
 
 
 def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[Rank, int]]:
-    """Count the commits in each copy, up to the number that the worker itself counts.
+    """Return each copy's counts of commits, limited to the number that each worker itself
+    counts.
 
-    The counts of two other workers also suffice, because a worker that resumes from a
-    checkpoint has forgotten some commits.
+    A higher count is believed if two other workers report it, because a worker that resumes
+    from a checkpoint has forgotten some commits.
     """
     told = {
         j: dict(zip(workers, copy.payload["counts"].tolist(), strict=True))

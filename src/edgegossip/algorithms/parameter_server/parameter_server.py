@@ -1,14 +1,14 @@
 """A parameter server and workers that commit to it: base of BSP, SSP, ASP, ADACOMM and ADSP.
 
 Rank 0 is the server. Workers train from the server's model, *commit* their change, and get the
-new model in return. The base delivers each commit, answers it exactly once, and survives
-losses, cuts and restarts. A derived algorithm decides when a worker commits (`is_due`), and
-when and how the server merges and answers (`serve`).
+new model in return. The base class delivers each commit, counts it exactly once, and survives
+lost messages, network cuts and restarts. A derived algorithm decides when a worker commits
+(`is_due`), and when and how the server merges and answers (`serve`).
 
 Each answer states how many commits of each worker its model includes. This suffices to continue
-after the server has lost its memory. It asks all workers for their latest model and takes the
-newest. Workers then resend the commits that this model lacks. A worker is the authority on its
-own commits: no copy can count more of them than the worker does.
+after the server has lost its memory. The server then asks all workers for their latest model
+and takes the newest. Workers resend the commits that this model lacks. A worker is the
+authority on its own commits: no copy can count more of them than the worker does.
 """
 
 from __future__ import annotations
@@ -81,48 +81,50 @@ class ParameterServer(Committing):
     evaluated.
 
     **Losses.** A worker that comes back asks for the model (`pull`) and continues in the round
-    of the slowest other worker; the others do not wait for its missed rounds. A worker stops
-    when the server is lost, and gives up after `patience`, as does a server that has lost all
+    of the slowest other worker; the others do not wait for its missed rounds. A worker pauses
+    while the server is lost, and gives up after `patience`, as does a server that has lost all
     its workers. A server that restarts asks all workers for their latest model and takes the
     newest. Every answer lists how many commits of each worker the server's model holds, so
-    missing commits are resent and nothing is counted twice. While no worker has a model, the
-    server also waits for workers that are only cut off, for at most `patience`.
+    missing commits are resent and nothing is counted twice. While no worker has reported a
+    model, the server also waits for lost workers, for at most `patience`.
 
     **Elections** (`standby` above 0). A worker that misses its server waits 0.1 to 0.5 seconds
-    and asks all others for their votes. Only workers that also miss their server give a vote,
-    and only to a candidate whose model is at least as new as their own. Votes of more than half
-    of all ranks elect, rank 0 included. Each message carries its sender's *term*, and one with
-    an older term is ignored, so two servers never count at once. A server that cannot reach
-    more than half of all ranks merges nothing; it follows the elected one when a cut is healed.
-    A former server that comes back does not serve again; it votes. While no part has more than
-    half of the ranks, all wait, and after `patience` the run ends with an error and can be
-    resumed. The model of the active server is evaluated.
+    and asks all others for their votes. Only ranks that also miss their server vote, and only
+    for a candidate whose model is at least as new as their own. A candidate is elected by more
+    than half of all ranks, including rank 0. Each message carries its sender's *term*; one with
+    an older term is ignored, so two servers are never in effect at once. A server that cannot
+    reach more than half of all ranks merges nothing; it follows the elected one once the
+    network is whole again. A former server that comes back no longer serves; rank 0 can then
+    only vote. While no part of the network has more than half of the ranks, all wait; after
+    `patience` the run ends with an error and can be resumed. The model of the active server is
+    evaluated.
 
     **Several servers** (`num_servers` above 1). Ranks 0 to `num_servers - 1` are servers, and
     workers have the ranks after them. A worker cuts each commit into one piece per server, and
-    has its answer when all pieces of it have arrived. Once all servers have confirmed their
-    pieces, rank 0 tells them to use the commit. Every slice therefore has the same commits at
-    every answer, and `BSP` and `FixedADACOMM` produce the model of a single server, bit for
-    bit. A worker that is missing at any server counts as lost. If a server restarts, or
-    continues from another moment than the rest, all servers start again with the newest model
-    of any worker, each with its slice. If one is lost for good, workers end with an error after
-    `patience` that names its rank. An answer takes two more short messages among servers: 10 ms
-    on links of 5 ms latency.
+    has its answer once all pieces of the answer have arrived. Once all servers have confirmed
+    their pieces, rank 0 tells them to use the commit. Every slice therefore includes the same
+    commits in every answer, and `BSP` and `FixedADACOMM` produce the model of a single server,
+    bit for bit. A worker that any server has lost counts as lost. If a server restarts, or
+    continues from another point than the others, all servers start again from the newest model
+    of any worker, each with its slice. If a server is lost for good, workers end after
+    `patience` with an error that names its rank. An answer takes two more short messages
+    between servers: 10 ms on links of 5 ms latency.
 
     Args:
-        num_workers: :math:`M`, the number of workers that train; the run has one more rank.
+        num_workers: :math:`M`, the number of workers that train; the run has `num_servers` more
+            ranks.
         num_rounds: Commits that each worker makes before it finishes.
         resend_after: Seconds until an unanswered commit is resent; each further wait is longer
             by the same amount. None never resends; safe only on lossless links.
-        patience: Seconds for which a worker waits for a lost server, and a server for the
-            first of its workers to come back.
+        patience: Seconds for which a worker waits for a lost server, and a server that has lost
+            all its workers waits for the first to come back.
         rate_ratio: Learning rate of the workers relative to the task's, above 0.
         momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds implicit
             momentum. None keeps the task's.
         standby: Number of most recent committers that are kept up to date, so that one of them
             can be elected server. With 0 there are no elections. 1 costs nothing, because the
-            last worker to commit has the model as its answer; with k, each model goes to k - 1
-            workers more. Answered commits are lost only if the server and the last k workers to
+            last worker to commit gets the model in its answer; with k, each model goes to k - 1
+            more workers. Answered commits are lost only if the server and the last k workers to
             commit are lost at once.
         num_servers: Number of servers that share the model, at least 1; `standby` needs exactly
             1.
@@ -168,7 +170,7 @@ class ParameterServer(Committing):
         return []
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
-        """The settings for worker `rank` in each answer, and values to keep for `recall`.
+        """Settings for worker `rank` in each answer, and values that it keeps for `recall`.
 
         They include all names in `limits`, and may include those in `optional_limits`.
         """
@@ -185,7 +187,9 @@ class ParameterServer(Committing):
         return {}
 
     def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
-        """After a restart, restore `settings` that a worker has kept; any may be missing."""
+        """After a restart, restore the `settings` that a worker has kept; any of them may be
+        missing.
+        """
 
     # Common to all algorithms.
 
@@ -336,7 +340,7 @@ class ParameterServer(Committing):
         state.lost.pop(rank, None)
         effects = self._ask(state, now)
         if event.has_restarted:
-            # A restarted worker reuses its commit numbers, and does not know of this one.
+            # A restarted worker reuses its commit numbers, and does not know about this commit.
             state.waiting.pop(rank, None)
             state.dropped.pop(rank, None)
         elif rank in state.dropped:

@@ -14,7 +14,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_ranges
 
 Look: TypeAlias = tuple[Seconds, float]
-"""Time since the start of the window, and the loss at that time."""
+"""Time on the server's clock, and the loss at that time."""
 
 FloatArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -65,10 +65,10 @@ class LogSlope:
 class ConstrainedFit:
     r"""The paper's curve, with its parameters constrained to sensible ranges.
 
-    Fits :math:`\ell(t) = 1 / (a t + b) + c` with :math:`a, b > 0` and
-    :math:`0 \le c < \min_k \ell_k`, and rates the window by the relative fall of the fitted
-    curve: :math:`r = (\ell(0) - \ell(\Gamma)) / (\Gamma \ell(0))`. Such a curve cannot rise. If
-    the loss rose from first to last, the reward is minus that rise.
+    Fits :math:`\ell(t) = 1 / (a t + b) + c` with :math:`a, b > 0` and :math:`0 \le c < \min_k
+    \ell_k`, and rates the window by the relative fall of the fitted curve: :math:`r = (\ell(0)
+    - \ell(\Gamma)) / (\Gamma \ell(0))`. Such a curve cannot rise. If the last loss is above the
+    first, the reward is minus the relative rise per second.
 
     Args:
         num_looks: Number of losses in a window, at least 4, because there are three parameters.
@@ -105,11 +105,12 @@ class PaperReward:
     r"""The published reward, unchanged: three losses, three parameters.
 
     Fits :math:`\ell(t) = 1 / (a^2 t + b) + c` through the losses at the start, in the middle
-    and at the end, and predicts when a loss :math:`\ell_{end}` will be reached:
+    and at the end, and rates the window by the inverse of the time at which the fit reaches
+    :math:`\ell_{end}`:
 
     .. math:: r = \frac{a^2}{1 / (\ell_{end} - c) - b}
 
-    With as many parameters as losses there is no smoothing. The sign flips if :math:`1 /
+    With as many parameters as losses, noise is not smoothed. The sign flips if :math:`1 /
     (\ell_{end} - c) < b`, so a window with a rising loss may get a good rating. It is therefore
     not the default.
 

@@ -55,10 +55,10 @@ class SeveralServersState(WorkerState):
 
     Attributes:
         inner: State that a worker of a single server would have.
-        life: Time of the last return, if any; pieces from an earlier life are older.
+        life: Time of the last return, if any; pieces from an earlier life count as older.
         serial: Serial number of the worker's last commit.
-        epoch: Epoch of the last request for its model; answers of earlier epochs no longer
-            count.
+        epoch: Epoch of the last request for this worker's model; answers from earlier epochs no
+            longer count.
         parts: Newest piece of an answer from each server.
         lost: Servers that cannot be reached, as keys.
     """
@@ -244,7 +244,7 @@ class SeveralServers:
         }
 
     def _between_servers(self, piece: TensorSpec) -> dict[str, MessageSpec]:
-        """Events in order, their pieces that a server holds, and slices to evaluate."""
+        """Orders, reports on the pieces that a server holds, requests for them, and slices."""
         ahead, num_workers = self.algorithm.num_rounds, self.algorithm.num_workers
         order: dict[str, Limits] = {
             **_LABELS,

@@ -59,7 +59,7 @@ WHAT = (
     *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
     *("lost", "lied", "joined", "restarted", *TIMERS),
 )
-"""Events that orders name, by number."""
+"""Events that an order can name, by index in this tuple."""
 PIECES = ("commit", "copy")
 """Kinds of messages that are sent to each server in pieces."""
 LABELS = ("life", "serial")
@@ -76,18 +76,18 @@ class Lead:
 
     Attributes:
         orders: Orders that a server may not have carried out yet, by number.
-        held: Last report of each other server on its pieces.
-        fresh: By kind, the workers (as keys) with a new piece that is not in an order yet.
-        ordered: Last ordered commit of each worker.
-        put_off: Events that occur while no worker trains; ordering them would keep the run open
-            forever.
+        held: Last report from each other server about its pieces.
+        fresh: By kind, the workers (as keys) with a new piece that no order names yet.
+        ordered: Label of the last ordered commit of each worker.
+        put_off: Evaluations and timers that are ordered only while a worker trains; otherwise
+            they would keep the run open forever.
         slices: Slices to evaluate, by evaluation and server.
         num_looked: Number of this epoch's evaluations for which all slices have arrived.
         num_asked: Number of running evaluations.
-        num_stale: Number of these evaluations from an earlier epoch.
-        heard: Epochs of the other servers while rank 0 knows of none.
+        num_stale: Number of running evaluations that an earlier epoch requested.
+        heard: Epochs that other servers report while rank 0 knows of none.
         is_timed: The resend timer is set.
-        num_sends: Number of repeats, which lengthen the waits.
+        num_sends: Number of recent repeats, each of which lengthens the wait.
     """
 
     orders: dict[int, Message] = field(default_factory=dict)
@@ -118,8 +118,8 @@ class Lead:
         self.num_sends = min(self.num_sends + 1, _MOST_GROWN)
 
     def hasten(self) -> None:
-        """Wait less, because a confirmation has arrived; with half of all messages lost, this
-        took four tries.
+        """Wait less, because a confirmation has arrived; with half of all messages lost, one
+        takes four tries.
         """
         self.num_sends = max(0, self.num_sends - 3)
 
@@ -137,7 +137,7 @@ class SharingState(WorkerState):
         num_orders: Number of orders carried out in this epoch.
         chain: Digest of these orders.
         early: Orders that arrived before their predecessors, by number.
-        num_answers: Answers given in this epoch.
+        num_answers: Number of answers given in this epoch.
         num_looks: Number of evaluations requested in this epoch.
         pieces: The newest piece of each worker, by kind; its tensors are dropped after use.
         looks: Slices for evaluation that rank 0 may lack, by number of the evaluation.
@@ -169,7 +169,7 @@ class SharingState(WorkerState):
 
 
 def label(piece: Message) -> tuple[float, float]:
-    """Key for comparing pieces of one worker: the newer one is larger."""
+    """Key for comparing pieces of one worker: a newer piece has a larger key."""
     return piece.numbers["life"], piece.numbers["serial"]
 
 
@@ -279,7 +279,7 @@ class Sharing:
         return True
 
     def _obey(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
-        """Carry out an order and those that have waited for it."""
+        """Carry out an order, and the orders that have waited for it."""
         numbers = order.numbers
         if numbers["epoch"] < state.epoch:
             return []
@@ -296,7 +296,9 @@ class Sharing:
         return [*effects, *self._report(state)]
 
     def _report(self, state: SharingState, again: bool = False) -> list[Effect]:
-        """Report this server's pieces to rank 0; with `again`, also slices that it may lack."""
+        """Report this server's pieces to rank 0; with `again`, also slices that rank 0 may
+        lack.
+        """
         if SERVER in state.lost:
             return []
         none = Message("", 0, {}, {"life": 0.0, "serial": 0})

@@ -23,7 +23,7 @@ class SSP(ParameterServer):
         num_workers: :math:`M`; see `ParameterServer`.
         num_rounds: Commits of each worker, one per step.
         resend_after: See `ParameterServer`.
-        slack: :math:`s`, at least 1; with 1, all wait for each other.
+        slack: :math:`s`, at least 1; with 1, all workers wait for each other.
 
     References:
         Ho et al., "More effective distributed ML via a stale synchronous parallel parameter

@@ -1,12 +1,13 @@
 """One rank of a parameter server whose workers can take the server's place.
 
 Each worker has the server's model from its last answer, and the values that the server must
-keep. A newly elected server (see `Election`) acts like one that has restarted: it asks all for
-the newest model. A serving worker keeps training, so a rank has up to two halves.
+keep. A newly elected server (see `Election`) acts like one that has restarted: it asks all
+ranks for the newest model. A serving worker keeps training, so a rank has up to two halves.
 
 All messages state their sender's term. A message from an older term is ignored and answered
 with the current term. A server that cannot reach more than half of all ranks merges nothing. If
-a cut leaves a server on each side, one of them therefore pauses, and steps down after the cut.
+a cut leaves a server on each side, one of them therefore pauses, and steps down once the cut is
+healed.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ class Standby(Halves):
         return self.serve(state, TimerFired(RESEND), now) if is_free else []
 
     def _confirm(self, state: StandbyState, leader: Rank, now: Seconds) -> list[Effect]:
-        """Confirm to a leading server that this rank follows."""
+        """Confirm to a leading server that this rank follows it."""
         election = state.election
         if leader != election.leader:
             return []
@@ -259,7 +260,7 @@ class Standby(Halves):
         return [*timers, SetTimer(MAJORITY, math.inf)] if state.election.is_leading else []
 
     def _lead(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Begin to serve: like a restarted server, ask all for the newest model."""
+        """Begin to serve: like a restarted server, ask all ranks for the newest model."""
         assert state.worker is not None
         election = state.election
         effects = self.carry(state, election.lead(), now)
@@ -282,7 +283,9 @@ class Standby(Halves):
         return [*reminders, SetTimer(REMIND, now + again)]
 
     def _change_server(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Tell the worker's half about another server, unless that one is lost too."""
+        """Tell the worker's half that its server is lost, and that a new one has joined if it
+        is reachable.
+        """
         effects = self.work(state, WorkerLost(SERVER), now)
         if state.election.misses_leader:
             return effects

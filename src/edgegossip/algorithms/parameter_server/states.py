@@ -17,7 +17,7 @@ RESEND, PATIENCE = "resend", "patience"
 
 @dataclass(slots=True, kw_only=True)
 class ServerState(WorkerState):
-    """State of the server; `params` is the model, `round` that of the most advanced worker.
+    """State of the server; `params` is the model, and `round` is the most advanced worker's.
 
     Attributes:
         num_commits: Number of merged commits of each worker, by rank.
@@ -73,15 +73,16 @@ class CommitterState(WorkerState):
     Attributes:
         base: The model that `params` started from; `params - base` is not committed yet.
         counts: The server's `num_commits` in its last answer, [num_workers].
-        memory: Other numbers to remember from the server's last answer; see `settings`.
+        memory: Other numbers from the server's last answer; see `ParameterServer.settings`.
         layout: See `Started.layout`.
         commit: The unanswered commit, if any.
-        committed: The parameters when it was sent.
-        num_sends: Number of sends of the unanswered message; each lengthens the wait.
+        committed: The parameters when `commit` was sent.
+        num_sends: Number of times that the unanswered message was sent; each lengthens the
+            wait.
         sent_at: Time at which the last commit was sent or work began.
-        num_commits: Answered commits.
+        num_commits: Number of answered commits.
         local_steps: SGD steps between two commits, from the server's last message.
-        num_asked: Steps requested since the last commit; a wrapper may take fewer.
+        num_asked: Number of steps requested since the last commit; a wrapper may run fewer.
         num_steps: Number of steps since the last commit.
         is_due: A commit is due for a reason other than the number of steps.
         interval: Seconds between two commits, if time decides.

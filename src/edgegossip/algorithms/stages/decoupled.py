@@ -26,8 +26,9 @@ class Decoupled(Stages):
         send g_{k-1} to stage k - 1            # which fits M_{k-1} to it when it comes
 
     The last stage has the true loss. The trainer of a stage chooses the gradient to train with:
-    see `learning.stages`. A stage waits only if too many of its batches are above it
-    (`max_waiting`). While the stage above is lost, it continues alone and sends nothing.
+    see `learning.stages`. A stage waits only if too many of its batches are unanswered
+    (`max_waiting`). While the stage above it is lost, a stage continues alone and sends
+    nothing.
 
     Args:
         inner: See `StageLinks`.
@@ -39,8 +40,8 @@ class Decoupled(Stages):
         forget_after: See `StageLinks`.
         max_waiting: Maximum number of a worker's batches without an answer from the stage
             above.
-        gradient_every: Number of batches between two returned gradients, at least 1; None if
-            nothing learns from gradients, as with local losses.
+        gradient_every: Number of batches per returned gradient, at least 1; None returns no
+            gradients, as for local losses.
 
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,

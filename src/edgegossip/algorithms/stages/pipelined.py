@@ -33,20 +33,21 @@ class Pipelined(Stages):
     r"""Send batches up one after another; each stage updates when a gradient comes back.
 
     A stage does backward passes before forward passes (one forward, one backward, "1F1B"). It
-    begins a forward pass while fewer than `in_flight` minus its stage number batches are above
-    it. A backward pass uses the weights of its forward pass (weight stashing). Each gradient is
-    therefore exact for those weights, and stale for the weights it is applied to.
+    begins a forward pass while, per first-stage worker, fewer than max(1, `in_flight` - stage
+    number) batches are above it. A backward pass uses the weights of its forward pass (weight
+    stashing). Each gradient is therefore exact for those weights, and stale for the weights it
+    is applied to.
 
     - ``in_flight=1`` is naive model parallelism: one machine works at a time, and the result
-      equals training of the whole model, bit for bit, except for dropout above
-      the first stage, which draws by rank.
+      equals training of the whole model, bit for bit, except for dropout above the first stage,
+      which is drawn by rank.
     - ``in_flight=num_stages``, the default, keeps every stage busy if all are equally fast and
       links take no time; slower links need a higher number.
     - One batch in flight and several workers in the first stage is split learning; if `inner`
-      averages these workers, it is SplitFed.
+      averages these workers' models, it is SplitFed.
 
-    A lost stage stops the stages below it; they raise `ServerLostError` after `patience`. When
-    it comes back, batches that were in flight start again.
+    A lost stage stops the stages below it; they raise `ServerLostError` after `patience`. If it
+    comes back earlier, batches that were in flight start again.
 
     Args:
         inner: See `StageLinks`.
@@ -56,8 +57,8 @@ class Pipelined(Stages):
         max_batch: See `StageLinks`.
         precision: See `StageLinks`.
         forget_after: See `StageLinks`.
-        in_flight: Maximum batches of a first-stage worker in flight, at least 1; None for the
-            number of stages.
+        in_flight: Maximum number of a first-stage worker's batches in flight, at least 1; None
+            for the number of stages.
         patience: Seconds for which a stage waits for a lost stage above.
 
     References:

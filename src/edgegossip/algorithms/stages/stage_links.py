@@ -41,31 +41,31 @@ class StageLinks(Algorithm[StageState]):
     gradient of another batch. A stage keeps a bounded number of batches of each sender, and
     drops the oldest if more arrive.
 
-    A stage finishes when all stages below it have finished or are lost. If all stages below it
-    are lost, or the next stage above is, it finishes after ten minutes. A batch whose message
-    is lost is given up after `forget_after`, by `Pipelined` at every stage below, and another
+    A stage finishes when all workers below it have finished or are lost. If all of these are
+    lost, or the next stage above is, it finishes after ten minutes. A batch whose message is
+    lost is given up after `forget_after`, with `Pipelined` at every stage below, and another
     one starts.
 
     Activations and gradients far beyond the usual range are rejected. A batch that a stage
-    cannot use is a training failure, after which the host goes back to sound parameters.
+    cannot use counts as a training failure, after which the host goes back to sound parameters.
 
-    The workers of the first stage count samples and rounds. The others, and their learning
-    rates, follow the latest round that they have heard of. A stage without its own loss reports
-    0. A batch costs its stage's share of the whole model's work, a third for the forward and
-    two thirds for the backward pass.
+    The workers of the first stage count samples and rounds. The other workers, and their
+    learning rates, follow the latest round that they have heard of. A stage without its own
+    loss reports a loss of 0. A batch costs its stage's share of the whole model's work: a third
+    for the forward pass and two thirds for the backward pass.
 
     Args:
         inner: Algorithm that trains the `num_first` workers of the first stage and keeps their
             models together; `Alone` for one worker.
-        boundaries: Shape of a sample's activations between each stage and the next, as
-            `learning.stages.cutting.boundaries` returns them; one fewer than there are stages.
-        num_classes: Number of classes; labels are below it.
+        boundaries: Shapes of a sample's activations between each stage and the next, as
+            `learning.stages.cutting.boundaries` returns them; one fewer than stages.
+        num_classes: Number of classes; labels must be below it.
         num_first: Number of workers that hold the first stage, at least 1.
-        max_batch: Maximum samples of a batch; the last batch of a pass may have one more than
-            the batch size.
+        max_batch: Maximum number of samples in a batch; the last batch of a pass may have one
+            more than the batch size.
         precision: Precision of activations and gradients in transit: "float32"; "bfloat16",
             with an error of at most 1/256 of each value; or "int8", with an error of at most
-            half of 1/127 of the largest.
+            half of 1/127 of the largest value.
         forget_after: Seconds without any answer after which the batches above are given up;
             doubled after each failure, halved after each answer. None never gives up; safe only
             on lossless links.
@@ -139,7 +139,7 @@ class StageLinks(Algorithm[StageState]):
         return Role(f"stage-{stage}", has_data=stage == 0)
 
     def warnings(self, setting: Setting) -> list[str]:
-        """List the inner algorithm's warnings and the effect of lost messages."""
+        """List the inner algorithm's warnings, and one about lost messages."""
         found = self.inner.warnings(setting)
         if setting.drops_messages and self.forget_after is None:
             found.append(

@@ -23,7 +23,7 @@ from edgegossip.core.protocol import (
 
 _NOTED_EVERY = 10
 _SMALLEST = 1e-12
-"""Tolerance when a share of a pass is rounded up to whole batches."""
+"""Share of a pass that is rounded up to one batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class Piece:
     Attributes:
         request: The request for this work.
         num_due: Number of samples until the work is done; infinite for a number of steps.
-        num_begun: Batches begun.
-        num_steps: Batches done.
-        num_samples: Number of samples in them.
+        num_begun: Number of batches begun.
+        num_steps: Number of batches done.
+        num_samples: Number of samples in the batches so far.
         seconds: Duration so far, including waits.
         began: Start time.
         loss: Sum of the losses over the batches.
@@ -54,7 +54,7 @@ class Piece:
 
     @classmethod
     def of(cls, request: Train, num_samples: int, now: float) -> Piece:
-        """Build the work of `request` for a worker with this many samples."""
+        """Build the piece for `request`, on a worker with this many samples."""
         num_due = float("inf")
         if isinstance(request.work, Epochs):
             # A pass has whole samples, at least two.
@@ -84,13 +84,13 @@ class Piece:
         )
 
     def drop(self, num_samples: int) -> None:
-        """Replace a batch of this many samples that has no gradient."""
+        """Uncount a batch of this many samples without a gradient; another replaces it."""
         self.num_begun -= 1
         self.num_samples -= num_samples
 
     @property
     def is_done(self) -> bool:
-        """All requested work is trained."""
+        """All requested work is done."""
         work = self.request.work
         if isinstance(work, Steps):
             return self.num_steps >= work.num_steps
@@ -105,7 +105,7 @@ class Piece:
         self.seconds = now - self.began
 
     def trained(self, params: Tensor) -> Trained:
-        """Answer the request."""
+        """Build the answer to the request."""
         return Trained(
             params=params,
             before=self.request.params,
@@ -119,27 +119,27 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class StageState(WorkerState):
-    """State of a worker; `params` is its stage's, `round` the first stage's last known one.
+    """State of a worker; `params` are its stage's; `round` is the first stage's last known.
 
     Attributes:
-        inner: In a first stage: the state of its own algorithm.
+        inner: In the first stage: the state of its own algorithm.
         num_samples: Training samples of this worker.
-        piece: In a first stage: the current work for that algorithm.
+        piece: In the first stage: the current work for that algorithm.
         next_batch: Local number of the next batch.
-        pending: Batches sent up without an answer, by number, oldest first, with the data
-            needed for the answer.
+        pending: Unanswered batches sent up, by number, oldest first, with the data that their
+            answers need.
         answers: Answers that are not used yet.
         waiting: Batches from below that are not trained yet.
         origins: Sender and message numbers of each unanswered batch, by its local number.
         present: Number of the current batch.
         is_training: A `Train` is running.
-        num_trained: Pieces of training done.
+        num_trained: Number of finished `Train` requests.
         num_batches: Number of batches that have updated the parameters.
-        most_waiting: Maximum of `waiting` since the last note.
-        most_pending: Maximum of `pending` since then.
+        most_waiting: Maximum length of `waiting` since the last note.
+        most_pending: Maximum length of `pending` since the last note.
         lost: Workers that cannot be reached, as keys.
         num_given_up: Number of batches whose answer did not arrive in time.
-        num_in_vain: Number of timeouts minus number of answers in time.
+        num_in_vain: Number of timeouts minus number of answers since, at least 0.
         ended: Workers below that will send nothing more, as keys.
         has_ended: This worker will send nothing more.
         left_alone_since: Time since which all workers below are lost; None while one is
@@ -183,7 +183,7 @@ class StageState(WorkerState):
         ]
 
     def measure_queues(self) -> None:
-        """Record the current lengths of the queues."""
+        """Update the maximum lengths of the queues."""
         self.most_waiting = max(self.most_waiting, len(self.waiting))
         self.most_pending = max(self.most_pending, len(self.pending))
 
@@ -202,10 +202,10 @@ class StageState(WorkerState):
 
         Fields:
             stage: Number of the stage, from 0.
-            num_trained: Pieces of training since the worker started; for `Pipelined`, forward
-                and backward passes.
-            batches: Batches that have updated its parameters, since then.
-            waiting, pending: Waiting batches from below, and batches sent up without an answer.
+            num_trained: Finished `Train` requests since the worker started; for `Pipelined`,
+                forward and backward passes.
+            batches: Batches that have updated its parameters since the worker started.
+            waiting, pending: Batches from below that wait, and unanswered batches sent up.
             most_waiting, most_pending: Maxima of these since the previous note.
             given_up: Batches whose answer did not arrive in time, since the worker started.
             loss: Loss of the training just done; 0 for a stage without its own loss.

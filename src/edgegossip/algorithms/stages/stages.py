@@ -2,12 +2,12 @@
 
 Ranks 0 to `num_first - 1` hold the first stage and have the data; each further rank holds one
 stage. Batches go up as activations with labels. Answers come down, with or without a gradient.
-A worker has at most `max_passed` unanswered batches above it, so a slow stage slows down those
-below it, and memory stays bounded.
+A worker has at most `max_passed` unanswered batches above it, so a slow stage slows down the
+stages below it, and memory stays bounded.
 
-Another algorithm, `inner`, keeps the workers of the first stage together. It requests training
-and exchanges the first stage's parameters as if they were a whole model. Its requests are
-carried out batch by batch, and each batch goes up.
+Another algorithm, `inner`, keeps the models of the first stage's workers together. It requests
+training and exchanges the first stage's parameters as if they were a whole model. Its requests
+are carried out batch by batch, and each batch goes up.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PATIENCE: Seconds = 600.0
 _MOST_TOLD = 20
 _MOST_DOUBLINGS = 16
 _NUMBERS_A_SECOND = 1e6
-"""Batch numbers start from the time of the start; no stage reaches this many per second."""
+"""Batch numbers begin at the start time times this rate, which no stage reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class Stages(StageLinks):
     def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
         """Drop progress from unsound parameters."""
         effects = [*self._give_up(state), *self.answer(state, state.present)]
-        # They belong to the same batches, or to later ones.
+        # These answers belong to the same batches, or to later ones.
         state.answers.clear()
         for number in [*state.origins]:
             effects += self.answer(state, number)
@@ -160,7 +160,9 @@ class Stages(StageLinks):
         return [*effects, *self._drive(state, event, now)]
 
     def _drive(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
-        """Hand `event` to the first stage's own algorithm; its training becomes a piece."""
+        """Hand `event` to the first stage's own algorithm; its training request becomes a
+        piece.
+        """
         if state.inner is None:
             return []
         if isinstance(event, Started | Assigned):
@@ -180,8 +182,8 @@ class Stages(StageLinks):
         return effects
 
     def _end_if_done(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Finish when all workers below have finished or are lost; they might still need this
-        one.
+        """Finish once all workers below have finished or are lost; until then they might need
+        this one.
         """
         if state.has_ended or self.stage(state.rank) == 0:
             return []

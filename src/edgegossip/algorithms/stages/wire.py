@@ -15,7 +15,9 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 LARGEST = 1e6
-"""Largest activation or gradient; larger ones are clipped, because a network rejects them."""
+"""Largest activation or gradient; larger ones are clipped, because a receiver would reject
+them.
+"""
 _INT8 = 127
 _MAX_BATCHES = 2**53
 _UP, _DOWN, _END = "activations-", "done-", "end-"
@@ -26,8 +28,8 @@ class Precision:
     """Precision of a tensor in transit.
 
     `float32` and `bfloat16` send each value with that many bits. `int8` sends whole numbers
-    from -127 to 127 and their unit, which is the largest absolute value over 127; its error is
-    at most half a unit.
+    from -127 to 127 and their unit, which is the largest absolute value divided by 127; its
+    error is at most half a unit.
 
     >>> sent = Precision("int8").encode("x", torch.tensor([[1.0, -2.0]]))
     >>> Precision("int8").decode("x", sent)
@@ -42,7 +44,7 @@ class Precision:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a value."""
+        """Bytes per value."""
         return _DTYPES[self.name].itemsize
 
     def encode(self, name: str, tensor: Tensor) -> Payload:
@@ -61,8 +63,8 @@ class Precision:
     def specs(self, name: str, shape: Shape, max_batch: int) -> dict[str, TensorSpec]:
         """Describe batches of at most `max_batch` tensors of `shape`.
 
-        Each has a measure of magnitude, so that values far beyond the usual are rejected early,
-        while their sender is known.
+        The description measures magnitudes, so values far beyond the usual range are rejected
+        early, while their sender is known.
         """
         dtype, numel = _DTYPES[self.name], max_batch * math.prod(shape)
         largest = 1.01 * LARGEST  # `bfloat16` rounds up
@@ -139,7 +141,7 @@ def kind_up(boundary: int) -> str:
 
 
 def kind_down(boundary: int) -> str:
-    """The kind of the answers to those messages."""
+    """The kind of the answers that come down over a boundary."""
     return f"{_DOWN}{boundary}"
 
 
