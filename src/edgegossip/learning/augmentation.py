@@ -18,7 +18,7 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
 
     Args:
         x: Pictures [batch, channels, height, width], float or uint8; not changed.
-        generator: Draws the mirrorings and shifts.
+        generator: Source of the random flips and shifts.
         padding: Width of the border in pixels, >= 0.
 
     References:
