@@ -120,9 +120,9 @@ class Dirichlet:
 class LabelSkew:
     """Deal a fraction of every class in blocks sorted by label, and the rest evenly.
 
-    Shard sizes differ by at most one. With 0, it is like `IID`. With 1 each worker sees a block
-    of the samples sorted by label; with as many workers as classes of equal size, that is one
-    class.
+    Shard sizes differ by at most one. A skew of 0 is like `IID`. With 1, each worker sees a
+    block of the samples sorted by label; with as many workers as classes of equal size, the
+    block is one class.
 
     Args:
         skew: Fraction to sort, in [0, 1].

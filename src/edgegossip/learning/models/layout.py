@@ -18,7 +18,7 @@ def channels_last(model: nn.Module) -> nn.Module:
     it is not changed.
 
     Args:
-        model: Model of pictures [batch, channels, height, width]; other inputs stay as they are.
+        model: Model of pictures [batch, channels, height, width]; other inputs pass unchanged.
 
     >>> model = channels_last(nn.Conv2d(3, 8, kernel_size=3))
     >>> model(torch.zeros(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)

@@ -8,8 +8,8 @@ from torch import nn
 def sensor_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build a network of three convolutions over time: 65,350 parameters for UCI HAR.
 
-    A mean over time before the output layer makes the output independent of the position of
-    events in the window, and the parameters of the window's length.
+    The mean over time before the output makes the network independent of the position of events
+    in the window, and of the window's length.
 
     Args:
         input_shape: (channels, length) of a window, with a length of at least 4; (9, 128) in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def scaled(num_channels: int, width: float, model: str) -> int:
-    """Round `width` times `num_channels` to a multiple of 8 that is at least 0.9 times as large.
+    """Round `width` times `num_channels` to a multiple of 8, at least 0.9 times as large.
 
     Args:
         num_channels: Number of channels, or of hidden units, in the full model.

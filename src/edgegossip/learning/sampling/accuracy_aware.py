@@ -34,7 +34,7 @@ class AccuracyAware:
         selection: Selection of the preferred samples.
         aggregator: Makes the aggregated points; unused by selections that need no losses.
         look_share: Maximum share of each epoch, in (0, 1], for looks at aggregated points;
-            points with the oldest losses come first. None looks at the number of points that the
+            points with the oldest losses come first. None looks at as many points as the
             selection requires; the paper's selection requires all.
 
     Raises:
