@@ -121,7 +121,7 @@ class Learner(Trainer):
 
     @property
     def model(self) -> FlatModel:
-        """The model that it trains; its parameters are those after the last request."""
+        """The model in training; its parameters are those after the last request."""
         return self._at_work().model
 
     @property
@@ -307,9 +307,9 @@ class Learner(Trainer):
         return TrainingResult(params, num_samples, len(losses), loss, metrics=metrics)
 
     def start_over(self) -> None:
-        """Reset the optimizer's state, which may not be finite after a loss that is not.
+        """Reset the optimizer's state, which may be non-finite after a non-finite loss.
 
-        Running statistics of normalization layers are also reset if they are not finite.
+        Non-finite running statistics of normalization layers are also reset.
         """
         self._at_work().start_over()
         for module in self.model.module.modules():

@@ -27,7 +27,7 @@ IGNORED = -100
 
 
 def forward_pair(model: nn.Module, batch: Nested) -> tuple[Any, Any]:
-    """Run the model on x of a batch (x, y), by default: outputs model(x), targets y.
+    """Default: run the model on x of a batch (x, y); outputs are model(x), targets y.
 
     Raises:
         DataError: If the batch is not a pair.

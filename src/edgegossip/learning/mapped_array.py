@@ -71,7 +71,7 @@ class Pages:
 
 
 def pages_of(array: NDArray[Any]) -> Pages | None:
-    """The pages of a mapped array with contiguous samples; None otherwise, or without advice."""
+    """The pages of a mapped array of contiguous samples; None otherwise, or without advice."""
     if not isinstance(array, np.memmap) or not isinstance(
         cast("object", _whole(array).base), mmap.mmap
     ):

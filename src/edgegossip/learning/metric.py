@@ -23,9 +23,9 @@ class Metric(MetricSpec, ABC):
     differ in size, or if the metric is not a mean (R2, F1, perplexity). A metric therefore
     keeps sums, and its value is computed once, from the sums over all batches of all workers.
 
-    If the loss is finite, a value that is not finite is an error before any training; later,
-    it causes one warning, and ``null`` in the files. Outputs and targets that
-    differ in shape are an error at the first evaluation, because PyTorch would broadcast them.
+    If the loss is finite, a value that is not finite is an error before any training; later, it
+    causes one warning, and ``null`` in the files. Outputs and targets that differ in shape are
+    an error at the first evaluation, because PyTorch would broadcast them.
 
     Args:
         name: See `MetricSpec`.

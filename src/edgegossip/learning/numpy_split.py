@@ -130,8 +130,8 @@ def from_numpy(
             process trains share them. 0 reads in the training thread.
 
     Raises:
-        DataError: See `Dataset` and `NumpySplit`. Only the first sample is checked for numbers
-            that are not finite; training stops at a loss that is not.
+        DataError: See `Dataset` and `NumpySplit`. Only the first sample is checked for
+            non-finite numbers; training stops at a non-finite loss.
         ValueError: If `num_workers` is negative.
     """
     check_range("num_workers", num_workers, "at least 0")

@@ -31,7 +31,7 @@ def in_sequence(parts: Mapping[str, nn.Module]) -> nn.Sequential:
 
 
 class Parts:
-    """Averages the parameters of each part over its workers, and joins them to whole vectors.
+    """Averages the parameters of each part over its workers, and joins them into whole vectors.
 
     Args:
         models: One model for each role, changed in place; a single one is the whole model.

@@ -114,7 +114,7 @@ class BatchStream:
     def resize(self, ratio: float) -> None:
         """Set the batch size to `ratio` times the initial one, from the next batch on.
 
-        The rest of the current pass is also cut to it, unless subsets are kept whole.
+        The rest of the current pass is cut anew, unless the selection keeps subsets whole.
         """
         size = min(self.sampler.num_samples, max(1, round(ratio * self._batch_size)))
         if size == self.sampler.batch_size:

@@ -199,7 +199,7 @@ class Importance(Selection):
 
 @dataclass(frozen=True)
 class Pruned(Selection):
-    r"""Randomly drop samples of low loss, and increase the weight of the remaining ones.
+    r"""Randomly drop low-loss samples, and weight the remaining low-loss samples higher.
 
     InfoBatch's idea with aggregated points. If a sample's aggregated point is below the mean
     loss, its probability is multiplied by :math:`1 - p`; weights keep gradients unbiased. If

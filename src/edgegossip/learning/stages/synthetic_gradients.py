@@ -114,7 +114,7 @@ class SyntheticGradient(Teacher):
         known.lerp_(target.square().mean(), _NEW if known else 1.0)
 
     def step(self) -> None:
-        """Do nothing: it learns only from returned gradients."""
+        """Do nothing: the predictor learns only from returned gradients."""
 
     def _predict(self, activations: Tensor, labels: Tensor) -> Tensor:
         given = activations if self._is_picture else activations.flatten(1)
