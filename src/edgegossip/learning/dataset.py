@@ -277,7 +277,7 @@ class Dataset:
         self._validate_samples(split)
 
     def _validate_nested(self, split: Split) -> None:
-        """Check that samples without classes are finite and like those for training."""
+        """Check that samples without classes are finite and match the training samples."""
         first = split.batch(torch.zeros(1, dtype=torch.int64))
         kinds = {path: (leaf.dtype, leaf.ndim) for path, leaf in leaves(first)}
         if split is not self.train:

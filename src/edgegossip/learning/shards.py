@@ -57,7 +57,7 @@ class DealtShards:
 
 
 class LocalShards:
-    """The workers' own data, read when it is needed.
+    """The workers' own data, read when needed.
 
     Args:
         local: The data.

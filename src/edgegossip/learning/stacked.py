@@ -21,7 +21,7 @@ from edgegossip.learning.training_step import PLAIN_STEP, require_plain
 
 
 class StackedLearner(Learner):
-    r"""A `Learner` that trains together with others whose requests have the same shape.
+    r"""A `Learner` that trains with other learners whose requests have the same shape.
 
     With all parameters stacked as :math:`x`, of shape [num_learners, num_params], a step is
 
@@ -59,7 +59,7 @@ class StackedLearner(Learner):
         )
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        """Train alone, with the same result as with others; see `Learner.train`."""
+        """Train alone, with the same result as in a stack; see `Learner.train`."""
         (outcome,) = self.prepare(request, progress).train_with([])
         if isinstance(outcome, TrainingError):
             raise outcome
@@ -77,7 +77,7 @@ class StackedLearner(Learner):
         return kept[0].get("momentum_buffer") if kept else None
 
     def train_together(self, work: Sequence[StackedWork]) -> tuple[Tensor, Tensor, Tensor]:
-        """Do all steps of this learner and of those that joined it.
+        """Do all steps of this learner and of the learners that joined it.
 
         Returns:
             Losses, [num_steps, num_learners]; parameters and velocities after the last step,

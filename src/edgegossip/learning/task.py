@@ -57,7 +57,7 @@ class Task:
     """A task for joint training; by default, a classification.
 
     A training step computes ``loss(*forward(model, batch))``. Evaluations measure `metrics` on
-    the same outputs and targets, and reports, targets and speed-ups use one of them.
+    the same outputs and targets; reports, targets and speed-ups use one metric.
 
     Args:
         dataset: Training and test samples, and validation samples for algorithms that evaluate;

@@ -19,7 +19,7 @@ def texts(
 ) -> Dataset:
     """Cut text files into pieces of ``context + 1`` bytes, for `next_token`.
 
-    The last byte of a piece is the first of the next one, and a remainder that is too short is
+    The last byte of a piece is the first of the next, and a remainder that is too short is
     omitted. The end of each file is for testing. Pieces of one file share one subject, so
     `BySubject` keeps a file on one worker.
 

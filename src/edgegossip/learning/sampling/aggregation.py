@@ -160,7 +160,7 @@ class Combination:
     Args:
         reduction: Reduces many features to few.
         division: Divides the points of a class by their features.
-        is_selected: Whether it is one of the three that the paper selects.
+        is_selected: Whether it is among the paper's three selected combinations.
     """
 
     reduction: Reduction
@@ -182,7 +182,7 @@ COMBINATIONS = {
 
 
 def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
-    """Make the aggregator of one of the eight combinations that the EdgeGossip paper compares.
+    """Make the aggregator for one of the eight combinations compared in the EdgeGossip paper.
 
     The paper selects the first three:
 

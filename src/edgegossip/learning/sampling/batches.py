@@ -112,7 +112,7 @@ class BatchStream:
         return self.sampler.focus
 
     def resize(self, ratio: float) -> None:
-        """Set the batch size to `ratio` times the initial one, from the next batch on.
+        """Set the batch size to `ratio` times the initial size, from the next batch on.
 
         The rest of the current pass is cut anew, unless the selection keeps subsets whole.
         """
@@ -164,7 +164,7 @@ class BatchStream:
         return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
 
     def _num_due(self, keep_ratio: float) -> int:
-        """Number of samples in a pass that costs `keep_ratio` of a full one, with its look."""
+        """Number of samples in a pass that costs `keep_ratio` of a full pass, with its look."""
         num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
         return self.sampler.at_least_two(num_samples)
 
@@ -224,6 +224,6 @@ def _num_batches(sizes: list[int], num_due: float) -> int:
 
 
 def _num_whole(sizes: list[int], batch_size: int) -> int:
-    """Number of a pass's batches for `Steps`: all except a last one that is too small."""
+    """Number of a pass's batches for `Steps`: all except a last batch that is too small."""
     has_small_end = len(sizes) > 1 and sizes[-1] < batch_size
     return len(sizes) - has_small_end

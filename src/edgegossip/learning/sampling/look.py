@@ -21,7 +21,7 @@ class Budget:
     """Number of aggregated points in a look.
 
     Attributes:
-        num_points: Number of aggregated points per look; those with the oldest losses come
+        num_points: Number of aggregated points per look; points with the oldest losses come
             first.
         max_cost: Maximum cost of the look, in samples, before a full pass; proportionally less
             before a shorter one. None for no limit.

@@ -35,12 +35,12 @@ class Place:
 
     @property
     def is_first(self) -> bool:
-        """Whether its batches come from the worker's own data."""
+        """Whether the stage takes batches from the worker's own data."""
         return self.number == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the true loss."""
+        """Whether the stage computes the true loss."""
         return self.number == self.num_stages - 1
 
 
