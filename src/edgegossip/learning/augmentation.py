@@ -13,12 +13,12 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     """Mirror each picture with probability 1/2 and shift it by up to `padding` pixels each way.
 
     The usual augmentation of CIFAR-10: a random crop out of the picture with a border of zeros.
-    On raw uint8 pictures the border is black, as in torchvision; on standardized ones it is the
-    mean color.
+    On raw uint8 pictures, the border is black, as in torchvision; on standardized pictures, it
+    has the mean color.
 
     Args:
         x: Pictures [batch, channels, height, width], float or uint8; not changed.
-        generator: Draws the mirrorings and shifts.
+        generator: Source of the random flips and shifts.
         padding: Width of the border in pixels, >= 0.
 
     References:

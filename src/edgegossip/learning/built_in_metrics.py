@@ -1,4 +1,4 @@
-"""Metrics of classifications, regressions, language models and several labels per sample."""
+"""Metrics for classification, regression, language models and several labels per sample."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Accuracy(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanAbsoluteError(Metric):
-    """Mean absolute difference of outputs and targets, over all their numbers.
+    """Mean absolute difference between outputs and targets, over all entries.
 
     Args:
         name: See `MetricSpec`.
@@ -93,7 +93,7 @@ class R2(Metric):
     def value(self, sums: Tensor) -> float:
         errors, squares, total, number = sums
         variance = squares - total.square() / number
-        # What rounding leaves of the difference of two large sums is no variance.
+        # A remainder from rounding two large sums is not variance.
         is_constant = variance <= 1e-12 * squares
         return float(torch.where(is_constant, torch.nan, 1 - errors / variance).mean())
 
@@ -123,7 +123,7 @@ class Perplexity(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsPerCharacter(Metric):
-    r"""Bits for each character of a text: :math:`H / (c \ln 2)`, with cross entropy :math:`H`.
+    r"""Bits per character of a text: :math:`H / (c \ln 2)`, with cross entropy :math:`H`.
 
     Unlike perplexity, it compares models with different tokens. Outputs and targets are as in
     `Perplexity`.
@@ -132,7 +132,7 @@ class BitsPerCharacter(Metric):
         name: See `MetricSpec`; "bits per byte" for tokens that are bytes.
         unit: See `MetricSpec`.
         higher_is_better: False.
-        characters_per_token: :math:`c`: the text's mean length of a token, above 0.
+        characters_per_token: :math:`c`: the mean length of the text's tokens, above 0.
 
     >>> metric = BitsPerCharacter()
     >>> round(metric.value(metric.sums(torch.zeros(1, 5, 8), torch.zeros(1, 5).long())), 4)
@@ -167,8 +167,8 @@ class F1(Metric):
         name: See `MetricSpec`.
         unit: See `MetricSpec`.
         higher_is_better: True.
-        average: "macro" for the mean over the labels; "micro" counts all of them together, so
-            that frequent ones weigh more.
+        average: "macro" for the mean over the labels; "micro" pools all labels, so frequent
+            labels weigh more.
         threshold: Outputs above it predict the label: 0 for logits, 0.5 for probabilities.
 
     >>> metric = F1(average="micro")

@@ -43,8 +43,8 @@ class ArraySplit:
     """Samples in memory.
 
     Args:
-        x: Pictures, uint8 [num_samples, channels, height, width], or features, float32
-            [num_samples, ...].
+        x: Pictures, uint8 [num_samples, channels, height, width]; or features, float32, or
+            tokens, int64, both [num_samples, ...].
         y: Labels, int64 [num_samples].
     """
 
@@ -173,7 +173,7 @@ class Dataset:
     Args:
         name: Name for reports and messages.
         train: Training samples.
-        test: Test samples, only for reports; None in a worker's own data (`Local`).
+        test: Test samples, only for reports; left out in a worker's own data (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
         input_shape: Shape of x of one sample, channels first; empty if samples are not pairs.
         mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 for uint8;
@@ -185,7 +185,7 @@ class Dataset:
     Raises:
         DataError: A split is empty or its labels are out of range; x, y and `subjects` differ
             in length or shape; a number is not finite; splits differ in structure; `validation`
-            is `test`. All this is checked at construction.
+            is `test`. Outside memory, only the first sample of a split is checked.
 
     >>> split = ArraySplit(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([1]))
     >>> task = Dataset("two-pixels", split, split, num_classes=2, input_shape=(1, 1, 2))
@@ -277,7 +277,7 @@ class Dataset:
         self._validate_samples(split)
 
     def _validate_nested(self, split: Split) -> None:
-        """Check that samples without classes are finite and like those for training."""
+        """Check that samples without classes are finite and match the training samples."""
         first = split.batch(torch.zeros(1, dtype=torch.int64))
         kinds = {path: (leaf.dtype, leaf.ndim) for path, leaf in leaves(first)}
         if split is not self.train:
@@ -295,7 +295,7 @@ class Dataset:
                 shape = ()
         if self.input_shape not in ((), shape):
             raise DataError(f"samples have shape {list(shape)}; expected {self.input_shape}")
-        # As below: others show their first sample.
+        # As below: other splits are checked by their first sample.
         for path, leaf in leaves(split.samples if isinstance(split, NestedSplit) else first):
             if leaf.dtype == torch.float64:
                 raise DataError(
@@ -305,7 +305,7 @@ class Dataset:
             _require_finite(leaf, path)
 
     def _validate_samples(self, split: Split) -> None:
-        # Only what lies in memory is looked at as a whole; others show their first sample.
+        # Splits in memory are checked completely, other splits by their first sample.
         first = torch.zeros(1, dtype=torch.int64)
         x = split.x if isinstance(split, ArraySplit) else split.batch(first)[0]
         if x.shape[1:] != self.input_shape or x.dtype not in SAMPLE_DTYPES:
@@ -357,14 +357,13 @@ def from_torch(
         test: Test samples, only for reports; None for a worker's own data (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes, which are
             any nested tensors.
-        collate: Makes a batch of a list of samples without classes; by default PyTorch's.
+        collate: Makes a batch from a list of samples without classes; by default PyTorch's.
         num_workers: Number of processes that read training batches ahead, as in PyTorch's
             `DataLoader`; all workers that one process trains share them. 0 reads in the
             training process. The order of the samples does not depend on it.
 
     Raises:
-        DataError: A sample is not a tensor (but, for example, a PIL picture); also as in
-            `Dataset`.
+        DataError: A sample is no tensor (for example, a PIL picture); also as in `Dataset`.
         ValueError: If `num_workers` is negative.
     """
     check_range("num_workers", num_workers, "at least 0")
@@ -410,7 +409,7 @@ def from_tensors(name: str, train: Nested, test: Nested | None = None) -> Datase
 
 
 def without_classes(name: str, train: Split, test: Split) -> Dataset:
-    """Make a data set of nested samples; for pairs of tensors, set `input_shape`."""
+    """Make a data set from nested samples; set `input_shape` if they are pairs of tensors."""
     try:
         first = train.batch(torch.zeros(1, dtype=torch.int64)) if len(train) else None
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Dropout that draws from its own stream, so that models can train in threads at once."""
+"""Dropout that draws from its own stream, so that models can train in parallel threads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from edgegossip.core.ranges import check_range
 
 
 class Dropout(nn.Module):
-    """`torch.nn.Dropout`, drawing from `generator` and never from the global one.
+    """`torch.nn.Dropout` that draws from `generator`, never from the global generator.
 
-    In training mode each entry becomes 0 with probability `p` and is divided by ``1 - p``
-    otherwise; in evaluation mode nothing changes.
+    In training mode, each entry becomes 0 with probability `p` and is otherwise divided by
+    ``1 - p``; in evaluation mode, nothing changes.
 
     Args:
         p: Probability in [0, 1] that an entry becomes 0.
@@ -50,7 +50,7 @@ class Dropout(nn.Module):
             )
         kept = 1 - self.p
         mask = torch.empty_like(x).bernoulli_(kept, generator=self.generator)
-        # With p = 1 the mask is zero whatever it is divided by.
+        # With p = 1, the mask is zero for any divisor.
         return x * mask.div_(kept or 1.0)
 
     def extra_repr(self) -> str:
@@ -61,11 +61,11 @@ def replace_dropout(module: nn.Module, generator: torch.Generator) -> None:
     """Make every dropout layer within `module` a `Dropout` that draws from `generator`.
 
     Args:
-        module: Changed in place.
-        generator: On the device that the module computes on.
+        module: Module to change in place.
+        generator: Generator on the device of the module.
 
     Raises:
-        ValueError: A layer has a kind of dropout without a counterpart here (`nn.Dropout2d`,
+        ValueError: A layer has a kind of dropout with no counterpart here (`nn.Dropout2d`,
             the `dropout` of `nn.LSTM` and `nn.MultiheadAttention`).
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))

@@ -28,14 +28,14 @@ class Evaluator:
     """Measures parameters on one held-out split, without access to the other.
 
     If running statistics are not part of the parameters, an average of several models lacks
-    matching ones. They are then measured again on some training samples (batch-norm
+    matching statistics. They are then measured again on some training samples (batch-norm
     recalibration).
 
     Args:
         model: Model to measure; copied.
         loss: Loss of outputs and targets.
         metrics: Metrics of outputs and targets.
-        forward: Makes outputs and targets of model and batch; see `Task`.
+        forward: Maps model and batch to outputs and targets; see `Task`.
         dataset: Data set with the split.
         has_buffers: As in `Learner`.
         torch_device: Device for the computation.
@@ -43,8 +43,8 @@ class Evaluator:
         split: "test" for reports, "validation" for algorithms.
 
     Attributes:
-        cost: Cost of an evaluation, in training samples: a third of the evaluated samples,
-            because a backward pass takes twice as many operations as a forward pass.
+        cost: Cost of an evaluation, in training samples: a third of the samples used, because a
+            backward pass takes twice as many operations as a forward pass.
 
     Raises:
         ValueError: If `split` is "validation" and `dataset` has none.
@@ -82,13 +82,13 @@ class Evaluator:
         self._lock = threading.Lock()
 
     def evaluate(self, params: Tensor) -> tuple[float, dict[str, float]]:
-        """Mean loss, and the value of each metric by name, in their order."""
+        """Mean loss, and the value of each metric by name, in the order of `metrics`."""
         found = self.measure(params)
         return found.loss, found.values(self._metrics)
 
     @torch.no_grad()
     def measure(self, params: Tensor) -> Measurement:
-        """Sums behind loss and metrics, which may be added to sums over other workers' splits.
+        """Sums for loss and metrics; they can be added to sums over other workers' splits.
 
         In the mean loss, batches are weighted by their numbers of samples, or by the result of
         the loss's method ``num_terms(outputs, targets)``, if it has one.

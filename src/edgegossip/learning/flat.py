@@ -16,12 +16,12 @@ class FlatModel:
 
     Afterwards the module computes on views of `params`: loading new parameters is one copy, and
     averaging two models is one addition. Weights of convolutions get the channels-last layout,
-    with which PyTorch's CPU kernels run up to twice as fast; it also determines the order of
-    the entries in the vector. Frozen parameters (``requires_grad = False``) stay with the
+    with which PyTorch's CPU kernels run up to twice as fast; the layout also determines the
+    order of entries in the vector. Frozen parameters (``requires_grad = False``) stay with the
     module.
 
     Args:
-        module: Changed in place.
+        module: Module to change in place.
         has_buffers: Include floating-point buffers (running means and variances) after the
             parameters, so that they are exchanged and averaged too. Counters stay with the
             module, and so do buffers that its `state_dict` leaves out.
@@ -91,7 +91,7 @@ def laid_out(module: nn.Module, has_buffers: bool) -> list[Tensor]:
 
 
 def frozen_sample(module: nn.Module) -> Tensor | None:
-    """Some values of each frozen parameter, by which two models can be compared.
+    """Some values of each frozen parameter, for comparing two models.
 
     None if nothing is frozen.
     """
@@ -117,7 +117,7 @@ def _move(tensor: Tensor, flat: Tensor, offset: int, channels_last: bool) -> Ten
     if tensor.ndim == 4 and channels_last:
         tensor = tensor.contiguous(memory_format=torch.channels_last)
     if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
-        tensor = tensor.contiguous()  # what is a part of a larger one has gaps
+        tensor = tensor.contiguous()  # part of a larger tensor, with gaps
     view = _view(flat, tensor, offset)
     view.copy_(tensor)
     return view

@@ -1,4 +1,4 @@
-"""Operations of a model's training: the unit of all other costs."""
+"""Operations for training a model: the unit of all other costs."""
 
 from __future__ import annotations
 

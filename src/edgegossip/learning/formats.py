@@ -25,11 +25,11 @@ CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
 def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
     """Read an IDX file of unsigned bytes, plain or with the suffix `.gz`.
 
-    Four bytes of magic (0, 0, type, number of dimensions), each dimension as a big-endian
-    uint32, then the values.
+    The file has four bytes of magic (0, 0, type, number of dimensions), each dimension as a
+    big-endian uint32, then the values.
 
     Args:
-        path: The plain file's name; if it does not exist, the name with `.gz` is read.
+        path: Path of the plain file; if that is missing, the path with `.gz` is read.
         num_dims: Expected number of dimensions: 3 for pictures, 1 for labels.
 
     Raises:
@@ -67,7 +67,7 @@ def _read_idx(
     if expected > most or (expected < most and not is_packed):
         raise _wrong_length(path, f"at most {most}" if is_packed else str(most), shape)
     _require_room(path, expected)
-    # NumPy's, because PyTorch warns of tensors on memory that cannot be written to.
+    # A NumPy array, because PyTorch warns about tensors on read-only memory.
     content = np.empty(expected, np.uint8)
     num_read = 0
     while num_read < expected and (more := file.readinto(content[num_read:].data)):

@@ -1,4 +1,4 @@
-"""Validation splits from the training data, for algorithms that tune themselves."""
+"""Validation splits from training data, for algorithms that tune themselves."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def hold_out(
 ) -> Dataset:
     """Move a share of the training samples to a validation split.
 
-    Held-out samples are not trained on, so a run whose algorithm never evaluates should keep
-    all of them. The same arguments always hold out the same samples, and all workers of a
-    network must use the same arguments. `mean` and `std` still include the held-out samples.
+    Held-out samples are not trained on, so hold out none for an algorithm that never evaluates.
+    The same arguments always hold out the same samples, and all workers of a network must use
+    the same arguments. `mean` and `std` still include the held-out samples.
 
     Args:
         dataset: Data set without a validation split.
-        share: Share of the training samples, in (0, 1). Each class, if there are any, deviates
-            from its exact share by less than one sample.
+        share: Share of the training samples to hold out, in (0, 1). Each class deviates from
+            its exact share by less than one sample.
         seed: Seed of the stream ``(seed, "validation")``.
         by_subject: Hold out whole subjects instead, `share` of them, at least one. Validation
-            then uses unknown people, like the test split of such a data set.
+            then uses people absent from training, like such a data set's test split.
 
     Raises:
-        ValueError: `share` is out of range, or leaves a split empty; there already is a
+        ValueError: `share` is out of range or leaves a split empty; there is already a
             validation split; subjects are required but unknown.
 
     >>> split = ArraySplit(torch.rand(20, 2), torch.tensor([0, 1]).repeat(10))
@@ -67,7 +67,7 @@ def _stratified(dataset: Dataset, share: float, seed: int) -> Tensor:
     num_samples, labels = len(dataset.train), dataset.train.labels
     order = torch.randperm(num_samples, generator=generator(seed, "validation"))
     by_class = order[labels[order].argsort(stable=True)]
-    # How many are drawn up to each place.
+    # Number of samples drawn up to each place.
     counts = (torch.arange(num_samples + 1, dtype=torch.float64) * share).round()
     drawn = torch.empty(num_samples, dtype=torch.bool)
     drawn[by_class] = counts.diff() > 0

@@ -35,7 +35,7 @@ from edgegossip.learning.schedule import Constant, Schedule
 from edgegossip.learning.training_step import PLAIN_STEP, TrainingStep
 
 Augmentation: TypeAlias = Callable[[Nested, torch.Generator], Nested]
-"""Randomly changes the raw x of a batch (x, y), or another kind of batch as a whole; draws only
+"""Randomly changes the raw x of a batch (x, y), or all of another kind of batch; draws only
 from the generator."""
 
 
@@ -47,8 +47,8 @@ class Learner(Trainer):
     bit for bit.
 
     Args:
-        model: Model to train; the learner copies it. Only parameters and buffers may change in
-            it.
+        model: Model to train; the learner copies it. Training may change only its parameters
+            and buffers.
         loss: Loss of outputs and targets.
         optimizer: Makes the optimizer.
         dataset: The training split alone: `Dataset.training`.
@@ -58,13 +58,13 @@ class Learner(Trainer):
         schedule: Learning rate as a function of progress.
         seed: Seed of the run.
         rank: Rank of the learner's worker.
-        incarnation: Number of times that this worker has come back.
+        incarnation: Number of times that this worker has rejoined.
         accuracy_aware: Choice of the samples of each pass.
         shards: Shards of all workers whose data this worker can reach, by rank, for `assign`.
         augmentation: Applied to each training batch; None for none.
         has_buffers: Exchange normalization buffers too; see `FlatModel`.
         torch_device: Device for the computation.
-        forward: Makes outputs and targets of model and batch; see `Task`.
+        forward: Maps model and batch to outputs and targets; see `Task`.
         step: Precision, accumulation, clipping and compilation of each step.
         copies: Copies of `model` for several learners; by default the learner has its own.
     """
@@ -117,11 +117,11 @@ class Learner(Trainer):
         self._num_assigned = 0
         self._take_shard(shard)
 
-    # The copy that it works on, and what it keeps without one.
+    # The borrowed copy of the model, and the state kept without a copy.
 
     @property
     def model(self) -> FlatModel:
-        """The model that it trains, at the parameters of the last request."""
+        """The model in training; its parameters are those after the last request."""
         return self._at_work().model
 
     @property
@@ -140,7 +140,7 @@ class Learner(Trainer):
         return self._copy
 
     def rest(self) -> None:
-        """Lend the model to others until the next request, which has parameters."""
+        """Lend the model to other learners until the next request, which brings parameters."""
         if self._copy is not None and self._is_sharing:
             self._at_rest = self._rest_state()
             self._copies.give_back(self._copy)
@@ -150,7 +150,7 @@ class Learner(Trainer):
         return {"optimizer": None, "dropout": None, "buffers": self._copies.initial_buffers}
 
     def _rest_state(self) -> dict[str, Any]:
-        """State, without parameters, from which it continues on another copy."""
+        """State, except parameters, with which training continues on another copy."""
         if self._copy is None:
             return self._at_rest
         draws = self._copies.has_dropout
@@ -208,7 +208,7 @@ class Learner(Trainer):
         """Train on the shards of `ranks` from now on.
 
         Raises:
-            LocalProtocolError: If one of them cannot be reached.
+            LocalProtocolError: If the data of one of `ranks` cannot be reached.
         """
         if missing := sorted(set(ranks) - set(self._shards)):
             raise LocalProtocolError(
@@ -239,7 +239,7 @@ class Learner(Trainer):
         return self._batches
 
     def _make_batches(self) -> BatchStream:
-        # With data that comes back, the order of its first passes does not.
+        # If a shard is assigned again, the order of its first passes is new.
         key = (*self._key, self._num_assigned) if self._num_assigned else self._key
         whose = (
             lambda: self.model.module,
@@ -267,8 +267,8 @@ class Learner(Trainer):
         """Train from `request.params`, at the schedule's rate for `progress`.
 
         Raises:
-            LocalProtocolError: If there are inputs, because a learner draws its own batches; or
-                if the optimizer has no momentum to set.
+            LocalProtocolError: If there are inputs, because a learner draws its own batches; if
+                there is no data; or if the optimizer lacks the requested momentum.
             TrainingError: If a loss is not finite, or after `cancel`.
         """
         self._require_no_inputs(request)
@@ -307,9 +307,9 @@ class Learner(Trainer):
         return TrainingResult(params, num_samples, len(losses), loss, metrics=metrics)
 
     def start_over(self) -> None:
-        """Reset the optimizer's state, which may not be finite after such a loss.
+        """Reset the optimizer's state, which may be non-finite after a non-finite loss.
 
-        The same holds for running statistics of normalization layers that are not exchanged.
+        Non-finite running statistics of normalization layers are also reset.
         """
         self._at_work().start_over()
         for module in self.model.module.modules():
@@ -317,7 +317,7 @@ class Learner(Trainer):
                 module.reset_running_stats()  # type: ignore[operator]  # no others have any
 
     def cancel(self) -> None:
-        """Stop after the current step of training or aggregating, for good."""
+        """Stop for good after the current step of training or aggregation."""
         self._is_cancelled = True
 
     def _leave_off_if_cancelled(self) -> None:

@@ -1,4 +1,4 @@
-"""Data that stays where it is: every worker reads its own."""
+"""Data that stays with the workers: each reads its own."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class _Elsewhere:
 class Local(Dataset):
     """Data that stays with the workers, in place of a data set that is divided among them.
 
-    Each worker reads its own data when it needs it, and its process reads no other worker's
-    data. The simulator runs all workers, so it reads the data of each. Sizes may differ; names
-    and numbers of classes, shapes and preparation must be equal. Workers compare these when
-    they meet, but do not exchange samples.
+    Each worker reads its own data when it needs it; without `may_share`, its process reads no
+    other worker's data. The simulator runs all workers, so it reads the data of each. Sizes may
+    differ; names and numbers of classes, shapes and preparation must be equal. Workers compare
+    these when they connect, but do not exchange samples.
 
     Reports measure the averaged model on the validation samples of all workers together. On
-    real machines each worker measures the model on its own samples, and reports only sums.
+    real machines, each worker measures the model on its own samples and reports only sums.
 
     Args:
         name: Name for reports and messages.
@@ -51,11 +51,11 @@ class Local(Dataset):
         input_shape: As in `Dataset`, of each worker's data.
         mean: As in `Dataset`, common to all workers.
         std: As in `Dataset`, common to all workers.
-        classes: Names of the classes, in the order of their labels; empty if they have none.
+        classes: Names of the classes, in the order of their labels; empty without names.
         held_out: Share of its training samples that a worker without a validation split holds
             out, in (0, 1), by `hold_out`; None for none.
-        may_share: Workers may read the data of others, which EdgeGossip needs for
-            ``on_failure="reassign"``; `load` must then be able to.
+        may_share: Workers may read each other's data, which EdgeGossip needs for
+            ``on_failure="reassign"``; `load` must then accept any rank.
 
     Raises:
         ValueError: If a number is out of range, or `classes` contradicts `num_classes`.
@@ -89,10 +89,10 @@ class Local(Dataset):
         self._validate_channels()
 
     def of(self, rank: Rank) -> Dataset:
-        """Read the data of a worker, once.
+        """Return the data of a worker, read only once.
 
         Raises:
-            DataError: If it cannot be read, is empty, does not fit the task, or lacks a
+            DataError: If the data cannot be read, is empty, does not fit the task, or lacks a
                 validation split.
         """
         with self._lock.held:

@@ -1,4 +1,4 @@
-"""Reports on data that stays with the workers: sums of their own measurements."""
+"""Reports on data that stays with the workers: sums of the workers' measurements."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ class LocalReporter:
 
 
 def together(found: Sequence[Measurement]) -> Measurement:
-    """Add what the workers have measured, in the order of their ranks."""
+    """Add the workers' measurements, in the order of their ranks."""
     return reduce(add, found, Measurement())

@@ -17,8 +17,8 @@ from edgegossip.learning.nested import Nested, map_leaves, num_samples
 
 Loss: TypeAlias = Callable[..., Tensor]
 """``loss(outputs, targets)``: the mean over the batch, a scalar. If samples are ranked or
-weighted, also ``loss(outputs, targets, reduction="none")``: one loss for each sample, as the
-functions of `torch.nn.functional` do."""
+weighted, also ``loss(outputs, targets, reduction="none")``: one loss for each sample, as from
+the functions of `torch.nn.functional`."""
 Forward: TypeAlias = Callable[[nn.Module, Nested], tuple[Any, Any]]
 """``forward(model, batch)``: outputs and targets, the arguments of loss and metrics."""
 
@@ -27,10 +27,10 @@ IGNORED = -100
 
 
 def forward_pair(model: nn.Module, batch: Nested) -> tuple[Any, Any]:
-    """Run the model on x of a batch (x, y): outputs model(x), targets y. The default.
+    """Default: run the model on x of a batch (x, y); outputs are model(x), targets y.
 
     Raises:
-        DataError: If a batch is not a pair.
+        DataError: If the batch is not a pair.
     """
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         found = (
@@ -52,7 +52,7 @@ def next_token(model: nn.Module, batch: Nested) -> tuple[Any, Tensor]:
     length].
 
     Raises:
-        DataError: If a batch is not such a tensor.
+        DataError: If the batch is not such a tensor.
     """
     if not isinstance(batch, Tensor) or batch.is_floating_point() or batch.ndim != 2:
         found = type(batch).__name__
@@ -95,15 +95,15 @@ class TokenCrossEntropy:
         return losses.view(len(targets), -1).sum(1) / number
 
     def num_terms(self, outputs: Tensor, targets: Tensor) -> int:
-        """Tokens that count."""
+        """Number of tokens that count."""
         return int((targets != IGNORED).sum())
 
 
 def losses_of(loss: Loss, outputs: Any, targets: Any, number: int) -> Tensor:  # noqa: ANN401
-    """The loss of each of a `number` of samples, [number].
+    """The loss of each sample, [number].
 
     Raises:
-        ValueError: If `loss` cannot compute it.
+        ValueError: If `loss` cannot compute one loss per sample.
     """
     problem = (
         f"ranking samples needs the loss of each one, but {loss!r} takes no "
@@ -120,10 +120,10 @@ def losses_of(loss: Loss, outputs: Any, targets: Any, number: int) -> Tensor:  #
 
 
 def mean_of_finite(losses: Sequence[Tensor], rank: Rank, num_before: int) -> float:
-    """The mean of a worker's losses, after it has taken `num_before` other steps.
+    """The mean of a worker's losses, after it has taken `num_before` earlier steps.
 
     Raises:
-        TrainingError: If one is not finite.
+        TrainingError: If a loss is not finite.
     """
     values = torch.stack([*losses])
     is_finite = values.isfinite()
@@ -149,11 +149,11 @@ def prepare_batch(dataset: TrainingData, batch: Nested, torch_device: torch.devi
         case (Tensor() as x, Tensor() as y) if x.ndim and y.ndim and len(x) == len(y):
             x = to_model(dataset.prepare(x.to(torch_device)), torch_device)
             return x, y.to(torch_device)
-    num_samples(batch)  # refuses what does not fit together
+    num_samples(batch)  # rejects tensors that do not fit together
     return map_leaves(lambda leaf: leaf.to(torch_device), batch)
 
 
 def to_model(x: Tensor, torch_device: torch.device) -> Tensor:
-    """Prepared samples on the device, pictures in the fastest layout of its kernels."""
+    """Prepared samples on the device, pictures in the fastest layout for its kernels."""
     x = x.to(torch_device)
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x

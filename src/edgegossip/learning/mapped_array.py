@@ -1,4 +1,4 @@
-"""Arrays that are mapped from files: their place, and reading the needed parts of them."""
+"""Arrays mapped from files: their place, and reading only the needed parts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pages:
     """The memory pages of a mapped array, with advice for the kernel.
 
     Without advice, the kernel reads 128 KiB around each missing page, one after another,
-    although a random sample needs only a few kilobytes of it.
+    although a random sample needs only a few kilobytes.
 
     Args:
         array: A mapped array in which each sample is contiguous.
@@ -71,7 +71,7 @@ class Pages:
 
 
 def pages_of(array: NDArray[Any]) -> Pages | None:
-    """The pages of a contiguous mapped array; None otherwise, or without advice."""
+    """The pages of a mapped array of contiguous samples; None otherwise, or without advice."""
     if not isinstance(array, np.memmap) or not isinstance(
         cast("object", _whole(array).base), mmap.mmap
     ):

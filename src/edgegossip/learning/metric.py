@@ -23,9 +23,9 @@ class Metric(MetricSpec, ABC):
     differ in size, or if the metric is not a mean (R2, F1, perplexity). A metric therefore
     keeps sums, and its value is computed once, from the sums over all batches of all workers.
 
-    A value that is not finite although the loss is finite is an error before anything is
-    trained; later it causes one warning, and ``null`` in the files. Outputs and targets that
-    differ in shape are an error at the first evaluation, because PyTorch would broadcast them.
+    If the loss is finite, a value that is not finite is an error before any training; later, it
+    causes one warning, and ``null`` in the files. Outputs and targets that differ in shape are
+    an error at the first evaluation, because PyTorch would broadcast them.
 
     Args:
         name: See `MetricSpec`.
@@ -34,7 +34,7 @@ class Metric(MetricSpec, ABC):
     """
 
     needs_classes: ClassVar[bool] = False
-    """It compares outputs with labels of classes."""
+    """Whether the metric compares outputs with class labels."""
 
     @property
     def spec(self) -> MetricSpec:
@@ -49,12 +49,12 @@ class Metric(MetricSpec, ABC):
 
         Args:
             outputs: First result of the task's `forward`: the model's outputs.
-            targets: Second result of it.
+            targets: Second result of `forward`.
         """
 
     @abstractmethod
     def value(self, sums: Tensor) -> float:
-        """The value, from the sums over all samples, float64."""
+        """Compute the value from the sums over all samples, float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,8 @@ class MeanMetric(Metric):
         name: See `MetricSpec`.
         unit: See `MetricSpec`.
         higher_is_better: See `MetricSpec`.
-        of: ``of(outputs, targets)``: the mean over a batch; batches count by their numbers of
-            samples.
+        of: ``of(outputs, targets)``: the mean over a batch; batches are weighted by their
+            numbers of samples.
 
     >>> def bias(outputs, targets): return (outputs - targets).mean()
     >>> metric = MeanMetric(name="bias", of=bias, higher_is_better=False)
@@ -116,7 +116,7 @@ class SumsMetric(Metric):
 
 @dataclass(slots=True, eq=False)
 class Measurement:
-    """Loss and metrics on some samples, as sums: those of several parts add up.
+    """Loss and metrics on some samples, as sums that add up over several parts.
 
     Attributes:
         num_samples: Number of samples.

@@ -14,17 +14,17 @@ from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.optimizer import OptimizerFactory
 
 OptimizerState: TypeAlias = list[dict[str, Any]]
-"""State that an optimizer keeps of each tensor that it updates, in order."""
+"""State that an optimizer keeps for each tensor that it updates, in order."""
 
 
 class ModelCopy:
     """A copy of a model with its optimizer; one learner works on it at a time.
 
     Args:
-        model: Copied.
+        model: Model to copy.
         optimizer: Makes the optimizer.
         has_buffers: As in `FlatModel`.
-        torch_device: Where to compute.
+        torch_device: Device for the computation.
 
     Attributes:
         model: The copy.
@@ -65,7 +65,7 @@ class ModelCopy:
         return any(isinstance(layer, Dropout) for layer in self.model.module.modules())
 
     def start_over(self) -> None:
-        """Forget what the optimizer remembers."""
+        """Discard the state of the optimizer."""
         self.optimizer = self._make_optimizer(self.trained)
 
     def memory(self) -> OptimizerState:
@@ -73,7 +73,7 @@ class ModelCopy:
         return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
 
     def remember(self, memory: OptimizerState | None) -> None:
-        """Replace the optimizer's state by this one, or by that of a new optimizer."""
+        """Replace the optimizer's state with `memory`; None stands for a new optimizer's."""
         if memory is None:  # not empty: PyTorch 2.4 makes Adagrad's state with the optimizer
             self.start_over()
             return
@@ -96,13 +96,13 @@ class ModelCopies:
 
     Attributes:
         initial_params: [num_params] initial parameters of a learner.
-        initial_buffers: Buffers that are not among them, by name.
+        initial_buffers: Initial buffers that are not in this vector, by name.
         num_trained: Number of trained entries, which come first in the parameters.
         settings: Learning rate and momentum of each group of the optimizer; None for no
             momentum.
-        can_be_lent: The state that a learner must keep when it returns its copy is known. This
-            is false if the optimizer is not PyTorch's own.
-        has_dropout: The model has a dropout layer.
+        can_be_lent: Whether the state that a learner must keep when it returns its copy is
+            known; False if the optimizer is not PyTorch's own.
+        has_dropout: Whether the model has a dropout layer.
     """
 
     def __init__(
@@ -137,5 +137,5 @@ class ModelCopies:
             return ModelCopy(self._model, **self._arguments)
 
     def give_back(self, copy: ModelCopy) -> None:
-        """Let others have it."""
+        """Make `copy` available to other learners."""
         self._idle.append(copy)

@@ -22,13 +22,13 @@ def map_leaves(
     Args:
         change: Applied to each tensor.
         nested: The tensors.
-        kind: Type of the leaves, for arrays in place of tensors.
+        kind: Type of the leaves, for arrays instead of tensors.
 
     >>> map_leaves(lambda leaf: leaf[:1], {"x": torch.tensor([1, 2]), "y": (torch.ones(2),)})
     {'x': tensor([1]), 'y': (tensor([1.]),)}
 
     Raises:
-        DataError: If it holds anything but tensors.
+        DataError: If `nested` holds anything but leaves of this kind.
     """
     match nested:
         case _ if isinstance(nested, kind):
@@ -49,7 +49,7 @@ def leaves(nested: Nested, path: str = "") -> Iterator[tuple[str, Tensor]]:
     ["['x']", "['y'][0]", "['y'][1]"]
 
     Raises:
-        DataError: If it holds anything but tensors.
+        DataError: If `nested` holds anything but tensors.
     """
     match nested:
         case Tensor():
@@ -79,7 +79,7 @@ def num_samples(nested: Nested) -> int:
     """Number of samples in a batch: the common length of its tensors.
 
     Raises:
-        DataError: If they have none, or there is no tensor.
+        DataError: If the tensors have no common length, or there is no tensor.
     """
     lengths: dict[int, str] = {}
     for path, leaf in leaves(nested):

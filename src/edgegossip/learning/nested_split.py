@@ -24,7 +24,7 @@ class NestedSplit:
             the fields that a tokenizer returns.
 
     Raises:
-        DataError: If it holds anything but tensors, or they differ in length.
+        DataError: If `samples` holds anything but tensors, or tensors differ in length.
 
     >>> split = NestedSplit({"ids": torch.arange(6).view(3, 2), "mask": torch.ones(3, 2)})
     >>> len(split), split.batch(torch.tensor([2]))["ids"]
@@ -55,7 +55,7 @@ class CollatedSplit:
 
     Args:
         dataset: Yields samples of one structure, e.g. dicts of tensors.
-        collate: Makes a batch of a list of samples; by default PyTorch's.
+        collate: Makes a batch from a list of samples; by default PyTorch's.
     """
 
     def __init__(self, dataset: TorchDataset[Any], collate: Collate = default_collate) -> None:
@@ -69,7 +69,7 @@ class CollatedSplit:
         """Read and collate samples, for `indices` int64 [batch].
 
         Raises:
-            DataError: If they do not fit into a batch.
+            DataError: If the samples do not form a batch.
         """
         samples = fetch(self._dataset, indices)
         try:
@@ -94,7 +94,7 @@ class CollatedSplit:
 
 
 def fetch(dataset: TorchDataset[Any], indices: Tensor) -> list[Any]:
-    """Read samples, all at once where the data set can (``__getitems__``)."""
+    """Read samples, all at once if the data set supports it (``__getitems__``)."""
     all_at_once = getattr(dataset, "__getitems__", None)
     if all_at_once is not None:
         return list(all_at_once(indices.tolist()))

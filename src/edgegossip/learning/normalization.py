@@ -59,7 +59,7 @@ def normalization_2d(
 
 
 def num_groups(num_channels: int) -> int:
-    """Choose the number of groups for group-wise statistics: 8, or fewer if 8 does not divide.
+    """Choose the number of groups: 8, or fewer if `num_channels` is not divisible by 8.
 
     A ResNet-20 has only 16 channels, fewer than the papers' 32 groups.
 
@@ -81,7 +81,7 @@ def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
 
     Args:
         module: Model to train on skewed shards.
-        has_buffers: The statistics are exchanged and averaged with the parameters.
+        has_buffers: Whether the statistics are exchanged and averaged with the parameters.
     """
     if not (layers := running_statistics(module)):
         return
@@ -106,8 +106,8 @@ class EvoNormS0(nn.Module):
     .. math:: y = \frac{x\,\sigma(v x)}{\sqrt{s^2_{h,w,c/g}(x) + \epsilon}} \gamma + \beta
 
     where :math:`s^2` is the variance within one sample and one group of channels, and
-    :math:`v`, :math:`\gamma`, :math:`\beta` are learned for each channel. No activation must
-    follow.
+    :math:`v`, :math:`\gamma`, :math:`\beta` are learned for each channel. Add no activation
+    after it.
 
     Args:
         num_channels: Number of channels of the input [batch, num_channels, height, width].

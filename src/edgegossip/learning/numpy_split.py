@@ -27,7 +27,7 @@ class NumpySplit:
         has_classes: Samples are pairs (x, y), each with a class.
 
     Raises:
-        DataError: If it holds anything but arrays of numbers, or they differ in length.
+        DataError: If `arrays` holds anything but numeric arrays, or arrays differ in length.
 
     >>> split = NumpySplit((np.arange(6).reshape(3, 2), np.array([0, 1, 1])))
     >>> len(split), split.batch(torch.tensor([2]))
@@ -71,7 +71,7 @@ class NumpySplit:
             self._pages.append(pages)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A process that is sent this split maps the files itself, in place of a copy.
+        # A process that receives this split maps the files itself, instead of getting a copy.
         return _sent, (
             map_leaves(lambda array: place_of(array) or array, self._arrays, np.ndarray),
             self._has_classes,
@@ -90,7 +90,7 @@ def _sent(arrays: Nested, has_classes: bool) -> NumpySplit:
 def _shared(array: NDArray[Any]) -> Tensor:
     """A tensor on the memory of `array`."""
     with warnings.catch_warnings():
-        # Nobody writes to it.
+        # Nothing writes to this tensor.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         try:
             return torch.from_numpy(array)
@@ -108,11 +108,10 @@ def from_numpy(
     std: Tensor | None = None,
     num_workers: int = 0,
 ) -> Dataset:
-    """Make a data set of NumPy arrays, in memory or mapped from files.
+    """Make a data set from NumPy arrays, in memory or mapped from files.
 
     Mapped arrays, such as ``numpy.load("x.npy", mmap_mode="r")``, may be larger than memory: a
-    batch reads only its own samples, all at once. On a slow disk, one or two `num_workers` read
-    ahead.
+    batch reads only its own samples, all at once. On a slow disk, set `num_workers` to 1 or 2.
 
     >>> x, y = np.random.default_rng(0).random((8, 3), np.float32), np.arange(8) % 2
     >>> data = from_numpy("rows", train=(x[:6], y[:6]), test=(x[6:], y[6:]), num_classes=2)
@@ -131,8 +130,8 @@ def from_numpy(
             process trains share them. 0 reads in the training thread.
 
     Raises:
-        DataError: See `Dataset` and `NumpySplit`. Numbers of mapped arrays are not checked;
-            training stops at a loss that is not finite.
+        DataError: See `Dataset` and `NumpySplit`. Only the first sample is checked for
+            non-finite numbers; training stops at a non-finite loss.
         ValueError: If `num_workers` is negative.
     """
     check_range("num_workers", num_workers, "at least 0")

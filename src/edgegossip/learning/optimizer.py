@@ -1,4 +1,4 @@
-"""Optimizer factories that a resolved experiment can show."""
+"""Optimizer factories that a resolved experiment can display."""
 
 from __future__ import annotations
 

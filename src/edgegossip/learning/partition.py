@@ -2,7 +2,7 @@
 
 A partition is called with a data set, a number of workers and a seed. It returns, for each
 rank, the sorted indices of that worker's training samples, its *shard* (int64). Shards never
-overlap, cover all samples together, and are never empty. The same arguments always give the
+overlap, together cover all samples, and are never empty. The same arguments always give the
 same shards.
 """
 
@@ -80,12 +80,12 @@ class Proportional:
 class Dirichlet:
     r"""Deal each class in random proportions, so workers have few classes and uneven sizes.
 
-    For each class :math:`c`, the workers' shares of it are
+    For each class :math:`c`, the workers' shares are
 
     .. math:: q_c \sim \mathrm{Dir}(\alpha, \ldots, \alpha)
 
-    rounded to whole samples. A worker without samples takes one (the first in the data set)
-    from the largest shard, so no shard is empty.
+    rounded to whole samples. A worker without samples takes the first sample of the largest
+    shard, so no shard is empty.
 
     Args:
         alpha: Concentration, above 0: near 0 each class goes to one worker, 0.1 is strongly
@@ -93,8 +93,8 @@ class Dirichlet:
 
     References:
         Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML
-        2019, arXiv:1905.12022. Hsu, Qi and Brown, arXiv:1909.06335, instead draw the mix of
-        classes of each worker, with shards of equal size.
+        2019, arXiv:1905.12022. Hsu, Qi and Brown, arXiv:1909.06335, instead draw each worker's
+        mix of classes, with shards of equal size.
     """
 
     alpha: float
@@ -120,16 +120,16 @@ class Dirichlet:
 class LabelSkew:
     """Deal a fraction of every class in blocks sorted by label, and the rest evenly.
 
-    Shard sizes differ by at most one. With 0, it is like `IID`. With 1 each worker sees a block
-    of the samples sorted by label; with as many workers as classes of equal size, that is one
-    class.
+    Shard sizes differ by at most one. A skew of 0 is like `IID`. With 1, each worker sees a
+    block of the samples sorted by label; with as many workers as classes of equal size, the
+    block is one class.
 
     Args:
         skew: Fraction to sort, in [0, 1].
 
     References:
-        `skew_sort` in the code behind Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715,
-        and the papers after it, which use 0.8 for CIFAR-10.
+        `skew_sort` in the code of Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715, and
+        of later papers, which use 0.8 for CIFAR-10.
     """
 
     skew: float
@@ -217,7 +217,7 @@ def _num_samples(dataset: Dataset, num_workers: int) -> int:
 
 
 def _by_label(dataset: Dataset, order: Tensor) -> tuple[Tensor, ...]:
-    """The samples ordered by class, within a class in the given order."""
+    """The samples of each class, in the given order."""
     if not dataset.num_classes:
         raise ValueError(
             f"{dataset.name!r} has no classes to deal by; use IID, Proportional or BySubject"

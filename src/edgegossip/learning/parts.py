@@ -31,11 +31,11 @@ def in_sequence(parts: Mapping[str, nn.Module]) -> nn.Sequential:
 
 
 class Parts:
-    """Averages the parameters of each part over its workers, and joins whole vectors.
+    """Averages the parameters of each part over its workers, and joins them into whole vectors.
 
     Args:
-        models: One for each role, changed in place; a single one is the whole model.
-        join: Joins several models.
+        models: One model for each role, changed in place; a single one is the whole model.
+        join: Joins the models if there are several.
         has_buffers: As in `FlatModel`.
 
     Attributes:
@@ -43,7 +43,7 @@ class Parts:
         whole: The joined model.
 
     Raises:
-        ValueError: If the whole model has tensors beyond the parts.
+        ValueError: If the whole model does not consist of exactly the parts' tensors.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Parts:
         self.whole = self._joined.module
         tensors = {role: laid_out(part, has_buffers) for role, part in parts.items()}
         self._require_no_more_than(tensors)
-        # A tensor is one stretch of the vector, in the same order in the part and in the whole.
+        # Each tensor is one stretch of the vector, with one order in part and whole.
         self._stretches = {
             role: [(each.storage_offset(), each.numel()) for each in found]
             for role, found in tensors.items()
@@ -93,7 +93,7 @@ class Parts:
         return whole, math.hypot(*map(consensus_distance, estimates.values()))
 
     def replace(self, whole: Tensor, role: str, part: Tensor) -> Tensor:
-        """Replace the part of `role` in the vector `whole` by `part`."""
+        """Return a copy of the vector `whole`, with `part` as the part of `role`."""
         replaced = whole.clone()
         self._put(replaced, role, part)
         return replaced

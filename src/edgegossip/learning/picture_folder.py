@@ -1,4 +1,4 @@
-"""Folders of pictures, a subfolder for each class."""
+"""Folders of pictures, with a subfolder for each class."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ def pictures(
     size: int = 32,
     num_channels: Literal[1, 3] = 3,
 ) -> Dataset:
-    """Read a folder of pictures, a subfolder for each class, into memory.
+    """Read a folder of pictures, with a subfolder for each class, into memory.
 
     Each picture is cropped to its central square and scaled. A subfolder may be missing, or may
-    contain folders. Files without a suffix of pictures are skipped.
+    contain folders. Files without a picture suffix are skipped.
 
     Args:
         folder: The folder.
         classes: Names of the subfolders, in the order of the labels; by default all, in
             alphabetical order. Workers with their own folders (`Local`) must name the classes,
-            because a folder may lack one.
-        size: Pixels of a side, at least 1.
+            because a folder may lack a class.
+        size: Pixels per side, at least 1.
         num_channels: 3 for color, 1 for grayscale.
 
     Returns:
         A data set without a test split: uint8 [num_samples, num_channels, size, size].
 
     Raises:
-        DataError: If there is no folder or no picture, or a picture cannot be read.
+        DataError: If there is no folder or no picture, a subfolder is none of the classes, or a
+            picture cannot be read.
         UsageError: If Pillow is missing.
     """
     require_extra("eg.pictures", "PIL", "pictures")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from edgegossip.learning.dataset import Split
 
 BATCHES_A_WORKER = 2
-"""Number of batches that each thread or process may be ahead, as in PyTorch's `DataLoader`."""
+"""Number of batches that each thread or process may read ahead, as in PyTorch's `DataLoader`.
+"""
 MOST_AHEAD = 64
 """Maximum batches in progress for one worker, for any number of readers."""
 
@@ -26,7 +27,7 @@ class PooledSplit:
     """A split whose batches a pool of threads or processes reads, in any order.
 
     The pool starts with the first batch that is read ahead, and all learners of this process
-    share it. The contents of batches do not depend on it.
+    share it. The contents of batches do not depend on the pool.
 
     Args:
         split: The samples.

@@ -21,7 +21,7 @@ class QuadraticTrainer(Trainer):
 
     Args:
         target: :math:`b_i`, [num_params].
-        lr: Learning rate, in (0, 1]; 0 keeps the parameters, for studies of mixing alone.
+        lr: Learning rate, in [0, 1]; 0 keeps the parameters, for studies of mixing alone.
     """
 
     target: Tensor

@@ -1,4 +1,4 @@
-"""Batches of a worker, read ahead while its model trains on another."""
+"""A worker's batches, read ahead while its model trains on another batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgegossip.learning.sampling.sampler import Batch
 
 
 class Reader:
-    """Reads a worker's batches in their order, some of them ahead.
+    """Reads a worker's batches in order, some of them ahead.
 
     Args:
         split: Training samples; only a `PooledSplit` is read ahead.
@@ -33,11 +33,11 @@ class Reader:
 
         Args:
             batch: The next batch.
-            upcoming: Returns at most this many of the following batches; called only if batches
-                are read ahead.
+            upcoming: ``upcoming(n)``: at most n of the following batches; called only if
+                batches are read ahead.
 
         Raises:
-            DataError: If a process that reads has been killed.
+            DataError: If a reading process has been killed.
         """
         if not isinstance(self._split, PooledSplit):
             return self._split.batch(self._shard[batch.positions])

@@ -1,4 +1,4 @@
-"""Readers of well-known data sets in the layouts of their authors.
+"""Readers of well-known data sets in their original file formats.
 
 Pictures stay uint8 in memory, a quarter of the size of floats.
 """
@@ -24,7 +24,8 @@ from edgegossip.learning.formats import read_cifar10, read_idx, read_npz
 NUM_TEST_DIGITS = 360
 NUM_CIFAR10_BATCHES = 5
 MAX_CLASSES = 1000
-"""Maximum number of classes; a model has an output for each."""
+"""Maximum number of classes, or the number of samples if larger; a model has an output for
+each class."""
 
 
 def digits(seed: int = 0) -> Dataset:
@@ -117,19 +118,19 @@ def downsampled_imagenet(data_dir: Path | str, size: int = 8) -> Dataset:
 
     Args:
         data_dir: Folder that contains imagenet8x8 (or 16x16, 32x32, 64x64).
-        size: Pixels in a row, 8, 16, 32 or 64.
+        size: Pixels per side, 8, 16, 32 or 64.
 
     Raises:
         DataError: A file is missing, truncated or inconsistent.
 
     References:
         Chrabaszcz, Loshchilov and Hutter, "A Downsampled Variant of ImageNet as an Alternative
-        to the CIFAR datasets", arXiv:1707.08819. Labels there start at 1, here at 0.
+        to the CIFAR datasets", arXiv:1707.08819. Its labels start at 1, ours at 0.
     """
     name = f"imagenet{size}x{size}"
     folder, url = Path(data_dir) / name, "https://image-net.org/download-images"
     with _obtainable(f"ImageNet {size}x{size} (npz)", url, folder):
-        # Numbers without a gap, so that a missing batch is noticed.
+        # Numbered without a gap, so that a missing batch is noticed.
         num_batches = max(1, len(list(folder.glob("train_data_batch_*.npz"))))
         paths = [folder / f"train_data_batch_{number + 1}.npz" for number in range(num_batches)]
         batches = [_imagenet_batch(path, size) for path in paths]
@@ -142,10 +143,10 @@ def downsampled_imagenet(data_dir: Path | str, size: int = 8) -> Dataset:
 def npz(path: Path | str) -> Dataset:
     """Read your own data set, written by `numpy.savez`.
 
-    It holds x_train, y_train, x_test, y_test and, if samples have natural owners,
+    The file holds x_train, y_train, x_test, y_test and, if samples have natural owners,
     subject_train. Pictures are uint8 [num_samples, height, width] or [num_samples, channels,
-    height, width], features are floats [num_samples, channels, ...], labels start at 0. The
-    channels are standardized by the training samples.
+    height, width], features are floats [num_samples, channels, ...], and labels start at 0.
+    Channels are standardized by the training samples.
 
     Raises:
         DataError: The file is missing, damaged or inconsistent, or holds pickled objects.
@@ -163,7 +164,7 @@ def npz(path: Path | str) -> Dataset:
 def har(data_dir: Path | str) -> Dataset:
     """Read UCI HAR, six activities of 30 people, from `data_dir`/uci_har.npz.
 
-    It has phone accelerometer and gyroscope windows [9, 128], in g and rad/s. They are
+    Samples are phone accelerometer and gyroscope windows [9, 128], in g and rad/s. They are
     naturally skewed, because people walk differently. The file has the format of `npz`; the
     repository's examples/uci_har.py makes it from the official archive.
 
@@ -188,7 +189,7 @@ def huggingface(
     train_split: str = "train",
     test_split: str = "test",
 ) -> Dataset:
-    """Load a data set from the Hugging Face hub, or from a folder it understands, into memory.
+    """Load a data set into memory from the Hugging Face hub, or a folder in a known format.
 
     Args:
         name: "ylecun/mnist", or the path of a folder.
@@ -200,7 +201,7 @@ def huggingface(
 
     Raises:
         UsageError: The package `datasets` is not installed.
-        DataError: It cannot be loaded, or its samples differ in shape.
+        DataError: The data set cannot be loaded, or its samples differ in shape.
     """
     try:
         from datasets import load_dataset
@@ -281,7 +282,7 @@ def _imagenet_batch(path: Path, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _without_remote_code(load: Callable[..., Any]) -> dict[str, bool]:
-    """Arguments that forbid a data set's own code; from version 4 on, none can run."""
+    """Arguments that forbid a data set's own code, which `datasets` 4 and later never run."""
     is_asked = "trust_remote_code" in inspect.signature(load).parameters
     return {"trust_remote_code": False} if is_asked else {}
 

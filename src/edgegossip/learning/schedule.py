@@ -5,7 +5,7 @@ A schedule is a factor on the optimizer's own rate. It depends on the completed 
 many passes while the slowest makes one, and a returning worker would start from the beginning.
 In a given round, all workers of a synchronous algorithm train at the same rate. Give such an
 algorithm its real number of rounds: if a time limit ends it earlier, the rate does not reach
-its end. It depends on time only with `UNTIL_CUT_OFF`.
+its final value. Its rate depends on time only with `UNTIL_CUT_OFF`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WarmUp:
     """A small initial rate.
 
     Args:
-        share: Duration as a share of the run, in (0, 1]; an epoch of 20 is 0.05.
+        share: Duration as a share of the run, in (0, 1]; one of 20 epochs is 0.05.
         start: Factor at the beginning, in (0, 1].
         rise: "constant" keeps this factor and then jumps to 1; "linear" rises evenly to 1.
 
@@ -35,7 +35,7 @@ class WarmUp:
         ValueError: If a number is out of range.
 
     References:
-        Constant for one epoch at a tenth: the code behind Aketi, Singh and Rabaey,
+        Constant for one epoch at a tenth: the code of Aketi, Singh and Rabaey,
         "Sparse-Push", arXiv:2102.05715, as He et al. (arXiv:1512.03385, section 4.2) did.
         Linear: Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677.
 
@@ -65,7 +65,7 @@ class Schedule(ABC):
     """Base of learning-rate schedules.
 
     Args:
-        warm_up: A small initial rate, multiplied by the schedule's; None for none.
+        warm_up: Factor for a small initial rate, times the schedule's; None for none.
     """
 
     warm_up: WarmUp | None = None

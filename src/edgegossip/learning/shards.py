@@ -22,7 +22,7 @@ class Shards(Protocol):
 
     @property
     def indices(self) -> Mapping[Rank, Tensor]:
-        """The samples of each worker with data, as indices of its split, int64 [n]."""
+        """The samples of each worker with data, as indices into its split, int64 [n]."""
 
     @property
     def num_samples(self) -> int:
@@ -57,7 +57,7 @@ class DealtShards:
 
 
 class LocalShards:
-    """The workers' own data, read when it is needed.
+    """The workers' own data, read when needed.
 
     Args:
         local: The data.
@@ -76,7 +76,7 @@ class LocalShards:
         """Read the data of a worker.
 
         Raises:
-            DataError: If it cannot be used, or this process must not read it.
+            DataError: If the data cannot be used, or this process must not read it.
         """
         is_allowed = self._reads is None or self._local.may_share or rank in self._reads
         if not is_allowed or rank not in self._ranks:
@@ -104,7 +104,7 @@ class LocalShards:
 
 
 class _Reached(Mapping[Rank, Tensor]):
-    """The samples of each worker that another can reach, read at the first access.
+    """The samples of each worker whose data another worker can reach, read on first access.
 
     Args:
         shards: Reads data.

@@ -1,4 +1,4 @@
-"""Learners that train together: with stacked parameters, one call does a step of all."""
+"""Learners that train together: with stacked parameters, one call does a step for all."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from edgegossip.learning.training_step import PLAIN_STEP, require_plain
 
 
 class StackedLearner(Learner):
-    r"""A `Learner` that trains together with others whose requests have the same shape.
+    r"""A `Learner` that trains with other learners whose requests have the same shape.
 
-    With the parameters of all stacked, :math:`x` of shape [num_learners, num_params], a step is
+    With all parameters stacked as :math:`x`, of shape [num_learners, num_params], a step is
 
     .. math:: v \leftarrow \mu v + g(x) + \lambda x, \qquad x \leftarrow x - \eta v
 
     with a learning rate :math:`\eta` for each learner: `SGD`, optionally with Nesterov's
     momentum. Many small kernels become few large ones. The result does not depend on the other
-    learners in a stack, because each product in a stack is computed as it would be alone. It
-    differs from a `Learner`'s result in the last bits, because PyTorch multiplies stacks of
-    matrices with a different kernel.
+    learners in a stack, because each product in a stack is computed as if alone. It differs
+    from a `Learner`'s result in the last bits, because PyTorch multiplies stacks of matrices
+    with a different kernel.
 
     Args:
         optimizer: An `SGD`.
-        arguments: The others of `Learner`. The model must have neither buffers nor dropout,
+        arguments: Other arguments of `Learner`. The model must have no buffers or dropout,
             there must be no augmentation, and the selection must not use losses;
             `experiments.batching` checks this.
     """
@@ -47,7 +47,7 @@ class StackedLearner(Learner):
         self._sgd = optimizer
 
     def prepare(self, request: Train, progress: float) -> StackedWork:
-        """Choose the samples of all steps; from then on others can join."""
+        """Choose the samples of all steps; from then on other learners can join."""
         self._require_no_inputs(request)
         self.rest()
         return StackedWork(
@@ -59,7 +59,7 @@ class StackedLearner(Learner):
         )
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        """Train alone, with the same result as with others; see `Learner.train`."""
+        """Train alone, with the same result as in a stack; see `Learner.train`."""
         (outcome,) = self.prepare(request, progress).train_with([])
         if isinstance(outcome, TrainingError):
             raise outcome
@@ -77,7 +77,7 @@ class StackedLearner(Learner):
         return kept[0].get("momentum_buffer") if kept else None
 
     def train_together(self, work: Sequence[StackedWork]) -> tuple[Tensor, Tensor, Tensor]:
-        """Do all steps of this learner and of those that joined it.
+        """Do all steps of this learner and of the learners that joined it.
 
         Returns:
             Losses, [num_steps, num_learners]; parameters and velocities after the last step,
@@ -107,7 +107,7 @@ class StackedLearner(Learner):
         """Store the result of training; see `velocity`.
 
         Args:
-            losses: Of all steps, [num_steps].
+            losses: Losses of all steps, [num_steps].
             num_samples: Number of samples in all batches.
             params: The new parameters, [num_params].
             velocity: SGD's momentum buffer; None if it has not changed.
@@ -126,7 +126,7 @@ class StackedWork:
         params: Parameters to start from, [num_params].
         samples: Indices of the samples of each step.
         lr: Learning rate.
-        momentum: SGD's.
+        momentum: SGD's momentum.
     """
 
     learner: StackedLearner
@@ -143,7 +143,7 @@ class StackedWork:
     def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
         """Do this and other work of the same `key`; return all outcomes, this one's first.
 
-        Each fails separately: its outcome is a `TrainingError` if a loss was not finite.
+        Failures are separate: an outcome is a `TrainingError` if a loss was not finite.
         """
         work = [self, *others]
         losses, params, velocities = self.learner.train_together(work)
@@ -207,7 +207,7 @@ class _Stack:
         return params, velocity
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """Take a step of all learners, each on its own samples; return the losses."""
+        """Take a step for all learners, each on its own samples; return the losses."""
         x, y = (torch.unflatten(each, 0, (len(self._lr), -1)) for each in (x, y))
         params = {name: each.requires_grad_() for name, each in self._params.items()}
         losses = self._losses(params, x, y)

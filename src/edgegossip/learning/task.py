@@ -57,32 +57,32 @@ class Task:
     """A task for joint training; by default, a classification.
 
     A training step computes ``loss(*forward(model, batch))``. Evaluations measure `metrics` on
-    the same outputs and targets, and reports, targets and speed-ups use one of them.
+    the same outputs and targets; reports, targets and speed-ups use one metric.
 
     Args:
         dataset: Training and test samples, and validation samples for algorithms that evaluate;
             or `Local`, if each worker reads its own data.
-        model: Makes the model; called once, and other workers get copies. For an algorithm
-            whose roles hold parts of a model: the makers of the parts, by role name.
+        model: Makes the model; called once per run, and each worker gets a copy. For an
+            algorithm whose roles hold parts of a model: the makers of the parts, by role name.
         join: Joins the parts to the whole model for evaluation and saving; by default in
             sequence, in the order of `model`.
-        trainer: Makes a worker's trainer from the keyword arguments of `Learner`: one for all,
-            or by role name for parts of a model.
+        trainer: Makes a worker's trainer from the keyword arguments of `Learner`: one maker for
+            all workers, or several by role name.
         loss: ``loss(outputs, targets)``, the mean over a batch.
         metrics: Metrics of evaluations, with different names.
         target_metric: Name of the metric for targets, speed-ups and reports; None for the
             first.
         forward: ``forward(model, batch)``: outputs and targets, for `loss` and `metrics`. By
             default, a batch is a pair (x, y), and the results are model(x) and y. With
-            `model_and_batch`, the results are the model and the batch themselves.
+            `model_and_batch`, the results are the model and the batch.
         optimizer: Makes each worker's optimizer from its parameters.
         schedule: Learning rate of the optimizer over the run.
         batch_size: Samples per step, at least 1.
         step: Mixed precision, gradient accumulation, clipping and compilation of each step.
         partition: Divides the training samples among the workers; unused for `Local` data.
         accuracy_aware: Choice of the samples of an epoch, for `EdgeGossip`; random by default.
-        augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`; or
-            to other batches as a whole.
+        augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`, or
+            to entire batches of other kinds.
         has_buffers: Exchange and average normalization buffers with the parameters. Otherwise
             they stay with each worker, and are measured again on about 2000 training samples
             before each evaluation.
@@ -91,7 +91,7 @@ class Task:
     Raises:
         ValueError: If `batch_size` is below 1, the device or the model is missing, a metric is
             unknown or does not fit the data, or `Local` data has a partition.
-        DataError: If `accuracy_aware` cannot be used on the data, or it has no test split.
+        DataError: If the data has no test split or cannot be used with `accuracy_aware`.
     """
 
     dataset: Dataset
@@ -161,7 +161,7 @@ class Task:
 
     @property
     def chosen_first(self) -> tuple[Metric, ...]:
-        """The metrics, with the one of `target_metric` before the others."""
+        """The metrics, with the target metric first."""
         chosen = self.target_metric
         return tuple(
             sorted(self.metrics, key=lambda m: chosen is not None and m.name != chosen)
@@ -169,19 +169,19 @@ class Task:
 
     @property
     def metric(self) -> MetricSpec:
-        """Name, unit and direction of the metric of `target_metric`."""
+        """Name, unit and direction of the target metric."""
         return self.chosen_first[0].spec
 
     @property
     def models(self) -> Mapping[str, MakeModel]:
-        """Factory of each part, by role name; a model for all roles has the name ""."""
+        """Factory of each part, by role name; a model for all roles has the key ""."""
         return self.model if isinstance(self.model, Mapping) else {"": self.model}
 
     def part(self, role: str) -> str:
         """Return the key in `models` for the workers of a role.
 
         Raises:
-            ValueError: If there is none.
+            ValueError: If the role has no part.
         """
         if not isinstance(self.model, Mapping):
             return ""
@@ -201,7 +201,7 @@ class Workload:
         reads: The workers whose `Local` data this process may read; None for all of them.
 
     Raises:
-        ValueError: If the model needs samples for its running statistics where there are none.
+        ValueError: If the model's running statistics need samples, but the data is `Local`.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class Workload:
         make = self.task.trainer
         if isinstance(make, Mapping):
             make = make.get(self._role(rank).name, Learner)
-        # A trainer of somebody's own may count on its model's being the same all the time.
+        # A custom trainer may rely on keeping the same model throughout.
         shared = (
             {"copies": self._copies(self._part(rank))}
             if make in (Learner, StackedLearner)
@@ -301,7 +301,7 @@ class Workload:
 
     @property
     def _by_choice(self) -> dict[str, object]:
-        # A trainer of somebody's own need not know what a task leaves at its default.
+        # A custom trainer need not accept arguments that the task leaves at their defaults.
         forward, step = self.task.forward, self.task.step
         return {
             **({} if forward is forward_pair else {"forward": forward}),
@@ -337,10 +337,10 @@ class Workload:
         return self._parts.average({part: _stacked(each) for part, each in by_part.items()})
 
     def with_own(self, whole: Tensor, rank: Rank, estimate: Tensor) -> Tensor:
-        """Replace the part of worker `rank` in the vector `whole` by its estimate.
+        """Return the vector `whole` with the estimate of worker `rank` as its part.
 
-        A worker with a slice has the same entries as the whole, because no other worker shares
-        its slice.
+        If the worker holds a slice, `whole` already has these entries, because no other worker
+        shares the slice.
         """
         if self._role(rank).num_slices > 1:
             return whole
@@ -350,7 +350,7 @@ class Workload:
         """Mean loss and metrics of `params` on the test split; for reports, not algorithms.
 
         `Local` data has no test split, so the validation samples of all workers are used. The
-        chosen metric is the first one.
+        target metric comes first.
         """
         return self._reporter.evaluate(params)
 
@@ -359,7 +359,7 @@ class Workload:
         return self._reporter.named_parameters(params)
 
     def validator(self, rank: Rank) -> Evaluator | None:
-        """Answer `Evaluate` of a worker, on the validation split; None if it has none."""
+        """The evaluator for a worker's `Evaluate`; None without a validation split."""
         if isinstance(self._shards, LocalShards):
             return self._own_validator(rank) if rank in self._ranks else None
         return None if self.task.dataset.validation is None else self._validator
@@ -401,7 +401,7 @@ class Workload:
 
 
 def _stacked(slices: Mapping[int, Sequence[Tensor]]) -> Tensor:
-    """Stack estimates, [num_workers, num_params]; slices give one row of their joined means."""
+    """Stack estimates, [num_workers, num_params]; slices become one row of joined means."""
     if len(slices) == 1:
         return torch.stack([*slices[0]])
     return torch.cat([torch.stack([*slices[i]]).mean(0) for i in sorted(slices)])[None]

@@ -19,8 +19,8 @@ def texts(
 ) -> Dataset:
     """Cut text files into pieces of ``context + 1`` bytes, for `next_token`.
 
-    The last byte of a piece is the first of the next one, and a remainder that is too short is
-    omitted. The end of each file is for testing. Pieces of one file have one subject, so that
+    The last byte of a piece is the first of the next, and a remainder that is too short is
+    omitted. The end of each file is for testing. Pieces of one file share one subject, so
     `BySubject` keeps a file on one worker.
 
     Args:

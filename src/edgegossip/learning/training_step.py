@@ -22,15 +22,15 @@ MeanLoss = Callable[[Batch, Nested], tuple[Tensor, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStep:
-    """Settings of each optimizer step of a `Learner`; by default, it is one plain pass.
+    """Settings of each optimizer step of a `Learner`; the default is one plain pass.
 
     Args:
         autocast: `torch.bfloat16` computes losses in mixed precision. Parameters, gradients and
             messages stay as they are, and evaluations keep full precision.
         micro_batch_size: Maximum samples for one forward and backward pass. Gradients of a
             larger batch are accumulated to the gradient of its mean loss, so memory need only
-            suffice for a micro-batch. Layers such as batch norm see micro-batches.
-        max_grad_norm: Maximum norm of all gradients together; larger ones are scaled down.
+            suffice for a micro-batch. Layers such as batch norm see only micro-batches.
+        max_grad_norm: Maximum norm of the entire gradient; a larger one is scaled down.
         compile: Run the model through `torch.compile`. On a CPU, PyTorch needs a C++ compiler.
 
     Raises:
@@ -68,10 +68,10 @@ class TrainingStep:
         """Compute the gradient of a batch's mean loss, and return that loss.
 
         Args:
-            model: Has the gradients.
+            model: Model that stores the gradient.
             batch: The batch.
             samples: Its samples.
-            mean_loss: The loss to differentiate, of the batch or of a part of it.
+            mean_loss: Loss to differentiate, of the batch or a part of it.
         """
         model.zero_grad()
         assert model.trained.grad is not None
@@ -95,8 +95,8 @@ class TrainingStep:
     def _accumulated(
         self, gradient: Tensor, batch: Batch, samples: Nested, mean_loss: MeanLoss
     ) -> Tensor:
-        # How many tokens count is known after the last forward pass, but there is memory for
-        # one piece: weigh by numbers, and divide by their sum afterwards.
+        # The number of counted tokens is known after the last forward pass, but memory holds
+        # only one piece: weight pieces by their numbers, and divide by the sum afterwards.
         total, num_terms = gradient.new_zeros(()), 0
         for piece, some in self._pieces(batch, samples):
             loss, number = mean_loss(piece, some)
@@ -123,7 +123,7 @@ def require_plain(step: TrainingStep, who: str) -> None:
     """Reject settings of steps for a trainer that computes its steps itself.
 
     Raises:
-        ValueError: If it is.
+        ValueError: If `step` is not plain.
     """
     if step != PLAIN_STEP:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Models; each but `gpt` takes the shape of one sample and the number of classes."""
+"""Models; all except `gpt` take the shape of one sample and the number of classes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg11": vgg11,
     "vgg16": vgg16,
 }
-"""Each model by name: ``build(input_shape=, num_classes=)``.
+"""Model builders by name: ``build(input_shape=, num_classes=)``.
 
 All models draw their initial weights from PyTorch's global generator; seed it within
 ``torch.random.fork_rng()``.

@@ -14,18 +14,18 @@ from edgegossip.learning.models.width import scaled
 def alexnet(input_shape: tuple[int, ...], num_classes: int, *, width: float = 1.0) -> nn.Module:
     """Build AlexNet: 57,023,306 parameters for 10 classes, 61,079,336 for 1000.
 
-    Torchvision's layers, 61,100,840 parameters for 1000 classes, with two changes for small
-    pictures. The first convolution is 3 x 3 with a stride of 1 (2 above 32 pixels) instead of
-    11 x 11 with a stride of 4, which removes 21,504 parameters. The 3 x 3 poolings are padded,
-    so that a side of 8 pixels shrinks to 1 and not to 0. The fully connected head on 256 x 6 x
-    6 features, with 96 % of the parameters, is unchanged. (Some sources quote 61.5 million for
-    AlexNet on CIFAR-10; we know of no such variant.)
+    It has torchvision's layers (61,100,840 parameters for 1000 classes) with two changes for
+    small pictures. The first convolution is 3 x 3 with a stride of 1 (2 above 32 pixels)
+    instead of 11 x 11 with a stride of 4, which removes 21,504 parameters. The 3 x 3 poolings
+    are padded, so that a side of 8 pixels shrinks to 1, not 0. The fully connected head on
+    256 x 6 x 6 features, with 96 % of the parameters, is unchanged. (Some sources quote 61.5
+    million for AlexNet on CIFAR-10; we know of no such variant.)
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Number of classes: the size of the output.
-        width: Share of the channels and hidden units, in (0, 4]. At 0.25 a picture costs a
-            sixteenth of the full model.
+        width: Share of the channels and hidden units, in (0, 4]. At 0.25, a picture costs a
+            sixteenth as much as in the full model.
 
     References:
         Krizhevsky, Sutskever and Hinton, "ImageNet Classification with Deep Convolutional
@@ -58,6 +58,6 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int, *, width: float = 1.
         nn.ReLU(inplace=True),
         nn.Linear(hidden, num_classes),
     )
-    # From PyTorch's initial weights the loss on CIFAR-10 did not move in 80 steps.
+    # From PyTorch's initial weights, the loss on CIFAR-10 did not move in 80 steps.
     initialize_like_he(model)
     return channels_last(model)

@@ -25,7 +25,7 @@ def eight_layers(
 ) -> nn.Sequential:
     """Build four convolutions and four linear layers: 1,156,586 parameters for 10 classes.
 
-    The model is a sequence of eight blocks. Each is a layer with everything up to the next one:
+    The model is a sequence of eight blocks. Each is a layer with all that precedes the next:
     normalization, ReLU, and 2 x 2 maximum pooling after the second and the fourth convolution.
     A cut between two blocks is a cut between two layers.
 
@@ -59,7 +59,7 @@ def eight_layers(
     sizes = (num_inputs * (side // 4) ** 2, *hidden, num_classes)
     head = [nn.Sequential(nn.Linear(*each), nn.ReLU(inplace=True)) for each in pairwise(sizes)]
     head[0].insert(0, nn.Flatten())
-    head[-1].pop(-1)  # no activation behind the output
+    head[-1].pop(-1)  # no activation after the output
     model = nn.Sequential(*blocks, *head)
     initialize_like_he(model)
     channels_last(model)

@@ -1,4 +1,4 @@
-"""A small GPT: next tokens of short contexts."""
+"""A small GPT that predicts the next tokens of short contexts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def gpt(
     num_layers: int = 5,
     num_heads: int = 4,
 ) -> nn.Module:
-    """Build a GPT: tokens int64 [batch, length] to logits [batch, length, num_tokens].
+    """Build a GPT from tokens, int64 [batch, length], to logits [batch, length, num_tokens].
 
     The defaults have about a million parameters. There is no dropout, and input and output
-    embeddings are separate. A batch may be shorter than the context.
+    embeddings are separate. Samples may be shorter than the context.
 
     Args:
         num_tokens: Number of different tokens, e.g. 256 bytes.
         context: Maximum length of a sample, in tokens.
         width: Size of an embedding, a multiple of `num_heads`.
-        num_layers: Number of blocks of attention and a dense layer.
+        num_layers: Number of blocks, each of attention and dense layers.
         num_heads: Heads of each attention.
 
     Raises:
@@ -36,7 +36,7 @@ def gpt(
 
     References:
         Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2):
-        normalization before each part, and its initial weights.
+        normalization before each part, and the initial weights.
 
     >>> model = gpt(256, context=128)
     >>> sum(parameter.numel() for parameter in model.parameters())
@@ -66,7 +66,7 @@ class _GPT(nn.Module):
         self.head = nn.Linear(width, num_tokens, bias=False)
         for name, parameter in self.named_parameters():
             if name.endswith("weight") and parameter.ndim == 2:
-                # Two sums a block go into one stream, whose variance is to stay.
+                # Two sums per block go into one stream, whose variance this keeps.
                 is_added = name.endswith(("projection.weight", "narrow.weight"))
                 scale = 1 / math.sqrt(2 * num_layers) if is_added else 1.0
                 nn.init.normal_(parameter, std=0.02 * scale)
@@ -86,7 +86,7 @@ class _GPT(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention to earlier tokens and a dense layer, both with residual connections."""
+    """Attention to earlier tokens and dense layers, both with residual connections."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Initial weights: their random stream, and those for rectified linear units."""
+"""Initial weights: their random stream, and weights for rectified linear units."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def initialize_like_he(model: nn.Module) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-_GLOBAL_GENERATOR = threading.RLock()  # a model may be made of parts that do so too
+_GLOBAL_GENERATOR = threading.RLock()  # parts of a model may lock it again
 
 
 @contextmanager

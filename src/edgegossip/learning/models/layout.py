@@ -18,7 +18,7 @@ def channels_last(model: nn.Module) -> nn.Module:
     it is not changed.
 
     Args:
-        model: Model of pictures [batch, channels, height, width]; others are not changed.
+        model: Model of pictures [batch, channels, height, width]; other inputs pass unchanged.
 
     >>> model = channels_last(nn.Conv2d(3, 8, kernel_size=3))
     >>> model(torch.zeros(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
@@ -36,6 +36,6 @@ def is_channels_last(model: nn.Module) -> bool:
 
 def _lay_out(_model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     pictures, *others = inputs
-    if pictures.ndim != 4:  # what enters the last stages of a model that is cut
+    if pictures.ndim != 4:  # as in the last stages of a cut model
         return inputs
     return (pictures.contiguous(memory_format=torch.channels_last), *others)

@@ -1,4 +1,4 @@
-"""The CIFAR-10 network of the ADSP paper, from TensorFlow's tutorial of that time."""
+"""The CIFAR-10 network of the ADSP paper, adapted from a TensorFlow tutorial."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgegossip.learning.models.picture import picture_shape
 
 
 def lrn_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Build two convolutions with local response normalization: 148,298 parameters.
+    """Build two convolutions with local response normalization, 148,298 parameters.
 
     Args:
         input_shape: (channels, 32, 32).
@@ -18,7 +18,7 @@ def lrn_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     References:
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, whose published code omits the two hidden
         layers of TensorFlow's CIFAR-10 tutorial. Departure: pooling pads one pixel on each
-        side, where TensorFlow pads on the right and below.
+        side; TensorFlow pads on the right and below.
 
     >>> model = lrn_cnn((3, 32, 32), 10)
     >>> sum(parameter.numel() for parameter in model.parameters())

@@ -17,7 +17,7 @@ def mlp(
     Args:
         input_shape: Shape of one sample, any.
         num_classes: Number of classes: the size of the output.
-        hidden: Sizes of the hidden layers; without any, it is a logistic regression.
+        hidden: Sizes of the hidden layers; empty for a logistic regression.
 
     >>> sum(parameter.numel() for parameter in mlp((1, 8, 8), 10, hidden=()).parameters())
     650
@@ -28,4 +28,4 @@ def mlp(
     layers: list[nn.Module] = [nn.Flatten()]
     for size, next_size in pairwise(sizes):
         layers += [nn.Linear(size, next_size), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])  # no activation behind the output
+    return nn.Sequential(*layers[:-1])  # no activation after the output

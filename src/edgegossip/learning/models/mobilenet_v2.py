@@ -30,7 +30,7 @@ class InvertedResidual(nn.Module):
     Args:
         num_inputs: Channels of the input.
         num_outputs: Channels of the output.
-        expansion: Channels in between, in multiples of `num_inputs`.
+        expansion: Channels of the hidden layer, in multiples of `num_inputs`.
         stride: Stride of the filters, in pixels.
         normalization: Kind of normalization after each convolution.
     """
@@ -72,15 +72,15 @@ def mobilenet_v2(
 ) -> nn.Module:
     """Build MobileNetV2: 2,236,682 parameters for 10 classes, 3,504,872 for 1000.
 
-    For pictures of up to 32 pixels, the first convolution and the second stage have a stride of
-    1. This does not change the parameters.
+    The second stage has a stride of 1, as does the first convolution for pictures of up to 32
+    pixels. This does not change the parameters.
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
         width: The paper's multiplier of the channels, in (0, 4]. It never narrows the last
-            layer, which has 1280 channels up to a width of 1.
+            convolution, which has 1280 channels up to a width of 1.
 
     References:
         Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: Inverted Residuals and Linear

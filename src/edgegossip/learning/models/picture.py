@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SMALL = range(8, 65)
-"""Sides in pixels for the adapted models, which were made for 224 x 224."""
+"""Sides, in pixels, for models adapted from pictures of 224 x 224."""
 
 
 def picture_shape(

@@ -17,7 +17,7 @@ NUM_BLOCKS = 3
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions with a shortcut without parameters.
+    """Two 3 x 3 convolutions with a parameter-free shortcut.
 
     Args:
         num_inputs: Channels of the input.
@@ -57,8 +57,8 @@ def resnet20(
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Number of classes: the size of the output.
-        normalization: Kind of normalization after each convolution. With "evonorm" the end of a
-            block is as in the paper: normalize (by GroupNorm), add, rectify.
+        normalization: Kind of normalization after each convolution. With "evonorm", a block
+            ends as in the paper: normalize (by GroupNorm), add, rectify.
 
     References:
         He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016,

@@ -8,8 +8,8 @@ from torch import nn
 def sensor_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build a network of three convolutions over time: 65,350 parameters for UCI HAR.
 
-    The mean over time before the output makes it independent of the position of events in the
-    window, and of the window's length.
+    The mean over time before the output makes the network independent of the position of events
+    in the window, and of the window's length.
 
     Args:
         input_shape: (channels, length) of a window, with a length of at least 4; (9, 128) in
@@ -17,7 +17,7 @@ def sensor_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         num_classes: Number of classes: the size of the output.
 
     Raises:
-        ValueError: The samples are not such windows.
+        ValueError: Samples are not such windows.
 
     >>> sum(parameter.numel() for parameter in sensor_cnn((9, 128), 6).parameters())
     65350

@@ -11,13 +11,12 @@ from edgegossip.learning.models.picture import SMALL, picture_shape
 
 
 class Fire(nn.Module):
-    """Squeeze the channels by a 1 x 1 convolution, then expand by 1 x 1 and 3 x 3 ones.
+    """Squeeze the channels by a 1 x 1 convolution, then expand by a 1 x 1 and a 3 x 3 one.
 
     Args:
         num_inputs: Channels of the input.
         num_squeezed: Number of channels between the two steps.
-        num_expanded: Number of channels of each of the two expansions; the output has twice as
-            many.
+        num_expanded: Number of channels of each expansion; the output has twice as many.
     """
 
     def __init__(self, num_inputs: int, num_squeezed: int, num_expanded: int) -> None:

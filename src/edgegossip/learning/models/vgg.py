@@ -47,7 +47,7 @@ def vgg16(
 ) -> nn.Module:
     """Build VGG16 with the head of `vgg11`: 14,982,474 parameters for 10 classes.
 
-    Column D of the same table; arguments as in `vgg11`.
+    Column D of the table cited in `vgg11`.
 
     Args:
         input_shape: (channels, 32, 32).

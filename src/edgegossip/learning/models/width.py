@@ -1,10 +1,10 @@
-"""Models with a share of their channels."""
+"""Scaling of the number of channels of a model."""
 
 from __future__ import annotations
 
 
 def scaled(num_channels: int, width: float, model: str) -> int:
-    """Round `width` times `num_channels` to a multiple of 8, of at least 0.9 times that value.
+    """Round `width` times `num_channels` to a multiple of 8, at least 0.9 times as large.
 
     Args:
         num_channels: Number of channels, or of hidden units, in the full model.

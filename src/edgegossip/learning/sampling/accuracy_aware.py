@@ -1,4 +1,4 @@
-"""Choice of a worker's training data if there is no time for all of it."""
+"""Choice of a worker's training data when there is no time for all of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AccuracyAware:
         selection: Selection of the preferred samples.
         aggregator: Makes the aggregated points; unused by selections that need no losses.
         look_share: Maximum share of each epoch, in (0, 1], for looks at aggregated points;
-            those with the oldest losses come first. None looks at the number of points that the
+            points with the oldest losses come first. None looks at as many points as the
             selection requires; the paper's selection requires all.
 
     Raises:
@@ -69,10 +69,10 @@ class AccuracyAware:
             module: Returns the model for looks at aggregated points.
             loss: Loss of outputs and targets.
             torch_device: Device of the module.
-            forward: Makes outputs and targets of model and batch.
+            forward: Maps model and batch to outputs and targets.
 
         Raises:
-            DataError: If the selection needs aggregated points, and samples have no mean.
+            DataError: If the selection needs aggregated points but samples have no mean.
         """
         make = partial(self.stream_of, num_samples=len(shard), batch_size=batch_size, key=key)
         if not self.selection.needs_losses:
@@ -98,7 +98,7 @@ class AccuracyAware:
         """Check that the selection can be used on this data.
 
         Raises:
-            DataError: If it needs aggregated points, and samples have no mean.
+            DataError: If the selection needs aggregated points and samples have no mean.
         """
         if self.selection.needs_losses:
             self._averageable(dataset, torch.zeros(1, dtype=torch.int64))
@@ -137,9 +137,9 @@ class AccuracyAware:
         return BatchStream(sampler, Look(loss_of, self._budget(num_samples, len(aggregated.y))))
 
     def epoch_cost(self, labels: Tensor) -> float:
-        """Cost of a pass over samples of these labels ([n]), in samples, including its look.
+        """Cost of a pass over samples with `labels` [n], in samples, including its look.
 
-        It equals `BatchStream.epoch_cost` of their stream, but needs no aggregation.
+        This equals `BatchStream.epoch_cost` of their stream, but needs no aggregation.
         """
         if not self.selection.needs_losses:
             return float(len(labels))
@@ -169,7 +169,7 @@ class AggregatedLosses:
         torch_device: Device for the computation.
         batch_size: Points per batch.
         targets: Target of each point; by default its class.
-        forward: Makes outputs and targets of model and batch.
+        forward: Maps model and batch to outputs and targets.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class AggregatedLosses:
 
     @torch.no_grad()
     def __call__(self, points: Tensor) -> Tensor:
-        """Losses of the aggregated points of these indices, [num_points]."""
+        """Losses of the aggregated points with indices `points`, [num_points]."""
         module = self._module()
         was_training = module.training
         module.eval()

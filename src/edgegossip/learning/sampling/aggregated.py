@@ -12,8 +12,8 @@ from torch import Tensor
 class AggregatedData:
     """Aggregated points, and the samples that each represents.
 
-    Each sample is in exactly one subset, each subset has samples of one class only, and none is
-    empty.
+    Each sample is in exactly one subset, and each subset has samples of one class, at least
+    one.
 
     Attributes:
         x: Aggregated points, float32 ``[num_subsets, *sample_shape]``: the mean of a subset's
@@ -45,7 +45,7 @@ class AggregatedData:
         """Mean of the samples' values in each subset, float32 [num_subsets, ...].
 
         Args:
-            values: One for each sample, [num_samples, ...].
+            values: Value of each sample, [num_samples, ...].
         """
         sums = torch.zeros(len(self.x), *values.shape[1:], dtype=torch.float64)
         sums.index_add_(0, self.subset_of, values.double())

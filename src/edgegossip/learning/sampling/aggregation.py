@@ -40,12 +40,12 @@ class Aggregator:
         reduction: Reduces many features to few.
         division: Divides the points of a class by their features.
         ratio: Samples per aggregated point, at least 1 (one point per sample). Classes of fewer
-            samples have one aggregated point; otherwise the total number of subsets is
+            samples have one point; otherwise the total number of subsets is
             num_samples / ratio, rounded.
         seed: Seeds the random draws in reduction and division.
 
     Raises:
-        ValueError: If `ratio` is not finite or below 1.
+        ValueError: If `ratio` is below 1 or not finite.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, equation 1 and
@@ -134,7 +134,7 @@ class Aggregator:
         return num_flops
 
     def num_subsets(self, y: Tensor) -> int:
-        """Number of subsets of `fit` for samples of these classes, [num_samples]."""
+        """Number of subsets that `fit` makes of samples with classes `y`, [num_samples]."""
         return int(self._subsets_of(torch.unique(y, return_counts=True)[1]).sum())
 
     def _subsets_of(self, class_sizes: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class Combination:
     Args:
         reduction: Reduces many features to few.
         division: Divides the points of a class by their features.
-        is_selected: Whether it is one of the three that the paper selects.
+        is_selected: Whether it is among the paper's three selected combinations.
     """
 
     reduction: Reduction
@@ -182,7 +182,7 @@ COMBINATIONS = {
 
 
 def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
-    """Make the aggregator of one of the eight combinations that the EdgeGossip paper compares.
+    """Make the aggregator for one of the eight combinations compared in the EdgeGossip paper.
 
     The paper selects the first three:
 
@@ -201,7 +201,7 @@ def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
     Args:
         name: Name of a reduction and a division.
         ratio: Samples per aggregated point, at least 1.
-        seed: Seeds its random draws.
+        seed: Seeds the random draws.
 
     Raises:
         ValueError: If the name is unknown, or `ratio` is below 1.

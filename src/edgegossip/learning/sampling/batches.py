@@ -1,4 +1,4 @@
-"""Batches of a worker: endless passes over its data."""
+"""A worker's batches: endless passes over its data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgegossip.learning.sampling.sampler import AccuracyAwareSampler, Batch
 class BatchStream:
     """Cuts work into batches: passes over data that the sampler chooses when a pass starts.
 
-    `Steps` continue after the last work and always take whole batches. A remainder of a pass
+    `Steps` continue after the previous work and always take whole batches. The end of a pass
     that is too short for a batch is omitted; in random order, it differs from pass to pass. By
     default, `Epochs` begin a new pass and visit all of it, with a smaller last batch if
     necessary.
@@ -44,10 +44,10 @@ class BatchStream:
         self.sampler = sampler
         self._look = look
         self._batch_size = sampler.batch_size
-        self._batches: list[Batch] = []  # of the present pass
-        self._sizes: list[int] = []  # theirs
-        self._position = 0  # batches of it already taken
-        self._unpaid = 0.0  # done before and not charged for
+        self._batches: list[Batch] = []  # of the current pass
+        self._sizes: list[int] = []  # of these batches
+        self._position = 0  # number of batches already taken
+        self._unpaid = 0.0  # cost of earlier work, not yet charged
 
     @property
     def epoch_cost(self) -> float:
@@ -80,7 +80,7 @@ class BatchStream:
         Args:
             work: Amount of work.
             keep_ratio: Share of the data that a pass visits; see `Train`.
-            begins_pass: Also as in `Train`.
+            begins_pass: As in `Train`.
         """
         cost = self._cost(work, keep_ratio, begins_pass)
         self._unpaid = min(0.0, self._unpaid + cost) - cost
@@ -89,9 +89,9 @@ class BatchStream:
             yield batch
 
     def loss(self, batch: Batch, loss: Loss, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
-        """Weighted loss of a batch.
+        """Compute the weighted loss of a batch.
 
-        This also reports the losses to selections that use them.
+        Sample losses are also recorded for selections that use them.
         """
         if batch.weights is None and not self.sampler.selection.needs_sample_losses:
             return loss(outputs, targets)
@@ -99,7 +99,7 @@ class BatchStream:
             losses = losses_of(loss, outputs, targets, len(batch))
         self.sampler.record(batch.positions, losses)
         if batch.weights is None:
-            return loss(outputs, targets)  # may be another mean than that of the losses
+            return loss(outputs, targets)  # may differ from the mean of the losses
         return losses @ batch.weights.to(losses.device) / len(batch)
 
     def upcoming(self, num_batches: int) -> list[Batch]:
@@ -112,9 +112,9 @@ class BatchStream:
         return self.sampler.focus
 
     def resize(self, ratio: float) -> None:
-        """Set the batch size to `ratio` times the initial one, from the next batch on.
+        """Set the batch size to `ratio` times the initial size, from the next batch on.
 
-        The rest of the current pass is cut again, unless the selection keeps subsets whole.
+        The rest of the current pass is cut anew, unless the selection keeps subsets whole.
         """
         size = min(self.sampler.num_samples, max(1, round(ratio * self._batch_size)))
         if size == self.sampler.batch_size:
@@ -164,7 +164,7 @@ class BatchStream:
         return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
 
     def _num_due(self, keep_ratio: float) -> int:
-        """Number of samples in a pass that costs `keep_ratio` of a full one, with its look."""
+        """Number of samples in a pass that costs `keep_ratio` of a full pass, with its look."""
         num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
         return self.sampler.at_least_two(num_samples)
 
@@ -224,6 +224,6 @@ def _num_batches(sizes: list[int], num_due: float) -> int:
 
 
 def _num_whole(sizes: list[int], batch_size: int) -> int:
-    """Number of a pass's batches for `Steps`: all except a last one that is too small."""
+    """Number of a pass's batches for `Steps`: all except a last batch that is too small."""
     has_small_end = len(sizes) > 1 and sizes[-1] < batch_size
     return len(sizes) - has_small_end

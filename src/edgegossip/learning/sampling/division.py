@@ -38,7 +38,7 @@ class Division(Protocol):
 
 @dataclass(frozen=True)
 class KMeans:
-    """Lloyd's k-means from k-means++ centroids; empty clusters take half of another.
+    """Lloyd's k-means from k-means++ centroids; an empty cluster takes half of the largest.
 
     scikit-learn's k-means is not used: its sums depend on the number of threads, it warns about
     duplicates, and with one thread it is not faster.
@@ -82,7 +82,7 @@ class KMeans:
 
     def num_flops(self, num_points: float, num_subsets: float) -> float:
         # k-means++ tries 2 + log(num_subsets) candidates for each centroid; each centroid and
-        # each iteration costs as much as 30,000 more distances, whatever the number of points.
+        # each iteration has a fixed cost of 30,000 distances.
         num_passes = self.num_iterations + 2 + math.log(num_subsets)
         operations = num_points * num_subsets * num_passes
         operations += 30_000 * (num_subsets + self.num_iterations)
@@ -95,7 +95,7 @@ class MedianSplit:
 
     Points are sorted by the first feature and cut in two, each part by the second feature, and
     so on, cyclically. A part with an odd number of buckets is cut in proportion, so any number
-    of buckets is met exactly and their sizes differ by at most one.
+    of buckets is met exactly and bucket sizes differ by at most one.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
@@ -127,7 +127,7 @@ class MedianSplit:
         return subset_of
 
     def num_flops(self, num_points: float, num_subsets: float) -> float:
-        # A cut costs more than what is cut.
+        # A cut itself costs more than handling its points.
         return self.flops_per_operation * (num_subsets + num_points / 100)
 
 
@@ -135,7 +135,7 @@ class MedianSplit:
 class RandomHyperplanes:
     """Locality-sensitive hashing by sides of random hyperplanes through the mean point.
 
-    It uses as many planes as the number of buckets allows, and then halves the largest buckets
+    It uses as many planes as the number of buckets allows, and then halves the largest bucket
     until the number is right.
 
     References:
@@ -230,8 +230,8 @@ def split_largest(subset_of: Tensor, features: Tensor, num_subsets: int) -> Tens
     return subset_of
 
 
-# scikit-learn knows no way to stop. It calls these between two steps; if it does not in some
-# version, results are the same, and a computation ends with its class.
+# scikit-learn cannot be stopped, but calls these between two steps. If a version does not,
+# results are the same, and a canceled computation stops only after the current class.
 
 
 class _AskingDraws(np.random.RandomState):

@@ -20,11 +20,10 @@ _ASK: ContextVar[Callable[[], None]] = ContextVar("ask", default=_nothing)
 
 @contextmanager
 def asking(ask: Callable[[], None]) -> Iterator[None]:
-    """Let computations within the block call `ask`, about every tenth of a second or more
-    often.
+    """Let computations within the block call `ask`, at least about every tenth of a second.
 
     Args:
-        ask: Raises an exception to cancel them.
+        ask: Raises an exception to cancel the computation.
 
     >>> with asking(lambda: print("still here?")):
     ...     leave_off_if_told()
@@ -38,5 +37,5 @@ def asking(ask: Callable[[], None]) -> Iterator[None]:
 
 
 def leave_off_if_told() -> None:
-    """Run the check; no effect outside of `asking`."""
+    """Run the check; outside `asking`, it has no effect."""
     _ASK.get()()

@@ -1,4 +1,4 @@
-"""The look at the aggregated points before a pass: samples that the model finds hard."""
+"""The look at aggregated points before a pass, for samples that the model finds hard."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Budget:
     """Number of aggregated points in a look.
 
     Attributes:
-        num_points: Number of aggregated points per look; those with the oldest losses come
+        num_points: Number of aggregated points per look; points with the oldest losses come
             first.
         max_cost: Maximum cost of the look, in samples, before a full pass; proportionally less
-            before a shorter one. None for any.
+            before a shorter one. None for no limit.
     """
 
     num_points: int

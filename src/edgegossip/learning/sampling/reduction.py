@@ -5,7 +5,7 @@ A reduction is called with the points of one class, float32 [num_points, *sample
 features, float32 [num_points, num_features], similar for similar points.
 
 For reductions of matrices, a picture [channels, height, width] is made gray, a sensor window
-[channels, time] already is a matrix, and flat features fill a square, padded with zeros.
+[channels, time] is already a matrix, and flat features fill a square, padded with zeros.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class SingularValues:
     """The largest singular values of each point as a matrix.
 
     Args:
-        num_features: Maximum number; limited by the shorter side of a matrix.
+        num_features: Maximum number of values; the shorter side of a matrix limits it.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440: "SVD on single
         data points", 10 values, cost of order d^1.5 per point. The paper does not specify the
-        treatment of a picture's channels: gray pictures are divided as well as stacked
+        treatment of a picture's channels: divisions by gray pictures are as good as by stacked
         channels, and cost less.
 
     >>> points = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]) / 4
@@ -83,29 +83,28 @@ class SingularValues:
 
 @dataclass(frozen=True)
 class IncrementalSVD:
-    r"""Regularized factorization of few attributes by gradient steps, one factor at a time.
+    r"""Regularized factorization of a few attributes by gradient steps, factor by factor.
 
-    Points :math:`X_{ij}` are predicted as :math:`\sum_f U_{fi} V_{fj}`. For each factor
-    :math:`f` in turn, ``num_passes`` passes over all points take, for its own share of the
-    attributes :math:`j` and with the error :math:`e_{ij}` of the prediction clipped to
-    [-30, 30],
+    Points :math:`X_{ij}` are predicted as :math:`\sum_f U_{fi} V_{fj}`, clipped to [-30, 30],
+    with error :math:`e_{ij}`. Each factor :math:`f` in turn is fitted to its own share of the
+    attributes :math:`j`, in ``num_passes`` passes over all points with the steps
 
     .. math:: U_{fi} \leftarrow U_{fi} + \eta \sum_j (e_{ij} V_{fj} - \lambda U_{fi}),
         \quad V_{fj} \leftarrow V_{fj} + \eta \sum_i (e_{ij} U_{fi} - \lambda V_{fj})
 
     The features of point i are :math:`U_{fi}`. The number of factors is the number of halvings
-    that give the subsets, at least one.
+    that yield `num_subsets`, at least one.
 
     Args:
         attribute_share: Share of the attributes used for one factor, in (0, 1].
         lr: Step size :math:`\eta`.
         regularization: :math:`\lambda`.
         num_passes: Number of passes over all points, for each factor.
-        block_size: Number of points with summed steps.
+        block_size: Number of points whose steps are summed.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
-        with its figures; the algorithm is that of the same group's SlimML (IncreSVD.scala).
+        with its values; the algorithm is that of the same group's SlimML (IncreSVD.scala).
         Departures: SlimML takes steps one entry (i, j) at a time. Here the steps of all
         attributes of a block of points are summed, which is equal to first order in the step
         size and about a hundred times as fast. In SlimML, a factor's attributes are in the
@@ -176,7 +175,7 @@ class IncrementalSVD:
     ) -> float:
         num_columns = len(self._columns(0, math.prod(sample_shape)))
         num_blocks = math.ceil(num_points / self.block_size)
-        # A block costs as much as 3,000 more entries, whatever its size.
+        # Each block has a fixed cost of 3,000 entries.
         operations = num_points * num_columns + 3000 * num_blocks
         num_factors = self._num_factors(math.ceil(num_subsets))
         return self.flops_per_operation * num_factors * self.num_passes * operations
@@ -254,7 +253,7 @@ class WholeDataSVD:
     """Coordinates along the first singular vectors of the matrix of all points of a class.
 
     Args:
-        num_features: Maximum number; limited by the points and attributes.
+        num_features: Maximum number; the numbers of points and attributes limit it.
 
     References:
         Halko, Martinsson and Tropp, "Finding Structure with Randomness", SIAM Review 2011,
@@ -282,14 +281,14 @@ class WholeDataSVD:
     def num_flops(
         self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
     ) -> float:
-        # A call costs as much as 800,000 more products, whatever its size.
+        # Each call has a fixed cost of 800,000 products.
         operations = num_points * math.prod(sample_shape) * self.num_features + 800_000
         return self.flops_per_operation * operations
 
 
 @dataclass(frozen=True)
 class PCA(WholeDataSVD):
-    """Principal components: coordinates of the largest variance in a class.
+    """Principal components: coordinates with the largest variance in a class.
 
     >>> line = torch.tensor([[0.0, 0.0], [0.3, 0.4], [0.6, 0.8]])
     >>> PCA(num_features=1)(line, num_subsets=1, seed=0).abs()

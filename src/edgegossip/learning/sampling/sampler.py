@@ -52,8 +52,8 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             for x, y in loader: ...
 
     A selection that weights samples (`Importance`, `Pruned`) sets `weights`. A selection that
-    uses their losses (`Focused`) gets them from `record`; without them, it chooses like
-    `Random`. Both need the positions of a batch's samples, so include them in the data set::
+    uses sample losses (`Focused`) gets them from `record`; without them, it chooses like
+    `Random`. Both need the positions of a batch's samples, so include these in the data set::
 
         dataset = TensorDataset(x, y, torch.arange(len(x)))
         ...
@@ -69,8 +69,8 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         aggregated: Aggregated points of the samples; None for selections that need no losses.
         num_samples: Total number of samples; needed only without `aggregated`.
         batch_size: Samples per step, at least 1. Batches are smaller only at the end of an
-            epoch, and larger only if `Ranked` keeps subsets whole. A single remaining sample
-            joins the previous batch.
+            epoch, and larger only if `Ranked` keeps subsets whole or a single remaining sample
+            joins the last batch.
         selection: Selection of the preferred samples.
         keep_ratio: :math:`r`, the share of the samples that an epoch visits, in (0, 1]; may be
             changed before each epoch.
@@ -78,10 +78,10 @@ class AccuracyAwareSampler(Sampler[list[int]]):
 
     Attributes:
         weights: [num_samples] factor of each sample's loss in the current epoch.
-        focus: Share of the current epoch that was chosen for its high loss, in [0, 1].
+        focus: Share of the current epoch that was chosen for high loss, in [0, 1].
 
     Raises:
-        ValueError: If a number is out of range, or the selection needs `aggregated`.
+        ValueError: If a number is out of range, or a required `aggregated` is missing.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 2. Departures: the number of
@@ -124,7 +124,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self.batch_size = min(batch_size, num_samples)
         self.selection = selection
         self.keep_ratio = keep_ratio
-        self.num_due(keep_ratio)  # refuses one out of range
+        self.num_due(keep_ratio)  # rejects a ratio out of range
         self.epoch = 0
         self._key = (key,) if isinstance(key, int) else key
         nothing = torch.arange(num_samples)
@@ -209,7 +209,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         """Choose `num_samples` samples and cut them into batches; see `visit`.
 
         Raises:
-            ValueError: If the selection needs losses and has none.
+            ValueError: If the selection needs losses and none are set.
         """
         self.epoch += 1
         losses = self._known_losses() if self.selection.needs_losses else self._losses
@@ -239,7 +239,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         ]
 
     def visit(self, batch: Batch) -> None:
-        """Count the visits of `batch`, for selections that spread their choice."""
+        """Count visits of the samples of `batch`, for selections that balance visits."""
         ones = torch.ones_like(batch.positions)
         self._num_visits.index_add_(0, batch.positions, ones)
 
@@ -251,7 +251,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self._sample_losses[positions] = losses.detach().to("cpu", torch.float32)
 
     def _known_losses(self) -> Tensor:
-        """Losses; unmeasured points get the mean of the measured ones."""
+        """Losses of all points; unmeasured points get the mean of the measured losses."""
         is_known = self._losses.isfinite()
         if not is_known.any():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Selection of training samples if there is no time for all of them."""
+"""Selection of training samples when there is no time for all of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Candidates:
 
     Attributes:
         losses: [M] last measured loss of each aggregated point.
-        is_newest: [M] whether the newest look measured it.
+        is_newest: [M] whether the newest look measured the point.
         labels: [M] class of each aggregated point.
         subset_of: [N] index of each sample's aggregated point.
         num_visits: [N] number of previous visits of each sample.
@@ -51,7 +51,7 @@ class Choice:
     Attributes:
         order: [num_samples] positions, in the order of visiting.
         weights: [num_samples] weight of each sample's loss, mean about 1; None for all 1.
-        focus: Share that was chosen for its high loss, in [0, 1]; as in `Trained`.
+        focus: Share of samples chosen for their high loss, in [0, 1]; as in `Trained`.
     """
 
     order: Tensor
@@ -84,8 +84,8 @@ class Selection(Protocol):
 class Ranked(Selection):
     """Algorithm 2 exactly as published: whole subsets by descending loss, not shuffled.
 
-    Neighbors in the ranking often have the same class, and so do batches; on CIFAR-10 training
-    fails. The last subset is cut to give the exact number of samples.
+    Adjacent subsets in the ranking often have the same class, so batches lack other classes; on
+    CIFAR-10, training fails. The last subset is cut to give the exact number of samples.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 2.
@@ -116,8 +116,8 @@ class RankedShuffled(Selection):
 class RankedPerClass(Selection):
     """The same share of each class, from its subsets of the highest loss; shuffled.
 
-    This departs from Algorithm 2, whose ranking over all classes may omit easy ones. Shares of
-    classes differ by less than one sample.
+    This departs from Algorithm 2, whose ranking over all classes may omit easy classes. Shares
+    of classes differ by less than one sample.
     """
 
     def choose(
@@ -140,8 +140,8 @@ class RankedPerClass(Selection):
 class Sampled(Selection):
     r"""Draw without replacement, with probability :math:`\propto e^{1/T}` for loss :math:`e`.
 
-    The loss of a sample is that of its aggregated point, to the power of one over the
-    temperature :math:`T`: 2 draws by the square root, 0.01 almost ranks, 100 is almost random.
+    The loss of a sample is that of its aggregated point. A temperature :math:`T` of 2 draws by
+    the square root of the loss, 0.01 almost ranks, and 100 is almost random.
 
     Args:
         temperature: :math:`T`, above 0.
@@ -170,9 +170,9 @@ class Sampled(Selection):
 class Importance(Selection):
     r"""Prefer high losses, but weight samples so that gradients stay unbiased.
 
-    Sample :math:`i` is chosen with probability :math:`\pi_i`. Half of it is equal for all, and
-    half is proportional to the loss of the aggregated point. The sample has weight :math:`n /
-    (N \pi_i)`, so the expected weighted mean over the choice is the mean over all samples.
+    Sample :math:`i` is chosen with probability :math:`\pi_i`. The part `uniform_share` of it is
+    equal for all samples, and the rest is proportional to the loss of the aggregated point. The
+    weight is :math:`n / (N \pi_i)`, so the expected weighted mean is that over all samples.
 
     Args:
         uniform_share: Share of the probability that is equal for all samples, in (0, 1]; its
@@ -199,11 +199,11 @@ class Importance(Selection):
 
 @dataclass(frozen=True)
 class Pruned(Selection):
-    r"""Randomly drop samples below the mean loss, and increase the weight of the rest of them.
+    r"""Randomly drop low-loss samples, and weight the remaining low-loss samples higher.
 
-    InfoBatch's idea with aggregated points. For a sample whose aggregated point is below the
-    mean loss, the factor :math:`1 - p` lowers the probability; weights keep gradients unbiased.
-    If there is time for all samples, none is dropped.
+    InfoBatch's idea with aggregated points. If a sample's aggregated point is below the mean
+    loss, its probability is multiplied by :math:`1 - p`; weights keep gradients unbiased. If
+    there is time for all samples, none is dropped.
 
     Args:
         prune_ratio: :math:`p`, in [0, 1).
@@ -211,8 +211,8 @@ class Pruned(Selection):
     References:
         Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning",
         ICLR 2024, arXiv:2303.04947. In the paper, :math:`p` determines the number of samples.
-        Here it is given, and the probabilities are scaled to it; there is no final phase on all
-        data.
+        Here the number is given, and the probabilities are scaled to it; there is no final
+        phase on all data.
     """
 
     prune_ratio: float = 0.5
@@ -230,7 +230,7 @@ class Pruned(Selection):
 
 @dataclass(frozen=True)
 class Cyclic(Selection):
-    """The least visited samples, ties at random: passes over all data for any share.
+    """The least visited samples, ties at random; passes over all data at any share.
 
     If the end of a pass is omitted, visits still differ by at most one.
     """
@@ -270,13 +270,12 @@ class Focused(Selection):
     means of similar samples (:math:`f \to 1`: MNIST). It does not recognize means of different
     samples, even if it has memorized each of them (:math:`f` below 0.01: CIFAR-10). Losses of
     samples come from training for free: within each class, visits are proportional to the last
-    loss, up to `max_visits` per epoch. The fastest platforms thus also spend their time on
-    unlearned samples. Unvisited samples count with twice the mean loss.
+    loss, up to `max_visits` per epoch. Even the fastest platforms therefore spend their time
+    on unlearned samples. Unvisited samples count with twice the mean loss.
 
-    The positions are *not* all different. Losses are read as those of plain cross-entropy; with
-    strong label smoothing no sample appears learned, and this chooses like `Random`. With
-    little data and much time it overfits slightly sooner than `Random`, so stop at the best
-    accuracy.
+    The positions are *not* all different. Losses are taken as plain cross-entropy; with strong
+    label smoothing, no sample appears learned, and `Focused` chooses like `Random`. With little
+    data and much time, it overfits slightly sooner than `Random`, so stop at the best accuracy.
 
     Args:
         max_visits: Maximum visits of a sample in an epoch for its high loss, at least 1.
@@ -345,7 +344,7 @@ SELECTIONS: dict[str, Selection] = {
 
 
 def selection(name: str) -> Selection:
-    """Look a selection up by its name.
+    """Look up a selection by its name.
 
     - "focused" (`Focused`, ours, the default): unlearned samples, more often the more redundant
       the data are

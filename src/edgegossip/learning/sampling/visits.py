@@ -10,12 +10,12 @@ def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tenso
     r"""Divide visits in proportion to need, up to a maximum per sample.
 
     :math:`m_i = \min(m_{max}, \lambda a_i)` with :math:`\lambda` such that :math:`\sum_i m_i`
-    is `num_visits`; equal if even the maximum is not enough.
+    is `num_visits`; all equal if even the maximum is not enough.
 
     Args:
         need: :math:`a`, above 0, float64 [num_samples].
         num_visits: Total number of visits.
-        max_visits: :math:`m_{max}`, the maximum of one sample.
+        max_visits: :math:`m_{max}`, the maximum for one sample.
 
     >>> expected_visits(torch.tensor([6.0, 3.0, 1.0]).double(), 2, max_visits=1)
     tensor([1.0000, 0.7500, 0.2500], dtype=torch.float64)
@@ -23,7 +23,7 @@ def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tenso
     if num_visits >= max_visits * len(need):
         return torch.full_like(need, num_visits / len(need))
     # The first k in descending order are at the maximum, for the smallest k at which the
-    # next one, sharing what is left with those behind it, stays below.
+    # next sample, sharing the remaining visits with all later ones, stays below it.
     ordered, order = need.sort(descending=True)
     left = num_visits - max_visits * torch.arange(len(need), dtype=torch.float64)
     scale = left / ordered.flip(0).cumsum(0).flip(0)
@@ -37,7 +37,7 @@ def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tenso
 def expected_visits_per_class(
     need: Tensor, labels: Tensor, num_visits: float, max_visits: float
 ) -> Tensor:
-    """`expected_visits` within each class, with visits in proportion to its samples.
+    """`expected_visits` within each class, which gets visits in proportion to its samples.
 
     Args:
         need: As in `expected_visits`.

@@ -30,7 +30,7 @@ def blocks(
     sample: Tensor | None = None,
     is_flat: bool = False,
 ) -> list[nn.Module]:
-    """List the blocks of a model in the order of execution; it can be cut between them.
+    """List the blocks of a model in execution order; it can be cut between any two of them.
 
     Args:
         module: An `nn.Sequential`, whose children are the blocks; a list of modules, or an
@@ -42,8 +42,8 @@ def blocks(
         is_flat: Also split an `nn.Sequential` among the blocks.
 
     Raises:
-        ValueError: If there are no blocks, or the module has anything else: omitted parameters,
-            a skip connection past a block, an activation between two blocks, or hooks.
+        ValueError: If there are no blocks, or the module has more than blocks: other
+            parameters, a skip connection past a block, an activation between two, or hooks.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
     >>> len(blocks(model)), len(blocks(model, is_flat=True))
@@ -51,7 +51,7 @@ def blocks(
     """
     named = _named_blocks(module, names, is_flat)
     if names is not None:
-        cut(module, (), names, sample=sample)  # for what it checks
+        cut(module, (), names, sample=sample)  # only for its checks
     return [*named.values()]
 
 
@@ -63,7 +63,7 @@ def cut(
     sample: Tensor | None = None,
     is_flat: bool = False,
 ) -> list[nn.Sequential]:
-    """Cut a model into ``len(at) + 1`` stages, which compute the same in sequence.
+    """Cut a model into ``len(at) + 1`` stages that compute the same result in sequence.
 
     Stages hold the model's own layers, not copies, under their names in the model. An
     activation at the beginning of a stage is changed so that it does not overwrite its input
@@ -78,7 +78,7 @@ def cut(
         is_flat: As in `blocks`.
 
     Raises:
-        ValueError: If the model cannot be cut there.
+        ValueError: If the model cannot be cut in this way.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [[*stage.state_dict()] for stage in cut(model, [1])]
@@ -105,7 +105,7 @@ class StageMaker:
     Args:
         make: Makes the whole model.
         stage: Number of the stage, from 0.
-        at: Cuts; this and the other arguments are as in `cut`.
+        at: Cut points; this and the following arguments are as in `cut`.
         names: Names of the blocks.
         sample: Inputs for the check.
         is_flat: Whether to split sequences among the blocks.
@@ -119,8 +119,8 @@ class StageMaker:
     is_flat: bool = False
 
     def __call__(self) -> nn.Module:
-        # Each maker draws the whole model anew, from where the generator was seeded. So none
-        # depends on what others have drawn before it, and none keeps anything.
+        # Each maker draws the whole model anew from the generator's initial seed, so no maker
+        # depends on the draws of another, and none keeps a model.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch.initial_seed())
             whole = self.make()
@@ -144,20 +144,20 @@ def stage_models(
 ) -> dict[str, StageMaker]:
     """Return makers of the stages, by role ``stage-0``, ..., for a `Task`'s `model`.
 
-    All stages start from the model that `make` draws under the same seed. Joined in sequence
-    they are that model, parameter by parameter in the same order. The role precedes the names
+    All stages start from the model that `make` draws under the same seed. Joined in sequence,
+    they equal that model, with its parameters in the same order. The role precedes the names
     of its tensors; `whole_names` removes it.
 
     Args:
         make: Makes the whole model; called once for each stage.
-        at: Cuts; this and the other arguments are as in `cut`.
+        at: Cut points; this and the following arguments are as in `cut`.
         names: Names of the blocks of a module with its own `forward`.
         sample: [batch, ...] inputs, required with `names`.
         is_flat: Also split an `nn.Sequential` among the blocks.
 
     Raises:
-        ValueError: When a stage is made, if the model cannot be cut there, or the stage has
-            nothing to train.
+        ValueError: When a stage is made, if the model cannot be cut in this way, or the stage
+            has nothing to train.
 
     >>> models = stage_models(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), [1])
     >>> {role: make() for role, make in models.items()}["stage-1"]
@@ -187,12 +187,12 @@ def activations(modules: Sequence[nn.Module], sample: Tensor) -> list[Tensor]:
     Modes, buffers and `sample` are not changed.
 
     Raises:
-        ValueError: If one returns anything but a tensor.
+        ValueError: If a module returns anything but a tensor.
     """
     outputs = []
     with _evaluation(modules):
         for index, module in enumerate(modules):
-            sample = module(sample.clone())  # it may write to its input
+            sample = module(sample.clone())  # a module may write to its input
             if not isinstance(sample, Tensor):
                 raise ValueError(
                     f"block {index} gives a {type(sample).__name__}; a stage passes one tensor "
@@ -289,7 +289,7 @@ def _sequence(named: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
 def _leave_input_alone(stage: nn.Module) -> None:
     for layer in stage.modules():
         if any(True for _ in layer.parameters(recurse=False)):
-            return  # what follows works on the output of this one
+            return  # later layers work on the output of this layer
         if getattr(layer, "inplace", False):
             layer.inplace = False  # type: ignore[assignment]
 

@@ -26,8 +26,8 @@ class DecoupledStage(StageLearner):
 
     Args:
         teacher: Source of the gradient for all stages except the last.
-        replay: Number of batches from below to keep; each step trains on a random one, and only
-            a new batch returns a gradient. With 0, each batch is used on arrival.
+        replay: Number of batches to keep from the stage below; each step trains on a random
+            one, and only a new batch returns a gradient. With 0, each batch is used on arrival.
     """
 
     def __init__(self, *, teacher: TeacherFactory, replay: int = 0, **arguments: Any) -> None:  # noqa: ANN401

@@ -67,7 +67,7 @@ class LocalLoss(Teacher):
         numel = math.prod(shape)
         parts = nn.ModuleDict()
         if self._is_picture:
-            # Average pooling to a square that leaves about so many features.
+            # Average pooling to a square with about `num_pooled` features.
             self._side = min(shape[1], max(1, int(math.sqrt(settings.num_pooled / shape[0]))))
             numel = shape[0] * self._side**2
             parts["similarity"] = nn.Conv2d(shape[0], shape[0], 3, padding=1)
@@ -100,8 +100,8 @@ def similarities(features: Tensor) -> Tensor:
     """Cosine similarity of each pair of samples, [n, n].
 
     Args:
-        features: [n, d], or [n, channels, height, width], which count by the standard deviation
-            of each channel.
+        features: [n, d], or [n, channels, height, width], reduced to the standard deviation of
+            each channel.
 
     >>> import torch
     >>> similarities(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).round()

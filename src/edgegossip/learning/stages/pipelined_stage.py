@@ -19,8 +19,8 @@ from edgegossip.learning.stages.stage_learner import StageLearner
 class _Passed:
     """A batch after its forward pass.
 
-    `weights` are those of the forward pass, and `draws` is the position of the dropout stream.
-    `outputs` is None after a restart, and is then computed again.
+    `weights` are the parameters of the forward pass, and `draws` is the position of the dropout
+    stream. After a restart, `outputs` is None and is computed again.
     """
 
     x: Tensor
@@ -33,14 +33,14 @@ class _Passed:
 class PipelinedStage(StageLearner):
     """Trains one stage of `Pipelined`; see `StageLearner` for the other arguments.
 
-    A request names a `batch` by number. A forward pass has `activations` and `labels` or, in
+    A request names a `batch` by number. A forward pass gets `activations` and `labels` or, in
     the first stage, uses the worker's own data; it changes only running statistics. A backward
-    pass has the `gradient` at the outputs of such a batch, and updates the parameters. The last
-    stage does both at once. The backward pass uses the weights of the forward pass (weight
-    stashing) and updates the current ones.
+    pass gets the `gradient` at the outputs of such a batch, and updates the parameters. The
+    last stage does both at once. The backward pass uses the weights of the forward pass (weight
+    stashing) and updates the current weights.
 
-    A forward pass also lists the earlier batches that still wait for a gradient (`passed`); the
-    others are dropped.
+    A forward pass also lists the earlier batches that still wait for a gradient (`passed`);
+    the stage drops all other stored batches.
 
     Args:
         max_passed: Maximum number of stored batches: `Pipelined.max_passed` of the stage.
@@ -180,8 +180,8 @@ class PipelinedStage(StageLearner):
         )
 
     def cost(self, request: Train) -> float:
-        """A third for a forward pass, two thirds for a backward pass; all of it in the last
-        stage.
+        """A third of a step for a forward pass, two thirds for a backward pass; a whole step in
+        the last stage.
         """
         share = 2 / 3 if "gradient" in request.inputs else 1 if self.place.is_last else 1 / 3
         return share * self.place.cost * self.num_due(request)

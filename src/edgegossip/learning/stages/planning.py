@@ -64,7 +64,7 @@ class CutPlan:
             `stage_models`.
         stage_seconds: Seconds of training one sample, for each stage.
         link_seconds: Seconds of sending a sample's activations and gradients, for each link.
-        bottleneck: The largest of all these. A pipeline whose stages all work at once trains
+        bottleneck: The largest of these times. A pipeline whose stages all work at once trains
             ``1 / bottleneck`` samples per second.
     """
 
@@ -77,8 +77,8 @@ class CutPlan:
 def block_costs(blocks: Sequence[nn.Module], sample: Tensor) -> tuple[BlockCost, ...]:
     """Count the cost of each block, with its work in FLOPs.
 
-    As in `training_flops`, a backward pass counts as two forward passes. Only multiplications
-    of matrices and convolutions count; pooling is free.
+    As in `training_flops`, a backward pass counts as two forward passes. Only matrix products
+    and convolutions count; pooling is free.
 
     Args:
         blocks: Result of `blocks`; modes and buffers are not changed.
@@ -116,8 +116,8 @@ def measured_costs(
 ) -> tuple[BlockCost, ...]:
     """Measure the cost of each block, with its work in seconds of one thread of this machine.
 
-    It runs forward and backward passes on copies of the blocks, and takes the median of several
-    after a warm-up.
+    It runs forward and backward passes on copies of the blocks, and takes the median over
+    `num_repeats` passes after a warm-up.
 
     Args:
         blocks: Result of `blocks`.
@@ -137,7 +137,7 @@ def measured_costs(
         for index, block in enumerate(blocks):
             copied = nn.Sequential(copy.deepcopy(block)).train()
             replace_dropout(copied, torch.Generator().manual_seed(0))
-            needs_gradient = index > 0 and x.is_floating_point()  # nobody is below the first
+            needs_gradient = index > 0 and x.is_floating_point()  # no block below the first
             passes = [_time(copied, x, needs_gradient, clock) for _ in range(num_repeats + 1)]
             work.append(statistics.median(passes[1:]) / batch_size)
             [x] = activations([copied.eval()], x)
@@ -188,10 +188,10 @@ def plan_cut(
             measured machine.
         bandwidths: Bandwidth of the link from each machine to the next: bytes/s shared by both
             directions, as with radio, or a pair (forward, back).
-        return_share: Share of the batches, in [0, 1], with returned gradients. Synthetic
-            gradients may be returned less often.
+        return_share: Share of the batches whose gradients are returned, in [0, 1]; it may be
+            below 1 for synthetic gradients.
         stage_overhead: ``stage_overhead(first, last)``: work of a stage in addition to its
-            blocks ``first`` to ``last - 1``, for instance of a module for synthetic gradients.
+            blocks ``first`` to ``last - 1``, e.g. by a module for synthetic gradients.
 
     Raises:
         ValueError: If a number is out of range, or there are more machines than blocks with
@@ -237,16 +237,16 @@ def _best(
     start: _T,
     extend: Callable[[_T, int, int, int], _T | None],
 ) -> _T | None:
-    """The minimum over all assignments (blocks, machines); None if none is allowed.
+    """Minimize over all assignments of blocks to machines; None if no assignment is allowed.
 
     Args:
         shape: Number of blocks and of machines.
         start: Value without machines and blocks.
         extend: ``extend(value, machine, first, last)``: the value when `machine` gets blocks
-            ``first`` to ``last - 1`` next, never falling as `value` rises; None if it may not.
+            ``first`` to ``last - 1`` next, nondecreasing in `value`; None if not allowed.
     """
     num_blocks, num_machines = shape
-    best = {0: start}  # by how many blocks have been dealt out
+    best = {0: start}  # by the number of assigned blocks
     for machine in range(num_machines):
         extended: dict[int, _T] = {}
         for last in range(machine + 1, num_blocks - num_machines + machine + 2):

@@ -22,7 +22,7 @@ class Place:
     Args:
         number: Number of the stage, from 0.
         num_stages: Number of stages of the model.
-        shape: Shape of a sample's activations at its outputs; empty for the last.
+        shape: Shape of a sample's activations at its outputs; empty for the last stage.
         num_classes: Number of labels.
         cost: Cost of a sample in this stage, in training samples of the whole model.
     """
@@ -35,12 +35,12 @@ class Place:
 
     @property
     def is_first(self) -> bool:
-        """Whether its batches are from the worker's own data."""
+        """Whether the stage takes batches from the worker's own data."""
         return self.number == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the true loss."""
+        """Whether the stage computes the true loss."""
         return self.number == self.num_stages - 1
 
 
@@ -51,8 +51,8 @@ class StageLearner(Learner):
         place: Position of the stage.
 
     Raises:
-        ValueError: If a selection needs losses of samples, which a stage does not know, or
-            `step` is anything but plain.
+        ValueError: If the selection needs losses, which a stage does not know, or `step` is
+            not plain.
     """
 
     def __init__(self, *, place: Place, **arguments: Any) -> None:  # noqa: ANN401
@@ -71,7 +71,7 @@ class StageLearner(Learner):
         data.
 
         Raises:
-            LocalProtocolError: If there are none.
+            LocalProtocolError: If `inputs` lacks activations.
         """
         if self.place.is_first:
             (batch,) = self._take(request)
@@ -86,14 +86,14 @@ class StageLearner(Learner):
         return x, inputs["labels"].to(self._torch_device)
 
     def own(self, tensor: Tensor) -> Tensor:
-        """Copy tensors of unknown origin, perhaps from a file.
+        """Copy a tensor of unknown origin, perhaps from a file.
 
-        The rounding of sums depends on a tensor's layout and alignment.
+        Its layout and alignment would affect the rounding of sums.
         """
         return to_model(tensor, self._torch_device).clone()
 
     def run(self, forward: Callable[[], Tensor]) -> Tensor:
-        """Run a forward pass on inputs that may be from other workers.
+        """Run a forward pass on inputs that may come from other workers.
 
         Raises:
             TrainingError: If the stage cannot use the inputs, or its outputs are not finite.
@@ -123,11 +123,11 @@ class StageLearner(Learner):
             super().set_up()
 
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
-        """None, because it trains on other stages' messages."""
+        """None, because a stage trains on other stages' messages."""
         return None
 
     def num_due(self, request: Train) -> float:
-        """Samples of `request`."""
+        """Number of samples in `request`."""
         for name in ("activations", "gradient"):
             if name in request.inputs:
                 return len(request.inputs[name])

@@ -1,4 +1,4 @@
-"""A task with a model cut into stages: their contents and trainers."""
+"""A task with a model cut into stages, and the trainers of the stages."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def staged(
     The joined stages start from the whole model's initial parameters.
 
     Args:
-        task: Task with one model for all, which `cutting.blocks` can split.
+        task: Task with one model for all workers, which `cutting.blocks` can split.
         at: Index of the first block of each stage except the first.
         make_stage: `DecoupledStage` or `PipelinedStage`, with its own arguments bound.
-        teacher: Teacher of decoupled stages; its operations count in their costs.
+        teacher: Teacher of decoupled stages; their costs include its operations.
 
     Raises:
         ValueError: If the task already has parts or is not a plain classification, or the model

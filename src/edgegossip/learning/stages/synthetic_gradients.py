@@ -13,7 +13,7 @@ from edgegossip.core.ranges import check_ranges
 from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory, one_hot
 
 _NEW = 0.01
-"""Weight of the newest target in the running average of their squares."""
+"""Weight of the newest target in the running mean square of the targets."""
 _TINY = 1e-12
 
 
@@ -27,15 +27,15 @@ class SyntheticGradients(TeacherFactory):
 
     The target :math:`\delta_k` is the gradient at the next stage's inputs, from its own
     prediction (*bootstrapped*) or, in the last stage, from the true loss. It is the gradient of
-    each sample's loss. The gradient of the mean loss is smaller by the batch size, and
-    :math:`M_k` would learn nothing from it. :math:`s` is a running root mean square of the
+    each sample's loss. The gradient of the mean loss is smaller by a factor of the batch size,
+    and :math:`M_k` would learn nothing from it. :math:`s` is a running root mean square of the
     targets. Gradients are much smaller than 1, while the steps of Adam do not depend on the
     scale.
 
     :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units. Its
-    linear output begins at zero, so the stages below do not move before it has learned
-    something. Pictures ([channels, height, width]) get 5x5 convolutions, other inputs dense
-    layers. It predicts the gradient at the cut, which may follow a nonlinearity.
+    linear output begins at zero, so the stages below the cut do not move before :math:`M_k` has
+    learned something. Pictures ([channels, height, width]) get 5x5 convolutions, other inputs
+    dense layers. :math:`M_k` predicts the gradient at the cut, perhaps after a nonlinearity.
 
     Args:
         lr: Learning rate of Adam for :math:`M_k`, above 0; 3e-5 in the paper, over 500,000
@@ -51,8 +51,8 @@ class SyntheticGradients(TeacherFactory):
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,
         arXiv:1608.05343, section 2 and appendix; used across cloud and edge by Chen, Zhao, Li
-        & Zhao, HotEdge 2019. Departures: :math:`s`, which avoids a learning rate a hundred
-        times smaller for Adam; sizes, and padding that keeps the activations' shape.
+        & Zhao, HotEdge 2019. Departures: :math:`s`, without which Adam needs a learning rate a
+        hundred times smaller; sizes, and padding that keeps the activations' shape.
     """
 
     lr: float = 1e-3
@@ -114,7 +114,7 @@ class SyntheticGradient(Teacher):
         known.lerp_(target.square().mean(), _NEW if known else 1.0)
 
     def step(self) -> None:
-        """It learns only from returned gradients."""
+        """Do nothing: the predictor learns only from returned gradients."""
 
     def _predict(self, activations: Tensor, labels: Tensor) -> Tensor:
         given = activations if self._is_picture else activations.flatten(1)

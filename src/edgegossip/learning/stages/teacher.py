@@ -23,7 +23,7 @@ class Teacher(ABC):
         lr: Learning rate of Adam for this module.
 
     Attributes:
-        has_loss: `teach` returns a real loss and not a product with a gradient.
+        has_loss: Whether `teach` returns a real loss, not a product with a gradient.
     """
 
     has_loss: bool = True
@@ -50,13 +50,13 @@ class Teacher(ABC):
         """Learn from the returned gradient of the mean loss for `activations`.
 
         Returns:
-            The cosine of the predicted and the returned gradient; None if it predicts none.
+            The cosine between predicted and returned gradient; None without a prediction.
         """
         return None
 
     @property
     def is_sound(self) -> bool:
-        """Whether its state is finite."""
+        """Whether the teacher's state is finite."""
         return all(bool(x.isfinite().all()) for x in self.module.state_dict().values())
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,14 +73,14 @@ class TeacherFactory(ABC):
     """Settings of a teacher; makes one for each stage except the last.
 
     Attributes:
-        learns_from_gradients: The teacher needs returned gradients.
+        learns_from_gradients: Whether the teacher needs returned gradients.
     """
 
     learns_from_gradients: bool = False
 
     @abstractmethod
     def build(self, shape: Shape, num_classes: int) -> Teacher:
-        """Make the teacher of a stage with outputs of `shape` for a sample."""
+        """Make the teacher of a stage whose outputs for one sample have `shape`."""
 
     def make(self, shape: Shape, num_classes: int, seed: int, *key: int | str) -> Teacher:
         """Make the teacher with weights from the random stream of `key`."""
