@@ -1,4 +1,4 @@
-"""Meeting: the conditions for beginning without some workers, and for having too few left."""
+"""Meeting: conditions for beginning without some workers, and for ending with too few left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LATER: Seconds = 30.0
 _AGAIN: Seconds = 1.0
 """Seconds between two introductions during the meeting, in case one was lost."""
 _STRAGGLERS: Seconds = 2.0
-"""Seconds to wait for the others once a worker has begun."""
+"""Seconds to wait for missing workers once others have begun."""
 
 
 class Meeting:
@@ -40,7 +40,7 @@ class Meeting:
         self._say_at: Seconds | None = None
         self._few_since: Seconds = math.inf
         self.shortage: str | None = None
-        """Reason why the run cannot continue."""
+        """Reason why the run cannot continue, if any."""
 
     # Before the run.
 
@@ -58,7 +58,7 @@ class Meeting:
             has_stopped: Returns whether the host was stopped.
 
         Raises:
-            NetworkError: If the transport cannot be opened, too few workers come, or most of
+            NetworkError: If the transport cannot be opened, too few workers join, or most of
                 them have different settings.
         """
         peers, deadline = self._peers, now() + self._settings.meet_seconds
