@@ -269,7 +269,7 @@ class Gathering:
 
     @property
     def left_out(self) -> list[str]:
-        """Lines about workers whose models or numbers are missing, and about unknown folders."""
+        """Lines about workers whose models or numbers are missing, and on unknown folders."""
         lines = []
         for worker in self.workers:
             summary = worker.summary

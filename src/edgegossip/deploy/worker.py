@@ -247,7 +247,7 @@ class _Worker:
 
     @contextmanager
     def _blaming_the_checkpoint(self) -> Iterator[None]:
-        """Turn an error that the loaded checkpoint causes into one that names the checkpoint."""
+        """Turn an error caused by the loaded checkpoint into one that names the checkpoint."""
         try:
             yield
         except LOADING_ERRORS as error:
