@@ -104,7 +104,7 @@ class RaySession:
             ) from error
 
     def open_desk(self, node: ClusterNode) -> RemoteDesk:
-        """Request an actor that occupies one core of this node; it starts once a core is free."""
+        """Request an actor for one core of this node; it starts once a core is free."""
         strategies = self._ray.util.scheduling_strategies
         there = strategies.NodeAffinitySchedulingStrategy(node.name, soft=False)
         kind = self._ray.remote(_ActorDesk)

@@ -56,7 +56,7 @@ class LocalGathering(Gathering):
 
     @property
     def _measuring(self) -> list[Rank]:
-        """Workers whose measurements count: all except `without` and absent ones with none."""
+        """Workers whose measurements count: all but `without` and absent ones with none."""
         absent = {each.rank for each in self.workers if each.summary is None}
         left_out = self._without | (absent & set(self._scores.silent))
         return [rank for rank in self._experiment.data_ranks if rank not in left_out]

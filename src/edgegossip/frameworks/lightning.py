@@ -36,7 +36,7 @@ def lightning_callback(
         algorithm: The algorithm, equal for all workers; or a function that makes it from the
             numbers of workers and of the Trainer's optimizer steps.
         worker: This process; None reads the variables that `edgegossip script` sets.
-        num_samples: Number of samples in an epoch; None for the number in the Trainer's data loader.
+        num_samples: Number of samples in an epoch; None for that of the Trainer's data loader.
         options: Other arguments of `TrainingLoop`, such as `max_seconds`.
 
     Returns:

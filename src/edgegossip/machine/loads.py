@@ -2,8 +2,8 @@
 
 The paper runs the same two programs, WordCount and Sort, during training. The jobs are outside
 our process tree, so monitors count them as use by others. They end with the process that
-requested them, even if it is killed, because the pipe between them closes. This file is also the
-program that they run.
+requested them, even if it is killed, because the pipe between them closes. This file is also
+the program that they run.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Monitor:
         return self
 
     def close(self) -> None:
-        """Stop, and store the means since the last full minute; no effect if already stopped."""
+        """Stop, and store the means since the last full minute; no effect if repeated."""
         if self._has_closed.is_set():
             return
         self._has_closed.set()
