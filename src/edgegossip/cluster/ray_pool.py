@@ -34,8 +34,8 @@ class RayPool:
     """Trains on every core of a Ray cluster, with the results of a `ComputePool`, bit for bit.
 
     Each learner is in one actor. Its state comes back with each result, so that the learner can
-    be made again elsewhere; lost work is repeated. Work that takes less time than a round trip to an
-    actor, about 2 ms, is done here or sent in batches. From Python::
+    be made again elsewhere; lost work is repeated. Work that takes less time than a round trip
+    to an actor, about 2 ms, is done here or sent in batches. From Python::
 
         run(experiment, out="out", open_pool=lambda: RayPool("HEAD:6379"))
 

@@ -124,7 +124,7 @@ class Twin(Trainer):
 
 
 def twins(make: Callable[[Rank, int], Trainer], maker: object) -> Callable[[Rank, int], Twin]:
-    """Make a function like `make` that makes twins; `maker` refers to `make` in other processes."""
+    """Make a `make` that returns twins; `maker` refers to `make` in other processes."""
     return lambda rank, incarnation: Twin(
         make(rank, incarnation), Origin(maker, rank, incarnation)
     )

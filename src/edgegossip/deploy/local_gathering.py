@@ -42,7 +42,7 @@ class LocalGathering(Gathering):
         self._without = set(without)
 
     def measure_next(self) -> bool:
-        """After the run, evaluate the newest time, or write its model for workers to measure."""
+        """After the run, evaluate the newest time, or write its model to be measured."""
         return all(worker.has_ended for worker in self.workers) and super().measure_next()
 
     def _chosen(self, moments: set[int]) -> set[int]:

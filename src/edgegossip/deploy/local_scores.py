@@ -121,7 +121,7 @@ def measure(experiment: Experiment, rank: Rank, out: Path) -> int:
 
 
 def measured_path(out: Path, rank: Rank) -> Path:
-    """The file with the numbers of a worker."""
+    """Path of the file with a worker's numbers."""
     return out / MEASURED / f"{rank}.json"
 
 

@@ -183,7 +183,7 @@ class ScriptWorker:
 
 
 def script_worker() -> ScriptWorker:
-    """The worker that this process is; see `ScriptWorker.from_environment`."""
+    """This process's worker; see `ScriptWorker.from_environment`."""
     return ScriptWorker.from_environment()
 
 

@@ -66,7 +66,7 @@ class Snapshots:
         return self._next[1]
 
     def close(self) -> None:
-        """Wait at most 60 s until all snapshots are written."""
+        """Wait up to 60 s for all snapshots to be written."""
         self._writer.close(60.0)
 
     def _write(self, index: int, params: Tensor) -> None:

@@ -33,7 +33,7 @@ _LOG = logging.getLogger("edgegossip.deploy")
 Validate: TypeAlias = Callable[
     [nn.Module], float | tuple[float, float] | tuple[float, Mapping[str, float]]
 ]
-"""Mean loss of a model on validation data, alone or with metrics by name or an accuracy."""
+"""Returns a model's mean loss on validation data, alone or with metrics by name or accuracy."""
 
 
 class TrainingLoop:
@@ -362,7 +362,7 @@ class _OwnWork(Trainer):
         self.has_gone_back = False
 
     def start_over(self) -> None:
-        """Tell the loop, which has the optimizer."""
+        """Tell the loop, which has the optimizer, to start over."""
         self.has_gone_back = True
 
     @property

@@ -65,7 +65,7 @@ class RunningTotal:
         self._next = next(self._times)
 
     def add(self, time: Seconds, amount: int) -> None:
-        """Add an amount at `time`."""
+        """Add `amount` at `time`."""
         # A worker that goes on from a checkpoint may be a little earlier than it was before:
         # moments that are over stay as they are.
         while self._next < time:

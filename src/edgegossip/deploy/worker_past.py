@@ -1,4 +1,4 @@
-"""Finds a worker's earlier progress, from its folder."""
+"""A worker's earlier progress, found in its folder."""
 
 from __future__ import annotations
 

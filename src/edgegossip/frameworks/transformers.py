@@ -48,8 +48,8 @@ def transformers_callback(
 class TransformersHooks:
     """The hooks of the callback.
 
-    The Trainer does not report losses. A hook of the model's forward pass records the loss, if the
-    outputs have one.
+    The Trainer does not report losses. A hook of the model's forward pass records the loss, if
+    the outputs have one.
 
     Args:
         joined: The training that takes part.

@@ -86,8 +86,8 @@ class Monitor:
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
         """Record training from `start` to `end` that did work of `cost` samples.
 
-        Call this often, because slow periods within a long stretch cannot be found. A stretch without
-        duration or work is ignored.
+        Call this often, because slow periods within a long stretch cannot be found. A stretch
+        without duration or work is ignored.
         """
         if end > start and cost > 0:
             with self._lock:

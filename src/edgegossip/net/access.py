@@ -1,4 +1,4 @@
-"""Access control on each link: only messages of the rank named in the certificate pass."""
+"""Access control on each link: only messages from the rank named in the certificate pass."""
 
 from __future__ import annotations
 

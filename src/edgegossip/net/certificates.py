@@ -90,7 +90,7 @@ def parse_serial(text: str) -> int:
 
 
 def authority_paths(folder: Path) -> tuple[Path, Path]:
-    """Paths in `folder` of the authority's certificate, which all workers need, and key."""
+    """Paths in `folder` of the authority's certificate (which all workers need) and key."""
     return folder / "ca.pem", folder / "ca-key.pem"
 
 

@@ -13,8 +13,8 @@ _Lane: TypeAlias = Rank | None
 RATE = 2000.0
 """Sustained rate of messages per second from one sender."""
 BURST = 100_000
-"""Burst of messages. It exceeds the number of resent messages: a checkpoint holds 64 MiB, with
-at least 1 KiB per message.
+"""Burst of messages from one sender. It exceeds the number of resent messages: a checkpoint
+holds 64 MiB, with at least 1 KiB per message.
 """
 REFUSED_COST = 100
 """Cost of a rejected frame, in messages; honest workers cause none."""

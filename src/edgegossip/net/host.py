@@ -162,7 +162,7 @@ class Host(Generic[State]):
         return self._runtime.clock() - self._zero
 
     def stop(self) -> None:
-        """Keep a checkpoint after the current work, and leave; thread-safe."""
+        """After the current work, store a checkpoint and leave; thread-safe."""
         self._should_stop = True
         self._items.put(None)
 
@@ -238,7 +238,7 @@ class Host(Generic[State]):
     # The loop.
 
     def _take_next(self, wake_at: Seconds) -> Course[None]:
-        """Wait for an item until `wake_at`, and account for it."""
+        """Wait for an item until `wake_at`, and handle it."""
         item = yield self._zero + wake_at
         if isinstance(item, ITEMS):
             if self._should_stop:

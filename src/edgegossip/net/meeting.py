@@ -81,7 +81,7 @@ class Meeting:
             self._conclude()
 
     def _wait(self, now: Seconds) -> None:
-        """Log at intervals that workers are missing."""
+        """Check the majority; log at intervals which workers are missing."""
         self._introductions.require_majority(is_waiting=True)
         if self._say_at is None:
             self._say_at = now + _SOON
@@ -91,7 +91,7 @@ class Meeting:
             _LOG.warning("still trying to reach %s%s", workers(missing), self._calls)
 
     def _conclude(self) -> None:
-        """End the wait."""
+        """End the wait; raise `NetworkError` if the run cannot begin."""
         self._introductions.require_majority(is_waiting=False)
         missing, settings = self._peers.missing, self._settings
         num_here = self._peers.num_workers - len(missing)

@@ -98,7 +98,7 @@ class Peer:
 
     @property
     def is_known(self) -> bool:
-        """The worker is reachable and has sent a status."""
+        """Whether the worker is reachable and has sent a status."""
         return self.is_reachable and self.status is not None
 
     def turn_to(self, life: Life) -> None:

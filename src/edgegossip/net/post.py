@@ -153,7 +153,7 @@ class Post:
     # For the host, on its thread.
 
     def take(self, item: Item, own_round: int, now: Seconds) -> list[Event]:
-        """The events for the algorithm that follow from `item`."""
+        """Events for the algorithm that result from `item`."""
         match item:
             case Frame(sender, data):
                 return self._open_frame(sender, data, own_round, now)
@@ -273,7 +273,7 @@ class Post:
         self.plausibility.acquit(rank)
 
     def blame(self) -> bool:
-        """After failed training, mute the sender that stood out; return whether any did."""
+        """After failed training, mute the sender that stood out; return whether there was one."""
         rank = self.plausibility.suspect()
         if rank is None:
             return False
