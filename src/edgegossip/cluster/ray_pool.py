@@ -50,7 +50,7 @@ class RayPool:
     - Ray notices within half a minute that a machine has lost power, and the run ends about
       a minute after the head is lost. After SIGKILL, Ray's processes end within two minutes.
 
-    Code and data are pickled. Anybody who can reach the ports of a cluster, including one that
+    Code and data are pickled. Anyone who can reach the ports of a cluster, including one that
     is started here, can run any code on its machines and on this one. On one machine Ray asks
     for the token in ``~/.ray/auth_token``, unless RAY_AUTH_MODE is "disabled". Its usage
     reports are off unless RAY_USAGE_STATS_ENABLED is set.

@@ -273,7 +273,7 @@ class Post:
         self.plausibility.acquit(rank)
 
     def blame(self) -> bool:
-        """After failed training, mute the sender that stood out; return whether there was one."""
+        """After failed training, mute the sender that stood out; return whether one did."""
         rank = self.plausibility.suspect()
         if rank is None:
             return False

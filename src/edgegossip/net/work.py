@@ -58,8 +58,8 @@ class Work:
         runtime: Provides the threads and the forecaster's clock.
 
     Attributes:
-        footing: Sound parameters to go back to when training fails; with None, it never goes
-            back.
+        footing: Sound parameters to go back to when training fails; with None, the worker
+            never goes back.
     """
 
     def __init__(
