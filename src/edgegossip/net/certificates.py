@@ -161,7 +161,7 @@ def issue(
 
     Raises:
         NetworkError: If `folder` has no authority; if, without `replace`, it already has one of
-            the files; or if it cannot be written to. All files are checked before any is written.
+            the files; or if it cannot be written to. All are checked before any is written.
         ValueError: If an argument is out of range.
     """
     if not ranks or len(set(ranks)) < len(ranks) or any(r is not None and r < 0 for r in ranks):
