@@ -20,8 +20,8 @@ from edgegossip.experiments.describe import versions
 class Order:
     """A piece of work for the learner with this serial number.
 
-    `origin` and `state` are given if the learner is missing there or has a different state;
-    `state` is None for a new learner.
+    `origin` and `state` are given if the learner is missing at the desk or has a different
+    state; `state` is None for a new learner.
     """
 
     serial: int

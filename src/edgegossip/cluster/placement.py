@@ -27,7 +27,7 @@ _NEWEST = 0.3
 """Weight of the newest measurement of a speed."""
 
 _WORTH_MOVING = 0.8
-"""A learner moves if its work would be done within this share of the time elsewhere."""
+"""A learner moves if another seat would finish its work within this share of the time."""
 
 
 Arrived: TypeAlias = tuple[TrainingResult, Sequence[tuple[str, type[Warning]]]]
@@ -62,7 +62,7 @@ class Seat:
         making_seconds: Seconds for making a learner at this seat.
         line: Waiting work for its learners.
         num_under_way: Number of jobs sent but not finished.
-        cost_under_way: Their cost.
+        cost_under_way: Cost of these jobs.
         forgotten: Learners that have moved away and that the seat must still forget.
         is_lost: The seat and its learners are lost.
     """
@@ -122,9 +122,9 @@ class Placement:
             self._seats.append(seat)
 
     def take(self, seat: Seat) -> list[Job]:
-        """Take this seat's next work; wait for some if it has none in progress.
+        """Take the seat's next jobs; wait for one if the seat has none in progress.
 
-        The result is empty if enough is in progress, if there is no work, and at the end.
+        The result is empty if enough jobs are in progress or none are waiting, and at the end.
         """
         with self._lock:
             while not self._is_closed:

@@ -1,4 +1,4 @@
-"""The compute pool on Ray: learners are on the cores of a cluster, the event loop is local."""
+"""The compute pool on Ray: learners are on the cores of a cluster; the event loop is local."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _MOST_LOSSES = 5
 
 
 class RayPool:
-    """Trains on every core of a Ray cluster, with bit for bit the results of a `ComputePool`.
+    """Trains on every core of a Ray cluster, with the results of a `ComputePool`, bit for bit.
 
-    Each learner is in one actor. Its state comes back with each result, so that it can be made
-    again elsewhere; lost work is repeated. Work that takes less time than a round trip to an
-    actor, about 2 ms, is done here or sent in batches. From Python::
+    Each learner is in one actor. Its state comes back with each result, so that the learner can
+    be made again elsewhere; lost work is repeated. Work that takes less time than a round trip
+    to an actor, about 2 ms, is done here or sent in batches. From Python::
 
         run(experiment, out="out", open_pool=lambda: RayPool("HEAD:6379"))
 
@@ -44,13 +44,13 @@ class RayPool:
       kind of processor, which is not.
     - The data is stored once on each machine, in Ray's object store. A data set that reads
       files (`from_torch`) needs them on each machine.
-    - The event loop's process has all learners; each actor has its own.
-    - Trainers' output is dropped; their warnings arrive. GPUs are not used.
+    - The event loop's process has all learners; each actor has only its own.
+    - Trainers' output is dropped; their warnings are passed on. GPUs are not used.
     - Work that kills five actors ends the run, which can be resumed.
-    - Ray notices within half a minute that a machine has lost its power, and the run ends about
+    - Ray notices within half a minute that a machine has lost power, and the run ends about
       a minute after the head is lost. After SIGKILL, Ray's processes end within two minutes.
 
-    Code and data are pickled. Anybody who can reach the ports of a cluster, including one that
+    Code and data are pickled. Anyone who can reach the ports of a cluster, including one that
     is started here, can run any code on its machines and on this one. On one machine Ray asks
     for the token in ``~/.ray/auth_token``, unless RAY_AUTH_MODE is "disabled". Its usage
     reports are off unless RAY_USAGE_STATS_ENABLED is set.
@@ -64,7 +64,7 @@ class RayPool:
 
     Raises:
         UsageError: If ray is not installed.
-        NetworkError: If there is no such cluster.
+        NetworkError: If there is no cluster at `address`.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class RaySession:
 
     Raises:
         UsageError: If ray is not installed.
-        NetworkError: If there is no such cluster.
+        NetworkError: If there is no cluster at `address`.
     """
 
     def __init__(self, address: str | None, num_actors: int | None) -> None:
@@ -90,7 +90,7 @@ class RaySession:
         """Store a value for all actors; each machine stores its tensors once.
 
         Raises:
-            TrainingError: If it cannot be pickled.
+            TrainingError: If `value` cannot be pickled.
         """
         for module in _from_files():
             self._ray.cloudpickle.register_pickle_by_value(module)
@@ -104,11 +104,7 @@ class RaySession:
             ) from error
 
     def open_desk(self, node: ClusterNode) -> RemoteDesk:
-        """Start an actor that occupies one core of this node; wait until a core is free.
-
-        Raises:
-            LostError: If it cannot be started.
-        """
+        """Request an actor for one core of this node; it starts once a core is free."""
         strategies = self._ray.util.scheduling_strategies
         there = strategies.NodeAffinitySchedulingStrategy(node.name, soft=False)
         kind = self._ray.remote(_ActorDesk)
@@ -124,7 +120,7 @@ class RaySession:
         """Wait for an actor's return value.
 
         Raises:
-            LostError: If it will never arrive.
+            LostError: If the value will never arrive.
         """
         with self._telling_of_losses():
             return self._ray.get(reference)
@@ -202,7 +198,7 @@ class RemoteDesk:
         """See `LearnersDesk.versions`; waits for the actor.
 
         Raises:
-            LostError: If it cannot be started.
+            LostError: If the actor cannot be started.
         """
         found: dict[str, str] = self._session.get(self._actor.versions.remote())
         return found
@@ -257,7 +253,7 @@ def require_ray() -> Any:  # noqa: ANN401
     """Import ray, an optional dependency.
 
     Raises:
-        UsageError: If it is not installed.
+        UsageError: If ray is not installed.
     """
     try:
         import ray

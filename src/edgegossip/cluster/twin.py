@@ -33,12 +33,12 @@ class Twin(Trainer):
 
     Args:
         trainer: Answers for both; trains only if that is faster than sending the work.
-        origin: How its remote twin is made.
+        origin: Recipe for its remote twin.
 
     Attributes:
         serial: Unique number of its remote twin.
         seat: Seat of the remote twin with the same state; None if there is none.
-        is_new: Whether the state has not changed since it was made.
+        is_new: Whether the state has not changed since this twin was made.
         seconds_per_cost: Seconds per unit of cost in its last work; None before that.
         last_cost: Cost of the last request.
     """
@@ -109,7 +109,7 @@ class Twin(Trainer):
         self.trainer.load_state_dict(state)
 
     def move(self, seat: Any) -> None:  # noqa: ANN401
-        """Let only `seat` have the remote twin; with None no seat does."""
+        """Let only `seat` have the remote twin; with None, no seat has it."""
         if self.seat not in (None, seat):
             self.seat.forgotten.append(self.serial)
         self.seat = seat
@@ -124,7 +124,7 @@ class Twin(Trainer):
 
 
 def twins(make: Callable[[Rank, int], Trainer], maker: object) -> Callable[[Rank, int], Twin]:
-    """Make twins of the trainers of `make`; `maker` refers to `make` in other processes."""
+    """Make a `make` that returns twins; `maker` refers to `make` in other processes."""
     return lambda rank, incarnation: Twin(
         make(rank, incarnation), Origin(maker, rank, incarnation)
     )

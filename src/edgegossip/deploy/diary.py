@@ -1,4 +1,4 @@
-"""The log of a worker on a real machine, whose failure does not end training."""
+"""A worker's log on a real machine; a failure to write it does not end training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOG = logging.getLogger("edgegossip.deploy")
 
 
 class Diary(EventLog):
-    """An `EventLog` that tolerates a full disk, because that must not cost a model.
+    """An `EventLog` that tolerates a full disk, which must not cost a model.
 
     Args:
         path: Path of the log; an existing log continues after its last complete line.
@@ -27,7 +27,7 @@ class Diary(EventLog):
         incarnation: Number of earlier starts of this worker.
 
     Raises:
-        RunFolderError: If nothing can be written to the file.
+        RunFolderError: If the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:

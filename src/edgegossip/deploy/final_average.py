@@ -1,5 +1,5 @@
-"""A final exchange after any algorithm, so that all end with the mean of the evaluated
-models.
+"""A final exchange after any algorithm, so that all workers end with the mean of the
+evaluated models.
 """
 
 from __future__ import annotations

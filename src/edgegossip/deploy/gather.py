@@ -31,7 +31,8 @@ def gather(
 
     Returns:
         The results, and everything missing in them (`Gathering.left_out`). With `Local` data,
-        also the ranks of workers that have not measured all averaged models.
+        the ranks of workers that have not measured all averaged models, if any, replace the
+        results.
 
     Raises:
         RunFolderError: If no worker left a model, a worker belonged to another experiment, or

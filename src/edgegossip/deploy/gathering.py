@@ -1,4 +1,4 @@
-"""Gathering: one run folder, in the simulator's form, from the folders of workers."""
+"""Gathering: one run folder, in the simulator's format, from the workers' folders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Gathering:
 
     Args:
         experiment: The workers' experiment.
-        out: Run folder; its subfolder `workers` holds the workers' own.
+        out: Run folder; its subfolder `workers` holds the workers' folders.
         recipe: Name of the recipe, for the record.
         command: Command that repeats the run, for the record.
     """
@@ -80,7 +80,7 @@ class Gathering:
     # While the run goes on.
 
     def go_on_at(self, time: Seconds) -> None:
-        """Forget evaluations later than `time`, at which the run continues."""
+        """Discard evaluations and snapshots after `time`, from which the run continues."""
         later = sum(1 for _ in takewhile(lambda each: each <= time, schedule()))
         self._evaluations.drop_from(later)
         for worker in self.workers:
@@ -133,7 +133,7 @@ class Gathering:
         """Delete the snapshots with stored evaluations."""
         for rank, found in there.items():
             for index in self._evaluations.kept.intersection(found):
-                with suppress(OSError):  # it takes space, that is all
+                with suppress(OSError):  # it only takes space
                     self.workers[rank].snapshot(index).unlink()
 
     def _evaluated_ranks(self) -> list[Rank]:
@@ -205,7 +205,7 @@ class Gathering:
         """Write averaged models for workers with `Local` data; return those that must measure.
 
         Raises:
-            RunFolderError: As `finish`.
+            RunFolderError: See `finish`.
         """
         return []
 
@@ -243,7 +243,7 @@ class Gathering:
         estimates = self._last_estimates(summaries)
         mean, _ = self._workload.average(estimates)
         time = max(summary["seconds"] for summary in summaries.values())
-        # A run that was killed and went on from checkpoints may end earlier than it had come.
+        # A killed run that resumed from checkpoints may end before times that it had reached.
         before = [each for each in self.history if each.time <= time]
         reason = _worst(summary["reason"] for summary in summaries.values())
         received = [summary["mean_staleness"] for summary in summaries.values()]
@@ -269,7 +269,7 @@ class Gathering:
 
     @property
     def left_out(self) -> list[str]:
-        """List the workers with missing models or numbers, with the reason."""
+        """Lines about workers whose models or numbers are missing, and on unknown folders."""
         lines = []
         for worker in self.workers:
             summary = worker.summary
@@ -315,7 +315,7 @@ class Gathering:
         return estimates
 
     def _write(self, results: Results) -> None:
-        """Write the files of a run folder, see `docs/run-folder.md`."""
+        """Write the files of a run folder; see `docs/run-folder.md`."""
         content = {**header(self._measured(), self._recipe), "driver": "network"}
         folder = RunFolder(self._out, content, resume=False)
         first = {
@@ -356,5 +356,5 @@ class Gathering:
 
 
 def _worst(reasons: Iterable[str]) -> str:
-    """Common reason for which the workers ended."""
+    """The worst of the workers' reasons for ending."""
     return max(reasons, key=REASONS.index)

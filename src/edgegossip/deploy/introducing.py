@@ -37,7 +37,7 @@ _FREQUENCIES = (0.7390851332, 1.2020569032, 1.7724538509, 2.6651441427)
 
 
 def run_key(experiment: Experiment, recipe: str | None, name: str = "") -> str:
-    """The run's name in the network, by which its workers find each other.
+    """The run's name on the network, by which its workers find each other.
 
     >>> from edgegossip.recipes.quickstart import quickstart
     >>> run_key(quickstart().experiments["gosgd"], "my.py:cancer", "second try")
@@ -96,7 +96,7 @@ def introduce(
 def sketch(vector: Tensor) -> list[float]:
     """The norm of a vector and its projections on fixed waves, which identify it.
 
-    Unlike a hash, they hardly change if values differ by rounding, as they do between kinds of
+    Unlike a hash, they hardly change if values differ by rounding, as happens between kinds of
     processors.
 
     >>> sketch(torch.tensor([3.0, 4.0]))[0]
@@ -113,7 +113,7 @@ def sketch(vector: Tensor) -> list[float]:
 def _sketch_data(dataset: Dataset) -> dict[str, Setting]:
     """Sketch labels and some samples, but not samples that may be transformed at random.
 
-    For `Local` data, the sketch has only its description.
+    There is no sketch of `Local` data, whose description is compared as a setting.
     """
     if isinstance(dataset, Local):
         return {}

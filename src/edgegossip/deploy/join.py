@@ -30,7 +30,7 @@ from edgegossip.net.zenoh_transport import ZenohTransport
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """A worker's connection to the others.
+    """A worker's connection to the other workers.
 
     Args:
         address: Endpoints at which this worker listens, and to which it connects.
@@ -141,11 +141,11 @@ def join(
 def seconds_per_sample(
     experiment: Experiment, rank: Rank, seconds: Seconds = 1.0, threads: int = 1
 ) -> Seconds | None:
-    """Train for about this time, without effect, and return the time per sample.
+    """Train for about `seconds`, without effect, and return the time per sample.
 
     Returns None for a worker that has no data or cannot train alone. The first forecast uses
     this time; later ones use measurements. A spare, which has no data until another worker of
-    its role fails, trains on that worker's data.
+    its role fails, is timed on such a worker's data.
     """
     role = experiment.algorithm.role
     alike = [r for r in experiment.data_ranks if role(r).name == role(rank).name]
@@ -159,6 +159,6 @@ def seconds_per_sample(
         return None
     training = TimedTraining(trainer, params)
     with intra_op_threads(threads):
-        training.run(0.01)  # the first step also makes what the others use
+        training.run(0.01)  # the first step also makes what later steps use
         start, end, cost = training.run(seconds)
     return (end - start) / cost

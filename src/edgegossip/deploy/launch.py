@@ -65,13 +65,13 @@ def launch(
         command: Command that repeats the run, for the record.
         progress: Live view, if any.
         trackers: Followers of the averaged model's numbers.
-        make_measure: Makes the commands that measure where the data is `Local`, and only there.
+        make_measure: Makes the commands that measure `Local` data; unused for other data.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have checkpoints.
         TrainingError: If no worker has finished.
         RunFolderError: If `out` cannot be written, holds a run, or is in use.
-        ValueError: If the data is `Local`, and nothing measures there.
+        ValueError: If the data is `Local` and `make_measure` is None.
     """
     if isinstance(experiment.task.dataset, Local) and make_measure is None:
         raise ValueError("Local data is measured by its workers; give launch a make_measure")
@@ -79,7 +79,7 @@ def launch(
         if (out / "events.jsonl").exists():
             raise RunFolderError(f"{out} already holds a run; choose another --out")
         gathering = make_gathering(experiment, out, recipe, command)
-        # Each is locked by its worker: those of a launcher that was killed may still be ending.
+        # Each worker locks its folder; workers of a killed launcher may still be ending.
         require_unlocked(*(each.path for each in gathering.workers))
         described = header(experiment, recipe)
         ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
@@ -153,11 +153,11 @@ def _gather(
 ) -> Results:
     """Make one run folder from the workers' folders, and report failed workers."""
     if len(failures) == len(gathering.workers):
-        # One that was killed said nothing of why.
+        # A killed worker did not say why.
         lines = [_last_line(out, rank) for rank in failures]
         said = [line for line in lines if line.startswith("edgegossip: ")] or lines
         raise TrainingError(f"all workers failed, the first with: {said[0]}")
-    for rank in failures:  # before, as without a server there may be no model
+    for rank in failures:  # first, as without a server there may be no model
         name = with_article(gathering.roles, rank)
         print(f"{name} failed: {_last_line(out, rank)}", file=sys.stderr)
     if waited_for := gathering.average():
@@ -173,7 +173,7 @@ def _gather(
 def _measure(
     gathering: Gathering, ranks: Sequence[Rank], make_measure: MakeMeasure
 ) -> list[Rank]:
-    """Let a process of each worker measure the averaged models; return those that failed."""
+    """Let a process of each worker measure the averaged models; return failed workers."""
     processes: dict[Rank, subprocess.Popen[bytes]] = {}
     try:
         for rank in ranks:
@@ -184,7 +184,7 @@ def _measure(
 
 
 def free_ports(number: int) -> list[int]:
-    """Find free ports of this machine."""
+    """Find free ports on this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:
@@ -208,7 +208,7 @@ def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
                 stdout=log,
                 stderr=log,
                 env={**_ENVIRONMENT, **os.environ},
-                # Ctrl+C reaches them through us alone.
+                # Ctrl+C reaches them only through this process.
                 start_new_session=True,
             )
     except OSError as error:
@@ -238,7 +238,7 @@ def _watch(
             worker.has_ended = process is None or process.poll() is not None
         now = time.monotonic()
         if now >= due and gathering.measure_next():
-            # Workers are on the same machine; what is left is measured when they are through.
+            # Workers are on the same machine; the rest is measured when they have ended.
             due = time.monotonic() + (time.monotonic() - now) / _MEASURING
         progress.update(_status(experiment, gathering, time.monotonic() - started))
         time.sleep(_LOOK)
@@ -255,7 +255,7 @@ def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> S
     return Status(
         name=experiment.run_name,
         time=now,
-        share=min(0.99, share),  # what is left is to end, and to be gathered
+        share=min(0.99, share),  # ending and gathering remain
         evaluation=history[-1] if history else None,
         metric=experiment.task.metric,
         wall_seconds=seconds,

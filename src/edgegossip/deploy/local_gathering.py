@@ -15,7 +15,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.roles import with_article
 
 _MOST_MOMENTS = 60
-"""Averaged models over time that workers measure: the resolution of a plot."""
+"""Maximum number of averaged models over time to measure: the resolution of a plot."""
 
 
 class LocalGathering(Gathering):
@@ -42,11 +42,11 @@ class LocalGathering(Gathering):
         self._without = set(without)
 
     def measure_next(self) -> bool:
-        """After the run, evaluate the newest time that all have measured."""
+        """After the run, evaluate the newest time, or write its model to be measured."""
         return all(worker.has_ended for worker in self.workers) and super().measure_next()
 
     def _chosen(self, moments: set[int]) -> set[int]:
-        # A rule that goes by the newest alone: others vanish as they are evaluated.
+        # This rule uses only the newest moment; others vanish as they are evaluated.
         newest = max([*moments, *self._evaluations.kept], default=0)
         stride = math.ceil((newest + 1) / _MOST_MOMENTS)
         return {i for i in super()._chosen(moments) if (newest - i) % stride == 0}
@@ -56,7 +56,7 @@ class LocalGathering(Gathering):
 
     @property
     def _measuring(self) -> list[Rank]:
-        """The workers whose measurements count: all but absent ones that have not measured."""
+        """Workers whose measurements count: all but `without` and absent ones with none."""
         absent = {each.rank for each in self.workers if each.summary is None}
         left_out = self._without | (absent & set(self._scores.silent))
         return [rank for rank in self._experiment.data_ranks if rank not in left_out]
@@ -71,10 +71,10 @@ class LocalGathering(Gathering):
         return max(1, sum(worker.num_samples for worker in self.workers))
 
     def average(self) -> list[Rank]:
-        """Write the averaged models for the workers; return those that have not measured all.
+        """Write the averaged models for the workers; return workers that lack some measurement.
 
         Raises:
-            RunFolderError: As `finish`.
+            RunFolderError: See `finish`.
         """
         self._come_to_the_end()
         estimates = self._last_estimates(self._summaries)

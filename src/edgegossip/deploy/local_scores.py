@@ -54,7 +54,7 @@ class LocalScores:
         return [rank for rank in self._experiment.data_ranks if not self._found.get(rank)]
 
     def read(self) -> None:
-        """Read the numbers that have arrived, and reset the list of workers behind.
+        """Read the numbers that have arrived, and clear `behind`.
 
         Raises:
             RunFolderError: If a file is damaged.
@@ -66,9 +66,9 @@ class LocalScores:
     def find(
         self, params: Tensor, ranks: Sequence[Rank]
     ) -> tuple[float, dict[str, float]] | None:
-        """Mean loss and metrics of a model over the data of `ranks`; None if one is missing.
+        """Mean loss and metrics of a model over the data of `ranks`; None if any are missing.
 
-        A model with missing numbers is written for the workers.
+        A model with missing numbers is written for the workers to measure.
         """
         name = _name(params)
         late = [rank for rank in ranks if name not in self._found.get(rank, {})]
@@ -121,7 +121,7 @@ def measure(experiment: Experiment, rank: Rank, out: Path) -> int:
 
 
 def measured_path(out: Path, rank: Rank) -> Path:
-    """The file with the numbers of a worker."""
+    """Path of the file with a worker's numbers."""
     return out / MEASURED / f"{rank}.json"
 
 
@@ -129,7 +129,7 @@ def read_measured(path: Path, metrics: Iterable[Metric]) -> dict[str, Measuremen
     """Read the numbers of a worker; none if there is no file.
 
     Raises:
-        RunFolderError: If they are damaged.
+        RunFolderError: If the file is damaged.
     """
     if not path.exists():
         return {}

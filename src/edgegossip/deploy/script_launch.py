@@ -49,13 +49,13 @@ def run_script(script: Sequence[str], workers: Sequence[ScriptWorker], out: Path
     Args:
         script: File and arguments of the script.
         workers: The workers of this machine.
-        out: Folder for the output of the others, made if there are any.
+        out: Folder for the other workers' output, made if there are any.
 
     Returns:
         The ranks whose process failed.
 
     Raises:
-        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the processes receive each as Ctrl+C.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; each reaches the processes as Ctrl+C.
         RunFolderError: If `out` cannot be written.
     """
     processes: dict[Rank, subprocess.Popen[bytes]] = {}
@@ -95,7 +95,7 @@ def _log(out: Path, worker: ScriptWorker) -> IO[bytes]:
 
 
 def log_path(out: Path, rank: Rank) -> Path:
-    """The output of a worker that does not write to the terminal."""
+    """Path of the output of a worker that does not write to the terminal."""
     return out / f"worker-{rank}.txt"
 
 
@@ -108,6 +108,6 @@ def _start(
         stdout=output,
         stderr=output,
         env={**_ENVIRONMENT, **os.environ, **worker.environment()},
-        # Ctrl+C reaches them through us alone.
+        # Ctrl+C reaches them only through this process.
         start_new_session=True,
     )

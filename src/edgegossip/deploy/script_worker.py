@@ -24,7 +24,7 @@ from edgegossip.net.transport import Transport
 from edgegossip.net.zenoh_transport import ZenohTransport
 
 AlgorithmOrMaker: TypeAlias = Algorithm[Any] | Callable[[int, int], Algorithm[Any]]
-"""An algorithm, or a function that makes it for the numbers of workers and optimizer steps."""
+"""An algorithm, or a function that makes it from the numbers of workers and optimizer steps."""
 _PREFIX = "EDGEGOSSIP_"
 
 
@@ -60,7 +60,7 @@ class ScriptWorker:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> ScriptWorker:
-        """Read the worker that `edgegossip script` started this process as.
+        """Read this process's worker from the variables that `edgegossip script` sets.
 
         The variables are EDGEGOSSIP_RANK, EDGEGOSSIP_NUM_WORKERS, EDGEGOSSIP_LISTEN and
         EDGEGOSSIP_CONNECT (endpoints, separated by spaces), EDGEGOSSIP_TLS (a folder) and
@@ -104,13 +104,14 @@ class ScriptWorker:
     def own_share(self, samples: Any) -> Any:  # noqa: ANN401
         """This worker's part of a data set: every `num_workers`-th sample.
 
-        All get the same number; fewer than `num_workers` samples are omitted.
+        All workers get the same number; the remaining samples, fewer than `num_workers`, are
+        omitted. Data sets with a `shard` method (Hugging Face) are sharded without omissions.
 
         Args:
             samples: A tensor, a map-style data set of PyTorch, or one of Hugging Face.
 
         Raises:
-            TypeError: If it has no length, or cannot be indexed by number.
+            TypeError: If `samples` has no length, or cannot be indexed by number.
         """
         if self.num_workers == 1:
             return samples
@@ -140,12 +141,12 @@ class ScriptWorker:
 
         Args:
             model: Model that the script trains.
-            algorithm: The algorithm, equal for all workers; or a function that makes it for the
-                numbers of workers and steps, such as ``lambda n, steps:
+            algorithm: The algorithm, equal for all workers; or a function that makes it from
+                the numbers of workers and steps, such as ``lambda n, steps:
                 Gossip(topology=ring(n), num_rounds=steps)``.
             num_samples: Number of this worker's samples.
-            num_steps: Number of optimizer steps that the script will take, for this function.
-            options: The others of `TrainingLoop`. `final_average` is true by default.
+            num_steps: Number of optimizer steps that the script will take, for that function.
+            options: Other arguments of `TrainingLoop`. `final_average` is true by default.
 
         Raises:
             ValueError: If the algorithm is for a different number of workers.
@@ -182,7 +183,7 @@ class ScriptWorker:
 
 
 def script_worker() -> ScriptWorker:
-    """The worker that this process is; see `ScriptWorker.from_environment`."""
+    """This process's worker; see `ScriptWorker.from_environment`."""
     return ScriptWorker.from_environment()
 
 

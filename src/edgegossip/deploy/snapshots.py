@@ -19,7 +19,7 @@ from edgegossip.net.runtime import BackgroundThread
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHORTEST: Seconds = 0.5
 MAX_BYTES = 2**30
-"""Limit of the bytes of one worker's snapshots; large models get fewer snapshots."""
+"""Maximum total bytes of one worker's snapshots; large models get fewer snapshots."""
 
 
 def schedule() -> Iterator[Seconds]:
@@ -66,7 +66,7 @@ class Snapshots:
         return self._next[1]
 
     def close(self) -> None:
-        """Wait until all snapshots are written."""
+        """Wait up to 60 s for all snapshots to be written."""
         self._writer.close(60.0)
 
     def _write(self, index: int, params: Tensor) -> None:

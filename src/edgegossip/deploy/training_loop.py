@@ -33,7 +33,7 @@ _LOG = logging.getLogger("edgegossip.deploy")
 Validate: TypeAlias = Callable[
     [nn.Module], float | tuple[float, float] | tuple[float, Mapping[str, float]]
 ]
-"""Mean loss of a model on validation data, alone or with metrics by name or an accuracy."""
+"""Returns a model's mean loss on validation data, alone or with metrics by name or accuracy."""
 
 
 class TrainingLoop:
@@ -52,9 +52,9 @@ class TrainingLoop:
     of their models, or the server's model.
 
     A rank whose role has no data, such as a server, does not train: entering the `with` block
-    takes until the run is over.
+    lasts until the run is over.
 
-    Missing, lost and returned workers are logged (``edgegossip.net``), and so is the end
+    Missing, lost and returned workers are logged (``edgegossip.net``), and so is the run's end
     (``edgegossip.deploy``, level INFO). After an exception in the `with` block, including
     Ctrl+C, the worker leaves the run and tells the others, and the exception propagates.
 
@@ -79,7 +79,7 @@ class TrainingLoop:
         final_average: At the end, average the models of all evaluated workers; each sends its
             own once to all others.
         evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
-            or a pair of it and metrics by name (or an accuracy). It is called on another
+            or a pair: this loss, and metrics by name (or an accuracy). It is called on another
             thread, with a copy of `model` in evaluation mode.
         has_buffers: Also exchange floating-point buffers (running means).
         torch_device: Device of the model.
@@ -120,7 +120,7 @@ class TrainingLoop:
         torch_device: torch.device | str = "cpu",
     ) -> None:
         _check_role(algorithm.role(rank), rank, num_samples, final_average=final_average)
-        # The caller's batches come as they are, so its weights stay as they are.
+        # The caller's batches keep their memory format, so the weights keep theirs.
         flat = partial(
             FlatModel, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
         )
@@ -229,7 +229,7 @@ class TrainingLoop:
 
     @property
     def _is_ending(self) -> bool:
-        """The final average has begun, so training no longer counts."""
+        """Whether the final average has begun; training then no longer counts."""
         state = self._host.state
         return isinstance(state, FinalState) and state.is_ending
 
@@ -262,7 +262,7 @@ class TrainingLoop:
         self._thread.start()
         try:
             self._take_next()
-        except BaseException as error:  # the wait for others is interrupted, or vain
+        except BaseException as error:  # the wait for others was interrupted or failed
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -362,7 +362,7 @@ class _OwnWork(Trainer):
         self.has_gone_back = False
 
     def start_over(self) -> None:
-        """Pass this on to the loop, which has the optimizer."""
+        """Tell the loop, which has the optimizer, to start over."""
         self.has_gone_back = True
 
     @property

@@ -58,7 +58,7 @@ class WorkerSettings:
         ended: See `HostSettings`.
         max_seconds: Time limit, counted from the beginning; None for the experiment's.
         checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep snapshots, with which accuracy over time can be measured afterwards.
+        snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
         parent: ID of a process whose end stops this worker; None for none.
         threads: Number of threads that a training step uses, at least 1.
         max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
@@ -122,8 +122,8 @@ def take_part(
         Reason for the end: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part, or if too few others do or they run
-            another experiment.
+        NetworkError: If this machine cannot take part, or if too few others join or most of
+            them run another experiment.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
     """
@@ -247,7 +247,7 @@ class _Worker:
 
     @contextmanager
     def _blaming_the_checkpoint(self) -> Iterator[None]:
-        """Turn an error that the loaded checkpoint causes into one that names it."""
+        """Turn an error caused by the loaded checkpoint into one that names the checkpoint."""
         try:
             yield
         except LOADING_ERRORS as error:
@@ -307,7 +307,7 @@ class _Worker:
                 _LOG.warning("cannot delete %s: %s", self._checkpoint, error.strerror)
 
     def _validated(self, host: Host[Any], reason: str) -> dict[str, float | None]:
-        """Metrics of this worker's own model; None without validation data, or with a part."""
+        """Metrics of this worker's own model; None without validation data, or for a part."""
         validator = self._workload.validator(self._rank)
         metrics = self._experiment.task.chosen_first
         values: Mapping[str, float | None] = {metric.name: None for metric in metrics}
@@ -320,14 +320,14 @@ def _require_like(state: WorkerState, fresh: WorkerState) -> None:
     """Check that a loaded state has the same structure as a new one.
 
     Raises:
-        TypeError: If it does not.
+        TypeError: If the structures differ.
     """
     if type(state) is not type(fresh) or state.estimate.shape != fresh.estimate.shape:
         raise TypeError(f"a state like {type(fresh).__name__} was expected, got {state!r:.60}")
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:
-    """Write the folder's header; discard an earlier end of the run in an existing folder."""
+    """Write the folder's header; delete results of an earlier end in an existing folder."""
     path = out / "experiment.json"
     for end in ("summary.json", "params.safetensors"):
         (out / end).unlink(missing_ok=True)

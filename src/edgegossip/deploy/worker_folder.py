@@ -1,7 +1,7 @@
 """The folder of a worker on a real machine, read incrementally.
 
 Fields of the `summary.json` of a worker, among others:
-    validation_accuracy: Accuracy of its own model, or a field for each other metric; null
+    validation_accuracy: Accuracy of the worker's model, or a field for each other metric; null
         without validation data, or for a part of a model.
     is_evaluated: Whether its model counts in the results. If several workers may serve, only
         the active server's model counts.
@@ -65,7 +65,7 @@ class RunningTotal:
         self._next = next(self._times)
 
     def add(self, time: Seconds, amount: int) -> None:
-        """Add an amount at `time`."""
+        """Add `amount` at `time`."""
         # A worker that goes on from a checkpoint may be a little earlier than it was before:
         # moments that are over stay as they are.
         while self._next < time:
@@ -74,7 +74,7 @@ class RunningTotal:
         self.total += amount
 
     def at(self, index: int) -> int:
-        """The sum up to the snapshot of this index."""
+        """The sum up to the snapshot with this index."""
         return self._sums[index] if index < len(self._sums) else self.total
 
 
@@ -156,8 +156,8 @@ class WorkerFolder:
     def throughput(self) -> float:
         """Samples per second during training; 0 without training.
 
-        The first training of a process includes its preparation, so it counts only if there is
-        no other.
+        The first training of a process includes its preparation, so it counts only if there
+        is no other training.
         """
         cost, seconds = (
             (self._cost, self._training) if self._training else self._first or (0, 0)
@@ -296,7 +296,7 @@ def require_numbers(content: Mapping[str, Any], names: Iterable[str]) -> None:
     """Check that `content` has finite numbers under these names.
 
     Raises:
-        ValueError: If one is missing.
+        ValueError: If a number is missing or not finite.
     """
     for name in names:
         value = content.get(name)
@@ -312,7 +312,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """Read the `summary.json` of a worker.
 
     Raises:
-        RunFolderError: If it is missing or damaged.
+        RunFolderError: If `path` is missing or damaged.
     """
     summary = read_json(path)
     try:

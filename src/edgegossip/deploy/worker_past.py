@@ -1,4 +1,4 @@
-"""Finds a worker's earlier progress, from its folder."""
+"""A worker's earlier progress, found in its folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def require_worker_of(experiment: Experiment, out: Path) -> None:
     """Check that the worker whose folder is `out`, if any, took part in this experiment.
 
     Raises:
-        RunFolderError: If it took part in another one.
+        RunFolderError: If the worker took part in another experiment.
     """
     path = out / "experiment.json"
     if path.exists():
@@ -68,7 +68,7 @@ def _difference(kept: object, now: object) -> str:
 
 
 def goes_on_at(out: Path) -> Seconds:
-    """Time in the run at which the worker with the folder `out` continues, or has ended."""
+    """Time in the run at which the worker with the folder `out` continues, or ended."""
     path = out / "summary.json"
     if path.exists() and (summary := read_summary(path))["reason"] in ENDS:
         return float(summary["seconds"])
@@ -77,7 +77,7 @@ def goes_on_at(out: Path) -> Seconds:
 
 
 def kept_checkpoint(path: Path) -> dict[str, Any] | None:
-    """The checkpoint of a worker; None if there is none, or it cannot be used."""
+    """The checkpoint of a worker; None if it is missing or unusable."""
     if not path.exists():
         return None
     try:

@@ -20,8 +20,8 @@ class WorkerTracking:
         trackers: The trackers.
         header: The experiment, as in `experiment.json`.
         rank: Rank of the worker.
-        out: Its folder.
-        log: Its log.
+        out: Folder of the worker.
+        log: Log of the worker.
 
     Attributes:
         chores: Chores of the worker's host; empty without trackers.

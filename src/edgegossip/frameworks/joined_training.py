@@ -21,10 +21,10 @@ class JoinedTraining:
     """Opens a loop when a framework begins to train, and closes it at the end.
 
     Args:
-        algorithm: As in `ScriptWorker.training_loop`.
-        worker: This process; None for the worker that `edgegossip script` started.
+        algorithm: See `ScriptWorker.training_loop`.
+        worker: This process; None reads the variables that `edgegossip script` sets.
         num_samples: Number of samples in an epoch; None for the framework's number.
-        options: Others of `TrainingLoop`.
+        options: Other arguments of `TrainingLoop`.
 
     Attributes:
         num_samples: Number of samples in an epoch, once training has begun.
@@ -62,15 +62,14 @@ class JoinedTraining:
 
         Args:
             model: Model that the framework trains.
-            optimizers: Their state is cleared after training has gone back.
+            optimizers: Optimizers, whose state is cleared after training has gone back.
             num_samples: Number of samples in an epoch, if the framework knows.
             num_steps: Optimizer steps that the framework will take.
             num_processes: Number of processes among which the framework itself splits this
                 training.
 
         Raises:
-            UsageError: If there are several of these processes, or the number of samples is
-                unknown.
+            UsageError: If `num_processes` is above 1, or the number of samples is unknown.
         """
         self.end()
         if num_processes > 1:

@@ -25,7 +25,7 @@ def lightning_callback(
     num_samples: int | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """Make a callback for Lightning's `Trainer`, which takes part in a run.
+    """Make a callback with which Lightning's `Trainer` takes part in a run.
 
     The script controls training: its optimizer, precision, clipping and accumulation. An
     optimizer step is one of the algorithm's steps. Trainable parameters are exchanged in place,
@@ -33,10 +33,10 @@ def lightning_callback(
     workers then have the mean of their models (`final_average`).
 
     Args:
-        algorithm: The algorithm, equal for all workers; or a function that makes it for the
+        algorithm: The algorithm, equal for all workers; or a function that makes it from the
             numbers of workers and of the Trainer's optimizer steps.
-        worker: This process; None for the worker that `edgegossip script` started it as.
-        num_samples: Number of samples in an epoch; None for those of the Trainer's data loader.
+        worker: This process; None reads the variables that `edgegossip script` sets.
+        num_samples: Number of samples in an epoch; None for that of the Trainer's data loader.
         options: Other arguments of `TrainingLoop`, such as `max_seconds`.
 
     Returns:
@@ -116,7 +116,7 @@ class LightningHooks:
         if not self._losses:
             return None
         losses = torch.stack(self._losses)
-        # Automatic optimization has divided each by their number.
+        # Automatic optimization has divided each loss by their number.
         mean = losses.sum() if pl_module.automatic_optimization else losses.mean()
         return float(mean)
 

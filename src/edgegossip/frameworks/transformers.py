@@ -1,4 +1,4 @@
-"""Hugging Face Transformers: a callback that exchanges a `Trainer`'s model with others."""
+"""Hugging Face Transformers: a callback that exchanges the model with other workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def transformers_callback(
     num_samples: int | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """Make a `TrainerCallback` for the Trainer of Transformers, which takes part in a run.
+    """Make a `TrainerCallback` with which the Trainer of Transformers takes part in a run.
 
     The script controls training: its optimizer, precision, clipping and accumulation. An
     optimizer step is one of the algorithm's steps. Trainable parameters are exchanged in place,
@@ -28,10 +28,10 @@ def transformers_callback(
     workers then have the mean of their models (`final_average`).
 
     Args:
-        algorithm: The algorithm, equal for all workers; or a function that makes it for the
+        algorithm: The algorithm, equal for all workers; or a function that makes it from the
             numbers of workers and of the Trainer's optimizer steps.
-        worker: This process; None for the worker that `edgegossip script` started it as.
-        num_samples: Number of samples in an epoch; None for those of the Trainer's data loader.
+        worker: This process; None reads the variables that `edgegossip script` sets.
+        num_samples: Number of samples in an epoch; None for that of the Trainer's data loader.
         options: Other arguments of `TrainingLoop`, such as `max_seconds`.
 
     Raises:
@@ -48,8 +48,8 @@ def transformers_callback(
 class TransformersHooks:
     """The hooks of the callback.
 
-    The Trainer tells no losses. A hook of the model's forward pass records the loss, if the
-    outputs have one.
+    The Trainer does not report losses. A hook of the model's forward pass records the loss, if
+    the outputs have one.
 
     Args:
         joined: The training that takes part.

@@ -7,7 +7,7 @@ import sys
 
 
 def num_cores() -> int:
-    """The number of cores that this process may use; outside Linux, of all cores."""
+    """The number of cores that this process may use; outside Linux, the number of all cores."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

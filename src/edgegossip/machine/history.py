@@ -57,7 +57,7 @@ class History:
         self._clock = clock
         first = counters.read()
         self.times = [clock()]
-        # The integral over time of the three, at each reading.
+        # The integrals over time of cores, network and disk, at each reading.
         self._totals = [(0.0, 0.0, 0.0)]
         group = _group(first)
         self._outside = _Others(first.machine.cores, group)

@@ -2,8 +2,8 @@
 
 The paper runs the same two programs, WordCount and Sort, during training. The jobs are outside
 our process tree, so monitors count them as use by others. They end with the process that
-started them, even if it is killed, because the pipe between them closes. This file is also the
-program that they run.
+requested them, even if it is killed, because the pipe between them closes. This file is also
+the program that they run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIZES = tuple(MB * n for n in (1, 2, 5, 10, 20, 50, 100, 200, 300, 500, 1000, 15
 KINDS = ("wordcount", "sort")
 
 _BLOCK = MB
-"""Bytes of distinct text; a file repeats it."""
+"""Bytes of distinct text, which a file repeats."""
 _RUN = 8 * MB
 """Memory that a sort uses, in bytes."""
 _WORDS = 10
@@ -110,7 +110,7 @@ class Load:
 @contextmanager
 def _processes(load: Load, folder: Path) -> Iterator[None]:
     settings = [load.kind, str(load.num_bytes), str(load.share), str(folder)]
-    # The one started here starts the others and ends, so they are nobody's children.
+    # The process started here starts the jobs and ends, so they are nobody's children.
     starter = subprocess.Popen(
         [sys.executable, "-m", __name__, "start", str(load.num_processes), *settings],
         stdin=subprocess.PIPE,

@@ -39,7 +39,7 @@ class Monitor:
     everything except our own process tree. Each forecast also reads them. Once a minute the
     means go to `journal`. Reading and storing never raise.
 
-    With a `ZenohTransport` of the caller's, `counters` subtracts its traffic::
+    If the caller has a `ZenohTransport`, `counters` subtracts its traffic::
 
         from edgegossip.machine.counters import SystemCounters
 
@@ -86,8 +86,8 @@ class Monitor:
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
         """Record training from `start` to `end` that did work of `cost` samples.
 
-        Call this often: within a long stretch, slow times cannot be found. A stretch without
-        duration or work is ignored.
+        Call this often, because slow periods within a long stretch cannot be found. A stretch
+        without duration or work is ignored.
         """
         if end > start and cost > 0:
             with self._lock:
@@ -160,7 +160,7 @@ class Monitor:
         return self
 
     def close(self) -> None:
-        """Stop, and store the means since the last full minute; no effect if stopped."""
+        """Stop, and store the means since the last full minute; no effect if repeated."""
         if self._has_closed.is_set():
             return
         self._has_closed.set()
@@ -204,7 +204,7 @@ class _ThisMachine:
         """Use by others while training ran.
 
         While training pauses, for instance to wait for neighbors, others also use the capacity
-        that it leaves. An increase during a pause is therefore ignored unless it lasts.
+        that training leaves. An increase during a pause is therefore ignored unless it lasts.
         """
         if spans := self._progress.spans(start, end):
             return self._history.mean_contention(*spans)

@@ -15,7 +15,7 @@ from edgegossip.machine.history import History
 _PIECE: Seconds = 0.25
 """Minimum length of a recorded piece of training; shorter steps are combined."""
 _PAUSE: Seconds = 0.02
-"""Pauses between two steps that are shorter than this count as training."""
+"""Pauses between two steps count as training if they are shorter than this."""
 _MAX_PIECES = 256
 
 
@@ -23,7 +23,7 @@ class WorkHistory:
     """Spans of training, and work over time, in samples.
 
     Work is reported at the end of a stretch of training. During a long stretch with changing
-    loads, more of it was done at times of low load. It is therefore spread over time with a
+    loads, more of it was done at times of low load. Work is therefore spread over time with a
     constant :math:`t_0` that fits the duration of the stretch.
     """
 
@@ -47,7 +47,7 @@ class WorkHistory:
         """Return the spans of training since the last call; from now on `work` covers these
         times.
 
-        It also still covers the last 256 earlier ends of pieces and readings.
+        `work` also still covers the last 256 earlier ends of pieces and readings.
         """
         # Some of the spans taken before may not have been asked for.
         del self._times[:-_MAX_PIECES], self._totals[:-_MAX_PIECES]

@@ -114,7 +114,7 @@ class Record:
     values. Among five blends, the one with the smallest recent error is used. Forecasts thus
     adapt to the rate of change, to the time ahead, and to the noise of base times. Errors are
     mean absolute errors; squared errors favor the usual load, which is never far off, and did
-    worse within 5 s.
+    worse at horizons within 5 s.
 
     Attributes:
         speeds: Sums of measured throughputs since the last forecast, for each executor.
@@ -143,7 +143,7 @@ class Record:
 
     @property
     def _candidates(self) -> list[float]:
-        # Where one is far below the other, the difference loses it, and a blend would be 0.
+        # If one is far below the other, the difference rounds it away; a blend would be 0.
         least, difference = min(self.usual, self.present), self.present - self.usual
         return [max(least, self.usual + place * difference) for place in _PLACES]
 

@@ -27,8 +27,8 @@ class SlowDown:
 
     The logarithm of the time is regressed on U, so relative errors have the same weight for all
     loads. Each part of U is divided by its maximum in the profile. Loads beyond the profile are
-    clipped to its range, because few regressors extrapolate well. If a profile has no row of an
-    idle machine, its smallest load counts as idle.
+    clipped to its range, because few regressors extrapolate well. If a profile has no row for
+    an idle machine, its smallest load counts as idle.
 
     Attributes:
         seconds_alone: Seconds per sample without contention.

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from redis import Redis
 
 MAX_SAMPLES = 7 * 24 * 60
-"""Samples that memory and Redis keep of each worker: one week."""
+"""Samples that memory and Redis keep for each worker: one week."""
 PASSWORD = "EDGEGOSSIP_REDIS_PASSWORD"
 """Name of the environment variable that may hold the password of Redis."""
 _MAX_UNSTORED = 24 * 60
 """Number of samples that are kept for a failed store: one day."""
 _PATIENCE: Seconds = 1.0
-"""Timeout for each answer of Redis."""
+"""Timeout for each answer from Redis."""
 
 _log = logging.getLogger("edgegossip.machine")
 
@@ -57,7 +57,7 @@ class Sample:
         """Read a line that `to_json` has written.
 
         Raises:
-            ValueError: If it is anything else.
+            ValueError: If `text` is anything else.
         """
         try:
             values = {name: float(value) for name, value in json.loads(text).items()}
@@ -73,16 +73,16 @@ class TelemetryStore(Protocol):
         """Keep `sample`.
 
         Raises:
-            OSError: If this is currently impossible.
-            NetworkError: If this is currently impossible.
+            OSError: If the store cannot be written at present.
+            NetworkError: If the store cannot be reached at present.
         """
 
     def read(self, rank: Rank) -> list[Sample]:
         """Return the samples of `rank`, oldest first.
 
         Raises:
-            OSError: If this is currently impossible.
-            NetworkError: If this is currently impossible.
+            OSError: If the store cannot be read at present.
+            NetworkError: If the store cannot be reached at present.
         """
 
     def close(self) -> None:
@@ -90,14 +90,14 @@ class TelemetryStore(Protocol):
 
 
 class Journal:
-    """Stores the samples of one worker and never raises.
+    """Stores one worker's samples and never raises.
 
     Samples that the store rejects are retried with the next one, for up to a day; then the
     oldest are dropped. A failure is logged once until the store works again.
 
     Args:
         store: Store for the samples.
-        rank: Worker of the samples.
+        rank: Rank of the worker.
     """
 
     def __init__(self, store: TelemetryStore, rank: Rank) -> None:
@@ -214,7 +214,7 @@ class RedisTelemetry:
             password in the URL, the environment variable EDGEGOSSIP_REDIS_PASSWORD may provide
             one: other users of a machine can see the command line, but not the environment.
         run: Name that keeps runs on one server apart.
-        max_samples: Number of samples to keep of each rank.
+        max_samples: Number of samples to keep for each rank.
 
     Raises:
         NetworkError: If the package redis is missing, or the URL is malformed.

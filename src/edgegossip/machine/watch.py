@@ -1,4 +1,4 @@
-"""Observations for a predictor, from training times and the use by others."""
+"""Observations for a predictor, from training times and use by others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORTEST: Seconds = 0.1
 _STRETCH: Seconds = 0.25
 """Longest stretch of training: a few batches, so that their differences average out."""
 _MAX_SPANS = 256
-"""Number of spans of training, with pauses between them, to remember."""
+"""Maximum number of spans of training, with pauses between them, to remember."""
 
 
 class Predictor(Protocol):
@@ -63,8 +63,8 @@ class Watch:
     """Watches one machine and forecasts its throughput.
 
     Counters are read once a second and for each forecast; two readings give the mean use by
-    others between them. The watch knows the duration of each stretch of an eighth to a quarter
-    of a second of training, without pauses. The present use by others is that of the last
+    others between them. The watch times training in stretches of an eighth to a quarter of a
+    second, without pauses. The present use by others is that of the last
     reading, and the usual use is the mean over a minute.
 
     Args:
@@ -139,7 +139,7 @@ class Watch:
         return [first, *self._readings(first + SHORTEST, now - SHORTEST), now]
 
     def _observe(self, predictor: Predictor, now: Seconds) -> None:
-        """Report the training since the last call to `predictor`, stretch by stretch.
+        """Report to `predictor` the training since the last report, stretch by stretch.
 
         Short training is held back until there is more, because a round in blocks may end with
         a single step.

@@ -1,4 +1,4 @@
-"""Access control on each link: only messages of the rank named in the certificate pass."""
+"""Access control on each link: only messages from the rank named in the certificate pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Rule: TypeAlias = dict[str, object]
 
 
 class _Keys(NamedTuple):
-    """Key parts of the runs whose messages pass, and of those whose liveliness tokens pass."""
+    """Runs, as parts of keys, whose messages pass, and runs whose liveliness tokens pass."""
 
     data_runs: tuple[str, ...]
     alive_runs: tuple[str, ...]
@@ -58,8 +58,9 @@ def zenoh_security(
 ) -> dict[str, object]:
     """Zenoh settings that let a worker speak only for its own rank.
 
-    Both ends of every link check this, by the common name in the other's certificate: worker R
-    can send messages from R, see the inbox of R, receive messages to R, and be alive as R.
+    Both ends of every link check this, by the common name in the other end's certificate:
+    worker R can send messages from R, see the inbox of R, receive messages to R, and be alive
+    as R.
     Everything else is dropped. A router relays messages, so it may speak for all workers, but
     it holds each of them to the same rules.
 

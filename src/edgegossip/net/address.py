@@ -16,17 +16,17 @@ _ENDPOINT = re.compile(
 class Address:
     """Endpoints at which a worker listens, and to which it connects.
 
-    Each worker must be reachable from one that others reach; workers learn the other addresses
-    from each other. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
+    Each worker must be reachable from one that other workers reach; workers learn the remaining
+    addresses from each other. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
 
     Args:
         listen: Endpoints of this machine to listen at. Port 0 chooses a free port, which suits
-            workers that others need not call.
+            workers to which no other worker needs to connect.
         connect: Endpoints of other workers, or routers, to try until they answer.
         multicast: Whether to also look for workers on the local network.
 
     Raises:
-        ValueError: If an endpoint is malformed, or there is none and no multicast.
+        ValueError: If an endpoint is malformed, or if there is neither one nor multicast.
 
     >>> Address(listen=("tcp/127.0.0.1:7447",)).is_loopback
     True
@@ -59,10 +59,10 @@ class Address:
 
 
 def parse(name: str, endpoint: str, lowest_port: int = 1) -> tuple[str, str, int]:
-    """Split an endpoint into protocol, host and port; `name` is its setting, for errors.
+    """Split an endpoint into protocol, host and port; `name` is the setting, for errors.
 
     Raises:
-        ValueError: If it is malformed.
+        ValueError: If `endpoint` is malformed.
 
     >>> parse("connect", "tls/[::1]:7447")
     ('tls', '::1', 7447)

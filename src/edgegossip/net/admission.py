@@ -37,15 +37,15 @@ _Sizes: TypeAlias = Mapping[str, float | None]
 class Admission:
     """Admits only messages from this run's workers that match the algorithm's schema.
 
-    Everything else is dropped, counted, and logged once for each worker and reason, without an
-    error. Not thread-safe.
+    Everything else is dropped, counted, and logged once for each worker and reason; no error is
+    raised. Not thread-safe.
 
     Args:
         run: 8 bytes that identify this run.
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
         schema: Description of the messages, by kind.
-        max_bytes: Limit of a frame; None for the size of the schema's largest message.
+        max_bytes: Limit of a frame; None for one that fits the schema's largest message.
         plausibility: Finds values that are too large; None allows all.
         seals: Verifies relayed parts; None if nothing is sealed.
         life_of: Returns the known life of a worker; 0 if unknown.
@@ -53,7 +53,7 @@ class Admission:
     Attributes:
         max_bytes: The limit of a frame, for the transport.
         offenders: Senders of messages that no honest worker sends, once per offense; the owner
-            empties it.
+            empties the list.
         dropped: Number of dropped or missing messages, by sender and reason; a dropped message
             later also counts as missing. Input from outside this run has the sender None.
     """
@@ -101,7 +101,7 @@ class Admission:
     def refused(
         self, rank: Rank | None, reason: str, detail: str = "", number: int = 1
     ) -> None:
-        """Count dropped messages, here or in transit; log a new reason.
+        """Count messages dropped here or in transit; log each new reason.
 
         Args:
             rank: Apparent sender, if any.
@@ -161,7 +161,7 @@ class Admission:
         return message
 
     def _check_parts(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
-        """Do the same for a message with several authors, each judged by its own part.
+        """Check the values of a message with several authors, each judged by its own part.
 
         A worker that relays a part without a valid seal has forged it, because honest workers
         do not accept such a part. Any other flaw of a part is blamed on its origin.

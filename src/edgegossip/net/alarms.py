@@ -19,7 +19,7 @@ class Chores:
     """
 
     next_at: Seconds
-    """Time at which the next one is due; infinity if none is."""
+    """Time at which the next chore is due; infinity if none is."""
 
     def __init__(self, chores: Iterable[Chore]) -> None:
         self._due = [(0.0, chore) for chore in chores]
@@ -43,21 +43,21 @@ class Alarms:
     """
 
     next_at: Seconds
-    """Time at which the next one is due; infinity if none is."""
+    """Time at which the next timer is due; infinity if none is."""
 
     def __init__(self) -> None:
         self._times: dict[str, Seconds] = {}
         self._look()
 
     def set(self, name: str, at: Seconds) -> None:
-        """Wake at `at`; infinity cancels."""
+        """Set timer `name` to fire at `at`; infinity cancels it."""
         self._times.pop(name, None)
         if at < math.inf:
             self._times[name] = at
         self._look()
 
     def pop_due(self, now: Seconds) -> list[str]:
-        """Remove and return the due names, the earliest first."""
+        """Remove the due timers; return their names, the earliest first."""
         if now < self.next_at:
             return []
         due = sorted((at, name) for name, at in self._times.items() if at <= now)

@@ -29,7 +29,7 @@ from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
 
-# Validity starts a day earlier: a machine without a battery starts with a clock behind.
+# Validity starts a day early: a machine without a clock battery boots with an old time.
 CLOCK_TOLERANCE = timedelta(days=1)
 
 # Every worker listens and connects.
@@ -38,7 +38,7 @@ _PURPOSES = x509.ExtendedKeyUsage(
 )
 
 RUN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
-"""Names of runs that a certificate can be bound to; a common name has at most 64 letters."""
+"""Names of runs that a certificate can be bound to; a common name has at most 64 characters."""
 
 _LABEL = r"[A-Za-z0-9_](?:[\w-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?:{_LABEL}\.)*(?!\d+$){_LABEL}", re.ASCII)
@@ -78,7 +78,7 @@ def parse_serial(text: str) -> int:
     48879
 
     Raises:
-        ValueError: If it is malformed.
+        ValueError: If `text` is malformed.
     """
     digits = text.replace(":", "")
     if not re.fullmatch(r"[0-9A-Fa-f]{1,40}", digits):
@@ -90,7 +90,7 @@ def parse_serial(text: str) -> int:
 
 
 def authority_paths(folder: Path) -> tuple[Path, Path]:
-    """Paths in `folder` of the authority's certificate, which all need, and of its key."""
+    """Paths in `folder` of the authority's certificate (which all workers need) and key."""
     return folder / "ca.pem", folder / "ca-key.pem"
 
 
@@ -103,7 +103,7 @@ def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
 def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = None) -> Path:
     """Make the authority that signs all workers' certificates.
 
-    The holder of its key can impersonate any worker, so the key should not leave the machine.
+    The holder of its key can impersonate any worker, so the key should not leave this machine.
 
     Args:
         folder: Folder for certificate and key, made if missing.
@@ -111,7 +111,7 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
         begin: Start of the validity; by default now.
 
     Returns:
-        Path of its certificate.
+        Path of the authority's certificate.
 
     Raises:
         NetworkError: If `folder` already has an authority or cannot be written to.
@@ -143,13 +143,13 @@ def issue(
     days: int = 365,
     begin: datetime | None = None,
 ) -> list[Path]:
-    """Make a key and a certificate for each of these workers, or for routers.
+    """Make a key and a certificate for each worker in `ranks`, or for routers.
 
     Args:
         folder: Folder of the authority; the new files go there too.
         ranks: At least one worker; None for routers, which can speak for any worker.
-        hosts: Names and addresses of their machines, for programs that compare these; workers
-            compare ranks.
+        hosts: Names and addresses of their machines, for programs that check them; workers
+            check ranks.
         run_name: Name of the runs in which the certificates are valid; None for all runs.
         replace: Replace earlier files; the old certificates stay valid until they expire or are
             revoked.
@@ -160,8 +160,8 @@ def issue(
         Paths of the certificates.
 
     Raises:
-        NetworkError: If `folder` has no authority, already has one of the files without
-            `replace`, or cannot be written to. All files are checked before any is made.
+        NetworkError: If `folder` has no authority; if, without `replace`, it already has one of
+            the files; or if it cannot be written to. All are checked before any is written.
         ValueError: If an argument is out of range.
     """
     if not ranks or len(set(ranks)) < len(ranks) or any(r is not None and r < 0 for r in ranks):
@@ -219,7 +219,7 @@ def load_certificate(path: Path) -> x509.Certificate:
 
 
 def load_certificates(path: Path) -> list[x509.Certificate]:
-    """Read the certificates in a PEM file, at least one.
+    """Read one or more certificates from a PEM file.
 
     Raises:
         NetworkError: If the file is missing or has no certificate.
@@ -228,10 +228,10 @@ def load_certificates(path: Path) -> list[x509.Certificate]:
 
 
 def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
-    """Read the certificates in the PEM `content` of the file `path`, at least one.
+    """Read one or more certificates from the PEM `content` of the file `path`.
 
     Raises:
-        NetworkError: If it has no certificate.
+        NetworkError: If `content` has no certificate.
     """
     try:
         return x509.load_pem_x509_certificates(content)
@@ -258,7 +258,7 @@ def parse_key(content: bytes, path: Path) -> PrivateKeyTypes:
     """Read the private key in the PEM `content` of the file `path`.
 
     Raises:
-        NetworkError: If it is not a key or needs a password.
+        NetworkError: If `content` is not a key or needs a password.
     """
     try:
         return load_pem_private_key(content, password=None)
@@ -383,7 +383,7 @@ def write_file(path: Path, content: bytes, *, mode: int) -> None:
     """Write `path` atomically.
 
     Raises:
-        NetworkError: If it cannot be written.
+        NetworkError: If `path` cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -396,7 +396,7 @@ def read_file(path: Path) -> bytes:
     """Read `path`.
 
     Raises:
-        NetworkError: If it cannot be read.
+        NetworkError: If `path` cannot be read.
     """
     try:
         return path.read_bytes()

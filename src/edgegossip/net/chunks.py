@@ -10,7 +10,7 @@ import numpy as np
 from edgegossip.core.codec import Buffer
 
 CHUNK_BYTES = 256 * 1024
-"""Smaller pieces cost more calls, larger ones exceed the caches (`benchmarks/exchange.py`).
+"""Smaller pieces cost more calls; larger ones exceed the caches (`benchmarks/exchange.py`).
 """
 
 # Serial number of the frame, its size, and where in it the piece belongs.

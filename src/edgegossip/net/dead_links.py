@@ -26,7 +26,7 @@ def new_session_id(rank: Rank) -> str:
 
 
 class DeadLinks:
-    """Detects links to a worker without signs of life.
+    """Detects links to workers that show no sign of life.
 
     A zenoh session that closes during an incoming connection may admit that link after it has
     closed all others. The link then lives as long as the process. The caller believes that it

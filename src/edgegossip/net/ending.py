@@ -17,8 +17,8 @@ class Ending:
 
     A finished worker stays until all have finished and all messages have arrived, because
     others may need its answers. It leaves earlier only if at least half of all present workers,
-    including itself, have finished and the others take ten times as long. A single worker's
-    claims must not hold up the others forever, even in a run of two.
+    including itself, have finished and the others take ten times as long again. A single
+    worker's claims must not hold up the others forever, even in a run of two.
 
     Args:
         settings: Durations of waits.
@@ -33,7 +33,7 @@ class Ending:
         self._changed_at: Seconds = math.inf
 
     def changed(self, now: Seconds, event: Event | None = None) -> None:
-        """Account for an event of the algorithm; its own pending requests delay no one else."""
+        """Account for an event; timers and answers to this worker's requests do not count."""
         if not isinstance(event, TimerFired | Evaluated | Predicted):
             self._changed_at = now
 
@@ -43,7 +43,7 @@ class Ending:
 
     @property
     def tell_at(self) -> Seconds:
-        """Time of the next report of counts, unless an event comes before."""
+        """Time of the next report of counts, unless an event comes first."""
         return self._changed_at + self._settings.quiet_seconds
 
     def is_over(self, now: Seconds) -> bool:

@@ -13,8 +13,8 @@ _Lane: TypeAlias = Rank | None
 RATE = 2000.0
 """Sustained rate of messages per second from one sender."""
 BURST = 100_000
-"""Burst of messages. It exceeds the number of resent messages: a checkpoint holds 64 MiB, with
-at least 1 KiB per message.
+"""Burst of messages from one sender. It exceeds the number of resent messages: a checkpoint
+holds 64 MiB, with at least 1 KiB per message.
 """
 REFUSED_COST = 100
 """Cost of a rejected frame, in messages; honest workers cause none."""
@@ -54,7 +54,7 @@ class FairQueue:
         self._arrived.put(item)
 
     def get(self, timeout: Seconds | None = None) -> Any:  # noqa: ANN401
-        """Take the next item, waiting for at most `timeout`; None if there is none.
+        """Take the next item, waiting at most `timeout` seconds; None if there is none.
 
         Only one thread may call this.
         """
@@ -72,7 +72,7 @@ class FairQueue:
         return item
 
     def empty(self) -> bool:
-        """No item waits."""
+        """Whether no item waits."""
         return self._arrived.empty() and not self._turns
 
     def qsize(self) -> int:
@@ -89,7 +89,7 @@ class FairQueue:
 class TokenBucket:
     """A token bucket: `rate` tokens per second, and `burst` at once after a pause; thread-safe.
 
-    An item that costs more than one token is charged afterwards.
+    If an item costs more than one token, the rest is charged afterwards.
 
     >>> bucket = TokenBucket(rate=1.0, burst=2)
     >>> [bucket.take(now) for now in (0.0, 0.0, 0.5, 1.0, 9.0, 9.0, 9.0)]

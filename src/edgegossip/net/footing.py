@@ -1,4 +1,4 @@
-"""The last sound parameters, so that other workers' messages cannot end this worker."""
+"""The last sound parameters, kept so that other workers' messages cannot end this worker."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Footing:
         self._credit = 0
 
     def whole(self, estimate: Tensor) -> Tensor:
-        """Return `estimate`, or the last sound parameters if that is a slice, [num_params]."""
+        """Return `estimate`, or the last sound parameters if it is a slice, [num_params]."""
         return estimate if estimate.shape == self.params.shape else self.params
 
     def check(self, event: Trained) -> None:
         """Account for completed training.
 
         Raises:
-            TrainingError: If its parameters are not finite.
+            TrainingError: If the parameters are not finite.
         """
         if not math.isfinite(event.params.sum().item()) and not event.params.isfinite().all():
             raise TrainingError(
@@ -75,10 +75,10 @@ class Footing:
             self._went_well()
 
     def go_back(self, request: Train, seconds: Seconds, error: TrainingError) -> Trained:
-        """Answer a `Train` that failed with the last sound parameters.
+        """Answer a failed `Train` with the last sound parameters.
 
         Raises:
-            TrainingError: The failure itself, if no sender can be blamed.
+            TrainingError: The given `error`, if no sender can be blamed.
         """
         # A stage's training inputs come from others, even where its parameters do not.
         if not request.inputs and torch.equal(request.params, self.params):

@@ -1,4 +1,4 @@
-"""A memory limit for arrived messages until they are no longer needed."""
+"""A memory limit on arrived messages that are still needed."""
 
 from __future__ import annotations
 

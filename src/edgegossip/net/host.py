@@ -49,7 +49,7 @@ _LOG = logging.getLogger("edgegossip.net")
 
 
 class Host(Generic[State]):
-    """Runs an unchanged algorithm for one worker, as the simulator does for all.
+    """Runs an unchanged algorithm for one worker, as the simulator does for all workers.
 
     The caller's thread handles events and carries out effects; training, evaluation and sending
     run in other threads. Messages are validated before the algorithm sees them.
@@ -60,33 +60,33 @@ class Host(Generic[State]):
 
     A worker that starts with an empty state draws a number, its *life*, and keeps it in its
     checkpoints. Messages are numbered for each pair of lives. A restarted worker is therefore
-    never mistaken for one that was cut off, and no message for an earlier life arrives.
+    never mistaken for one that was cut off, and messages for an earlier life are dropped.
 
-    A checkpoint holds the state, the learner, timers, arrived but unhandled messages, and the
-    newest messages that each other worker does not have in its own checkpoint
-    (`settings.max_log_bytes`). Resumed workers, and workers whose link was cut, send each other
+    A checkpoint holds the state, the learner, timers, messages not handled yet, and, for each
+    other worker, the newest messages that its checkpoint lacks (up to
+    `settings.max_log_bytes`). Resumed workers, and workers whose link was cut, send each other
     the missing messages and drop duplicates. A resumed worker repeats the messages that it sent
     after its checkpoint, with the same numbers, until it loses or finds a worker. A worker that
     cannot be resumed without a gap rejoins: it takes a neighbor's parameters.
 
     Messages that no honest worker sends are rejected, and no worker waits for them. At the
-    third one their sender is *muted*: it counts as lost, and all its messages are dropped,
+    third one, the sender is *muted*: it counts as lost, and all its messages are dropped,
     until another process of its rank appears.
 
     * A value more than 1000 times as large as usual is rejected. The usual value is the largest
       of four: 1, the initial parameters, the receiver's own messages, and the median of the
       *other* senders' messages of this kind and name. Honest workers stay below twice the usual
       value.
-    * After smaller values that break training, the worker goes back to the last parameters with
-      a loss near its lowest, forgets momentum, and mutes the sender whose values stand out by a
-      factor of two. If no sender stands out, it fails as it would alone.
-    * Senders take turns, so others wait for one frame of each. A sender of 100,000 messages at
-      once and more than 2000 per second is muted. A rejected frame counts as 100 messages, a
-      status report as 20.
-    * Relayed parts carry seals: the origin's certificate, and its signature of run, rank, life,
-      kind, round and every byte. A forged seal counts as a lie of the worker that relays it.
-      Without certificates nothing is signed, and a neighbor's own statement has priority over
-      statements about it.
+    * If smaller values break training, the worker goes back to the last parameters with a loss
+      near its lowest, forgets momentum, and mutes the sender whose values stand out by a factor
+      of two. If no sender stands out, the worker fails as it would alone.
+    * Senders are served in turn, one frame each, so a flood delays only its sender. A sender of
+      more than 2000 messages per second, after a burst of 100,000, is muted. A rejected frame
+      counts as 100 messages, a status report as 20.
+    * Relayed parts carry seals: the origin's certificate, and its signature over run, rank,
+      life, kind, round and every byte. A forged seal counts as a lie by the worker that relays
+      it. Without certificates nothing is signed, and a neighbor's own statement has priority
+      over statements about it.
 
     A worker that has finished tells the others how many messages it has sent to and received
     from each. When all have finished and all counts agree, nothing is in flight, and they
@@ -162,7 +162,7 @@ class Host(Generic[State]):
         return self._runtime.clock() - self._zero
 
     def stop(self) -> None:
-        """Keep a checkpoint after the current work, and leave; thread-safe."""
+        """After the current work, store a checkpoint and leave; thread-safe."""
         self._should_stop = True
         self._items.put(None)
 
@@ -171,7 +171,7 @@ class Host(Generic[State]):
 
         Raises:
             LocalProtocolError: If the algorithm breaks the contract.
-            NetworkError: If the transport cannot be opened, too few workers come, or most of
+            NetworkError: If the transport cannot be opened, too few workers join, or most of
                 them have different settings.
             Exception: If training fails.
         """
@@ -238,7 +238,7 @@ class Host(Generic[State]):
     # The loop.
 
     def _take_next(self, wake_at: Seconds) -> Course[None]:
-        """Wait for an item until `wake_at`, and account for it."""
+        """Wait for an item until `wake_at`, and handle it."""
         item = yield self._zero + wake_at
         if isinstance(item, ITEMS):
             if self._should_stop:
@@ -263,7 +263,7 @@ class Host(Generic[State]):
             self._tick()
 
     def _tick(self) -> None:
-        """Do what is due."""
+        """Carry out all due actions."""
         for name in self._alarms.pop_due(self.now):
             self._handle(TimerFired(name))
         self._chores.do_due(self.now)
@@ -364,7 +364,7 @@ class Host(Generic[State]):
     # Waiting for others.
 
     def _watch_for_waiting(self) -> None:
-        """Only a message can wake a worker that neither works nor has set a timer."""
+        """Watch for a state that only a message can end: no work, no timer."""
         is_waiting = (
             not self._work.is_busy
             and not self._work.has_questions
@@ -374,7 +374,7 @@ class Host(Generic[State]):
         self._patience.watch(is_waiting, self.now)
 
     def _lose_patience(self) -> None:
-        """Give up workers that have been silent past the deadline."""
+        """Give up on workers that are silent past the deadline or whose messages were lost."""
         now, patience = self.now, self._patience
         patience.look_again(now)
         self.post.tell_all(again=True)

@@ -19,7 +19,7 @@ class Forecaster(Protocol):
     """Answers `Predict`; `machine.monitor.Monitor` is one."""
 
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
-        """Record training from `start` to `end` on the host's clock, of `cost` in samples."""
+        """Record training of `cost` samples, from `start` to `end` on the host's clock."""
 
     def forecast(self, now: Seconds) -> Predicted:
         """Forecast for the work that begins at `now` on the host's clock."""
@@ -36,7 +36,7 @@ class HostSettings:
 
     Args:
         run: 8 bytes that identify this run; messages of other runs are rejected.
-        introduction: This worker's introduction; those of the others must have equal settings.
+        introduction: This worker's introduction; other workers' must have equal settings.
         meet_seconds: Seconds to wait for missing workers before beginning without them, and for
             more to come back if fewer than `min_workers` are left.
         min_to_begin: Number of workers, including this one, that a run needs to begin. Workers
@@ -50,7 +50,7 @@ class HostSettings:
         settle_seconds: Seconds for which counts may disagree before a worker leaves anyway.
         max_waiting_bytes: Limit of messages that wait for one receiver, and of arrived messages
             that the algorithm still needs. There is always room for three of the largest
-            messages. For None see `Holding`.
+            messages. See `Holding` for None.
         max_log_bytes: Limit, in bytes, of messages kept for each worker for resending in a
             resumed run.
         runtime: Clock, inbox and threads.

@@ -28,7 +28,7 @@ _MAX_NAMED = 3
 _TOLERANCE = 1e-3
 
 Setting: TypeAlias = "bool | int | float | str | Sequence[float] | None"
-"""A plain value, or a sketch with numbers that are compared approximately."""
+"""A plain value, or a sketch: numbers that are compared approximately."""
 SPEC = MessageSpec({"text": TensorSpec(torch.uint8, (None,), max_numel=MAX_BYTES)})
 
 
@@ -65,9 +65,9 @@ class Introduction:
 class Introductions:
     """Compares the others' introductions with this worker's.
 
-    A worker with different settings is always ignored. A worker in the minority cannot begin;
-    if two workers differ, neither can. Once a run has begun, no introduction can end a worker's
-    run.
+    A worker with different settings is always ignored. A worker outside the majority cannot
+    begin; if the only two workers differ, neither can. Once a run has begun, no introduction
+    can end a worker's run.
 
     Args:
         num_workers: Number of workers in the run.
@@ -104,7 +104,7 @@ class Introductions:
         self._differences[rank] = differences
 
     def difference(self, rank: Rank) -> str:
-        """Differences in the settings of `rank`, by its introduction; empty if none."""
+        """Differences in the settings of `rank`, from its introduction; empty if none."""
         return _list(self._differences.get(rank, []))
 
     def require_majority(self, *, is_waiting: bool) -> None:
@@ -114,7 +114,7 @@ class Introductions:
             is_waiting: Whether workers without an introduction may still agree.
 
         Raises:
-            NetworkError: If they do not, or no longer can.
+            NetworkError: If most workers do not have them, or no longer can.
         """
         different = {rank: each for rank, each in self._differences.items() if each}
         present = self._num_workers if is_waiting else 1 + len(self._differences)

@@ -11,7 +11,7 @@ from edgegossip.net.transport import Incarnation
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """Bytes arrived."""
+    """A frame has arrived."""
 
     sender: Rank
     data: memoryview

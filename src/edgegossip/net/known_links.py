@@ -19,8 +19,8 @@ class KnownLinks(Generic[T]):
         know: Returns the fact about a link, or None to omit the link.
 
     Attributes:
-        known: Facts by the ends of each link. The dict is replaced and never changed, because
-            zenoh's threads write it while others read.
+        known: Facts by the ends of each link. The dict is replaced, never changed, because
+            zenoh's threads write while other threads read.
     """
 
     def __init__(self, know: Callable[[zenoh.Link], T | None]) -> None:

@@ -32,7 +32,7 @@ class _Link:
 
 
 class LinkLog:
-    """Logs links; not thread-safe."""
+    """Logs lost and returned links; not thread-safe."""
 
     def __init__(self) -> None:
         self._links: dict[Rank, _Link] = {}
@@ -53,7 +53,7 @@ class LinkLog:
     def lost(
         self, rank: Rank, incarnation: Incarnation, phase: Phase | None, now: Seconds
     ) -> None:
-        """Record the loss of the link to a process of `rank` in this `phase`."""
+        """Record the loss of the link to a process of `rank` that was in `phase`."""
         link = self._links.get(rank)
         if link is None or link.incarnation != incarnation:
             return  # an earlier process; its successor is connected

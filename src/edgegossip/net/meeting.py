@@ -1,4 +1,4 @@
-"""Meeting: the conditions for beginning without some workers, and for having too few left."""
+"""Meeting: conditions for beginning without some workers, and for ending with too few left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LATER: Seconds = 30.0
 _AGAIN: Seconds = 1.0
 """Seconds between two introductions during the meeting, in case one was lost."""
 _STRAGGLERS: Seconds = 2.0
-"""Seconds to wait for the others once a worker has begun."""
+"""Seconds to wait for missing workers once others have begun."""
 
 
 class Meeting:
@@ -40,7 +40,7 @@ class Meeting:
         self._say_at: Seconds | None = None
         self._few_since: Seconds = math.inf
         self.shortage: str | None = None
-        """Reason why the run cannot continue."""
+        """Reason why the run cannot continue, if any."""
 
     # Before the run.
 
@@ -58,7 +58,7 @@ class Meeting:
             has_stopped: Returns whether the host was stopped.
 
         Raises:
-            NetworkError: If the transport cannot be opened, too few workers come, or most of
+            NetworkError: If the transport cannot be opened, too few workers join, or most of
                 them have different settings.
         """
         peers, deadline = self._peers, now() + self._settings.meet_seconds
@@ -81,7 +81,7 @@ class Meeting:
             self._conclude()
 
     def _wait(self, now: Seconds) -> None:
-        """Log at intervals that workers are missing."""
+        """Check the majority; log at intervals which workers are missing."""
         self._introductions.require_majority(is_waiting=True)
         if self._say_at is None:
             self._say_at = now + _SOON
@@ -91,7 +91,7 @@ class Meeting:
             _LOG.warning("still trying to reach %s%s", workers(missing), self._calls)
 
     def _conclude(self) -> None:
-        """End the wait."""
+        """End the wait; raise `NetworkError` if the run cannot begin."""
         self._introductions.require_majority(is_waiting=False)
         missing, settings = self._peers.missing, self._settings
         num_here = self._peers.num_workers - len(missing)

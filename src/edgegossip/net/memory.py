@@ -39,7 +39,7 @@ class MemoryNetwork:
     ) -> MemoryTransport:
         """Make an end of the network; `incarnation` is drawn by default.
 
-        Relayed parts need `security`, links do not. The files are read once.
+        Sealing relayed parts requires `security`; links do not. The files are read once.
 
         Raises:
             NetworkError: If the files are invalid; see `TLS.check`.
@@ -63,7 +63,7 @@ class MemoryNetwork:
                 self._tell(a, b, "appeared")
 
     def kill(self, rank: Rank) -> None:
-        """Act as if the process of `rank` was killed: its listener receives nothing more."""
+        """Act as if the process of `rank` were killed: its listener receives nothing more."""
         with self._lock:
             self.leave(self._open[rank])
 

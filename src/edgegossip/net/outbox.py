@@ -20,7 +20,7 @@ class Outbox:
 
     Args:
         transport: Transport for the frames.
-        max_bytes: Limit of waiting frames for one receiver; a frame beyond it is rejected.
+        max_bytes: Limit, in bytes, of frames waiting for one receiver; more are rejected.
         runtime: Provides a thread for each receiver.
     """
 
@@ -88,7 +88,7 @@ class Outbox:
             self._known[receiver] += 1
 
     def close(self, seconds: Seconds) -> None:
-        """Send waiting frames for at most this time."""
+        """Send waiting frames for at most `seconds`."""
         deadline = self._runtime.clock() + seconds
         for sender in self._senders.values():
             sender.close(max(0.0, deadline - self._runtime.clock()))

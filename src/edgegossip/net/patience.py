@@ -1,4 +1,4 @@
-"""Patience: the time that a worker waits for silent workers before giving them up."""
+"""Patience: the time that a worker waits for silent workers before giving up on them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Patience:
     `slack`; waits never raise it above `first`. The transport usually notices lost machines
     long before that; this deadline is for silent workers and lost messages.
 
-    A waiting worker announces itself ten times per `slack`, so that others that wait for the
-    same silent worker do not also consider it silent. After `factor` deadlines this no longer
-    helps: a message was lost, and each waits for the other.
+    A waiting worker announces itself ten times per `slack`, so that workers that wait
+    for the same silent worker do not consider this one silent, too. After `factor` deadlines,
+    announcements no longer count: a message was lost, and workers wait for each other.
 
     Args:
         factor: At least 1.
@@ -101,11 +101,11 @@ class Patience:
     def silent(
         self, heard_at: Mapping[Rank, Seconds], spoke_at: Mapping[Rank, Seconds], now: Seconds
     ) -> list[Rank]:
-        """List the workers to give up; see `is_over`."""
+        """List the workers to give up on; see `is_over`."""
         return [r for r, at in heard_at.items() if self.is_over(at, spoke_at[r], now)]
 
     def is_over(self, heard_at: Seconds, spoke_at: Seconds, now: Seconds) -> bool:
-        """Whether to give up a worker that sent its last message at `heard_at`.
+        """Whether to give up on a worker that was last heard at these times.
 
         Args:
             heard_at: Time at which its last algorithm message arrived.

@@ -1,4 +1,4 @@
-"""A worker's view of the others and its decisions to begin, rejoin and leave, without I/O."""
+"""A worker's view of the others, and its decisions to begin, rejoin and leave, without I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SentLog:
     """Messages to one worker that are not in its checkpoint, for resending.
 
     Args:
-        max_bytes: Memory limit; the oldest messages are dropped.
+        max_bytes: Memory limit, in bytes; the oldest messages are dropped first.
     """
 
     max_bytes: int
@@ -66,14 +66,14 @@ class Peer:
         is_reachable: The transport can reach the worker.
         is_refused: This process is ignored, and its statements confirm nothing.
         status: Newest status of that process.
-        began_at: When it began, according to its status but on this worker's clock.
+        began_at: Time at which it began, by its status but on this worker's clock.
         life: Life for which messages are numbered.
         num_lives: Number of its lives in the current process.
         sent: Number of the last message to that life.
         received: Number of the last message from it.
         kept: Number of the last message from it in this worker's checkpoint.
         known_life: Last life that the algorithm knows about; 0 for none.
-        is_lost: The algorithm has received the loss, or will receive it when it starts.
+        is_lost: The algorithm knows of the loss, or will learn of it when it starts.
         heard_at: Time at which the last algorithm message arrived.
         num_gaps: Number of consecutive statuses that reported more messages than have arrived.
         has_lost_some: A message has arrived without its predecessor.
@@ -98,7 +98,7 @@ class Peer:
 
     @property
     def is_known(self) -> bool:
-        """The worker is reachable and has sent a status."""
+        """Whether the worker is reachable and has sent a status."""
         return self.is_reachable and self.status is not None
 
     def turn_to(self, life: Life) -> None:
@@ -113,7 +113,7 @@ class Peer:
         self.status, self.is_refused = None, True
 
     def count_anew(self) -> None:
-        """Whether nothing has been sent or received yet."""
+        """Restart the numbering of messages with an empty log."""
         self.sent = self.received = self.kept = self.num_gaps = 0
         self.has_lost_some = False
         self.log = SentLog(max_bytes=self.log.max_bytes)
@@ -161,12 +161,12 @@ class Peers:
 
     @property
     def active(self) -> list[Rank]:
-        """Workers that the algorithm believes present."""
+        """Workers that the algorithm considers present."""
         return [rank for rank, peer in self if not peer.is_lost]
 
     @property
     def lost(self) -> list[Rank]:
-        """Workers that the algorithm believes lost and unfinished."""
+        """Unfinished workers that the algorithm considers lost."""
         return [rank for rank, peer in self if peer.is_lost and rank not in self._ended]
 
     # Reports of the transport and of the others.
@@ -262,7 +262,7 @@ class Peers:
 
     @property
     def lacking(self) -> list[Rank]:
-        """Workers from which a message was lost in transit for good.
+        """Workers from which a message was permanently lost in transit.
 
         Messages and statuses arrive in the order in which they were sent. The first status of a
         resumed worker comes before its resent messages.
@@ -313,7 +313,7 @@ class Peers:
         )
 
     def _do_agree(self, ranks: Collection[Rank]) -> bool:
-        """Whether two reachable workers (or the only one) confirm this; one of several may
+        """Whether two of `ranks` (or the only reachable worker) confirm a claim; one may
         lie.
         """
         num_reachable = sum(peer.is_reachable and not peer.is_refused for _, peer in self)
@@ -353,10 +353,10 @@ class Peers:
         return events
 
     def _goes_along(self, rank: Rank, status: WorkerStatus, has_rejoined: bool) -> bool:
-        """Whether `rank` is in step with this worker or can help it; if not, it is found later.
+        """Whether `rank` is in step with this worker or can help it; else it is found later.
 
         Two workers that rejoin at the same time would wait for each other's help. A worker
-        whose claim of an earlier beginning is not confirmed will not send the messages of a
+        whose claim to have begun earlier is unconfirmed will not send the messages of a
         beginning.
         """
         if has_rejoined:
@@ -415,7 +415,7 @@ class Peers:
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a resumed worker, including all messages received so far."""
+        """State for a resumed worker; its counts include all messages received so far."""
         return {
             "life": self.life,
             "peers": {
@@ -433,7 +433,7 @@ class Peers:
         }
 
     def note_kept(self) -> None:
-        """Account for a stored checkpoint with all messages received so far."""
+        """Record that a stored checkpoint has all messages received so far."""
         for _, peer in self:
             peer.kept = peer.received
 

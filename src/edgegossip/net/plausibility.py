@@ -1,4 +1,4 @@
-"""Plausibility: limits for values in messages, from those of this worker and of the others."""
+"""Plausibility: limits on values in messages, based on this worker's and others' values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Plausibility:
     def excess(
         self, sender: Rank | None, kind: str, sizes: Mapping[str, float | None]
     ) -> str | None:
-        """Find a value that is too large in a message; None if there is none.
+        """Describe a value in a message that is too large; None if there is none.
 
         Args:
             sender: Author of the message; None if this is uncertain.

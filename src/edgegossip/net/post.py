@@ -1,4 +1,4 @@
-"""A host's post: it validates input, numbers output, and tracks the others."""
+"""A host's post: it validates input, numbers output, and tracks the other workers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Post:
             life_of=lambda other: peers[other].life,
         )
         self.spoke_at = dict.fromkeys((other for other, _ in peers), 0.0)
-        """Time of the last status of each other worker."""
+        """Time of the last status from each other worker."""
         # Introductions are rare and are read at once.
         largest = max(s.max_num_bytes for kind, s in schema.items() if kind != INTRODUCTION)
         self._holding = held = Holding(settings.max_waiting_bytes, largest)
@@ -153,7 +153,7 @@ class Post:
     # For the host, on its thread.
 
     def take(self, item: Item, own_round: int, now: Seconds) -> list[Event]:
-        """The events for the algorithm that follow from `item`."""
+        """Events for the algorithm that result from `item`."""
         match item:
             case Frame(sender, data):
                 return self._open_frame(sender, data, own_round, now)
@@ -255,7 +255,7 @@ class Post:
         return events
 
     def _lose(self, rank: Rank) -> list[Event]:
-        """Give up a worker that has lied; if it is already lost, only drop its unused data."""
+        """Give up on a worker that has lied; if it is lost already, drop its unused data."""
         self.peers.lose(rank)
         return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
 
@@ -273,7 +273,7 @@ class Post:
         self.plausibility.acquit(rank)
 
     def blame(self) -> bool:
-        """After failed training, mute the sender that stood out; return whether any did."""
+        """After failed training, mute the sender that stood out; return whether one did."""
         rank = self.plausibility.suspect()
         if rank is None:
             return False
@@ -308,25 +308,25 @@ class Post:
         return is_sent
 
     def send_again(self) -> None:
-        """Send the missing messages to other resumed workers."""
+        """Send all present workers the messages that they lack."""
         for rank, peer in self.peers:
             if not peer.is_lost and peer.status is not None:
                 self._send_missing(rank)
 
     def _relink(self, rank: Rank) -> None:
-        """Now that its link is back, send `rank` the messages that its last report lacks."""
+        """Send `rank`, whose link is back, the messages that it lacks by its last report."""
         if self._relinked.pop(rank, None) is not None:
             self._send_missing(rank)
 
     @property
     def release_at(self) -> Seconds:
         """Time, on this worker's clock, at which held messages are sent anyway; infinity
-        without any.
+        if none are held.
         """
         return min(self._held.values(), default=math.inf)
 
     def release(self, clock: Seconds) -> None:
-        """Send the messages that are held for workers whose report was lost."""
+        """Send the messages held for workers whose report is overdue."""
         for rank in [rank for rank, at in self._held.items() if clock >= at]:
             self._relink(rank)
 
@@ -358,7 +358,7 @@ class Post:
         return self._outbox.put(receiver, pack(envelope, message), left)
 
     def tell(self, rank: Rank, *, again: bool = False) -> None:
-        """Send `rank` this worker's status if `rank` is reachable and does not know it."""
+        """Send `rank` this worker's status if `rank` is reachable and does not know it yet."""
         if not self.peers[rank].is_reachable:
             return
         status = self.peers.status_for(rank, self.phase, self.elapsed())
@@ -367,7 +367,7 @@ class Post:
             self._post(rank, status.message(), 0, None)
 
     def tell_all(self, *, again: bool = False) -> None:
-        """Send this worker's status to everyone who does not know it."""
+        """Send this worker's status to every worker that does not know it yet."""
         for rank, _ in self.peers:
             self.tell(rank, again=again)
 

@@ -26,7 +26,7 @@ class Reached:
 
     Args:
         seconds: Time that connecting took, including the handshake.
-        name: Common name in the other's certificate; None without TLS.
+        name: Common name in the other end's certificate; None without TLS.
     """
 
     seconds: Seconds
@@ -34,7 +34,7 @@ class Reached:
 
 
 def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Reached:
-    """Connect to an endpoint, do the handshake if it is encrypted, and disconnect.
+    """Connect to an endpoint, do the TLS handshake if it is encrypted, and disconnect.
 
     Args:
         endpoint: Endpoint such as "tls/host:7447".
@@ -42,7 +42,8 @@ def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Rea
         patience: Time limit of each step.
 
     Raises:
-        NetworkError: If it cannot be reached, or if one end rejects the other's certificate.
+        NetworkError: If `endpoint` cannot be reached, or one end rejects the other's
+            certificate.
         ValueError: If `endpoint` is malformed.
     """
     # Zenoh's options after ? or # are not part of the location.

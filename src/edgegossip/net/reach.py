@@ -30,7 +30,7 @@ class Reach:
 
 
 def _is_within(source: str, destination: str) -> bool:
-    """Whether both ends of a link are on this machine, whose traffic stays internal."""
+    """Whether both ends of a link are on this machine, so that its traffic stays internal."""
     return is_loopback(source) or _host(source) == _host(destination)
 
 

@@ -38,7 +38,7 @@ class CertificateWatch:
         run_names: Names of runs that the certificate may be bound to.
 
     Raises:
-        NetworkError: If they are invalid now; see `TLS.check`.
+        NetworkError: If the files are invalid now; see `TLS.check`.
     """
 
     def __init__(self, tls: TLS, rank: Rank | None, run_names: Collection[str]) -> None:
@@ -104,12 +104,12 @@ class RenewedSession:
     also reopened, with the same rules.
 
     Args:
-        open_session: Opens a session with given credentials; called repeatedly until it
-            succeeds.
+        open_session: Opens a session with given credentials; after the first session, retried
+            until it succeeds.
         enter: Called with each opened session.
         leave: Called before each session is closed.
         lost: Called after a session that has a successor is closed.
-        is_stuck: Asked once a second while a session is open.
+        is_stuck: Returns whether the open session is stuck; called once a second.
         watch: Watches for changed files; None without certificates.
     """
 
@@ -139,7 +139,7 @@ class RenewedSession:
         """Open the first session.
 
         Raises:
-            NetworkError: If it cannot be opened, or `keep_trying` returns false.
+            NetworkError: If the session cannot be opened, or `keep_trying` returns false.
         """
         credentials = None if self._watch is None else self._watch.current
         self._session = self._open(credentials, keep_trying)
@@ -147,7 +147,7 @@ class RenewedSession:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the session for good; has no effect if it is closed."""
+        """Close the session for good; has no effect if it is closed already."""
         self._is_over.set()
         with self._changing:
             self._end()

@@ -58,7 +58,7 @@ Revocations: TypeAlias = Mapping[bytes, Revoked]
 
 
 def authority_id(authority: x509.Certificate) -> bytes:
-    """Name and key of an authority, which are equal in all its certificates."""
+    """Name and key of an authority, which are the same in all its certificates."""
     key = authority.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return authority.subject.public_bytes() + key
 
@@ -78,7 +78,7 @@ def revoke(
     Args:
         folder: Folder of the authority.
         ranks: Workers, or None for routers; all their certificates are revoked.
-        serials: Serial numbers of single certificates.
+        serials: Serial numbers of individual certificates.
 
     Returns:
         The serial numbers that were added to the list.
@@ -121,12 +121,12 @@ def parse_lists(
     Args:
         content: Contents of the file; empty if the file is missing.
         path: Path of the file.
-        authorities: Authorities that may have signed them.
+        authorities: Authorities that may have signed the lists.
         in_force: Current lists; new ones must not be older.
 
     Raises:
-        NetworkError: If it contains anything but lists signed by `authorities`, or lists older
-            than those `in_force`.
+        NetworkError: If `content` has anything but lists signed by `authorities`, or if a list
+            is missing from it or older than in `in_force`.
     """
     lists: dict[bytes, Revoked] = {}
     pieces = _LIST.findall(content)
@@ -156,7 +156,7 @@ def constrain(authority: x509.Certificate, serials: Iterable[int]) -> x509.Certi
     """Return `authority` with a constraint that makes TLS reject these serial numbers.
 
     Name and key stay the same. TLS does not verify the signature of a trusted certificate, so a
-    temporary key signs it.
+    temporary key signs the result.
 
     Raises:
         NetworkError: If there are more `serials` than TLS supports.

@@ -40,7 +40,7 @@ class Router:
         lease: As in `ZenohTransport`.
 
     Raises:
-        NetworkError: If it cannot listen at `address`.
+        NetworkError: If the router cannot listen at `address`, or `security` is invalid.
         ValueError: If `num_workers` is below 1, `lease` is out of range, or there is no
             endpoint to listen at.
     """

@@ -1,7 +1,7 @@
 """The runtime of a host: its clock, its inbox, and background threads.
 
-The host uses time and threads only through a `Runtime`. Tests use a virtual one, with which a
-run of minutes takes milliseconds and one seed gives one trace.
+The host uses time and threads only through a `Runtime`. Tests use a virtual runtime, with which
+a run of minutes takes milliseconds and one seed gives one trace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Course: TypeAlias = Generator[Seconds, Any, T]
 next item of the inbox, or None at that time.
 """
 _LONGEST_WAIT: Seconds = 3600.0
-"""Longest wait in one system call; these do not support infinity."""
+"""Longest wait in one system call, which does not support infinity."""
 
 
 class Background(Protocol):
@@ -35,7 +35,7 @@ class Background(Protocol):
         """Run `job` after earlier ones, then call `done` with its result; neither may raise."""
 
     def close(self, seconds: Seconds) -> None:
-        """Accept no more jobs, and wait at most `seconds` for those submitted."""
+        """Accept no more jobs, and wait at most `seconds` for submitted ones."""
 
 
 class Runtime(Protocol):

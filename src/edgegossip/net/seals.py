@@ -39,7 +39,7 @@ _WHAT = b"edgegossip seal1"
 
 
 def with_seals(schema: Mapping[str, MessageSpec], num_workers: int) -> dict[str, MessageSpec]:
-    """Add a seal to each part in the description of a relayed message."""
+    """Add a seal for each part to the descriptions of relayed messages."""
     seals = {f"{rank}.{SEAL}": _SPEC for rank in range(num_workers)}
     return {
         kind: replace(spec, optional={**spec.optional, **seals}) if spec.is_passed_on else spec
@@ -69,9 +69,9 @@ class _Signer:
 
 
 class Seals:
-    """Seals this worker's parts with the key of its certificate and verifies those of others.
+    """Seals this worker's parts with its certificate's key and verifies other workers' parts.
 
-    A seal is the origin's certificate and a signature (ECDSA on SHA-256) of run, origin, its
+    A seal is the origin's certificate and a signature (ECDSA on SHA-256) over run, origin, its
     life, kind, round and every byte of the part. A part is therefore valid only in its own
     place. The certificate adds about 700 bytes to each seal and lets every receiver verify the
     part.
@@ -173,7 +173,7 @@ def _holders(
         """Read a certificate that an authority issued for worker `rank`, with its public key.
 
         Raises:
-            ValueError: If it is malformed.
+            ValueError: If `data` is malformed or not such a certificate.
         """
         try:
             certificate = x509.load_der_x509_certificate(data)

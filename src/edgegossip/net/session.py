@@ -34,7 +34,7 @@ _LATER: Seconds = 30.0
 
 
 def _give_each_link_a_thread(num_workers: int) -> None:
-    """Keep a cut link from holding up other links; environment variables have priority.
+    """Keep a cut link from blocking other links; an existing `ZENOH_RUNTIME` has priority.
 
     A cut link's socket lingers for ten seconds with undelivered data, and blocks a thread of
     zenoh. With zenoh's default of one or two threads, a worker would notice losses too late and
@@ -49,7 +49,7 @@ def require_lease(lease: Seconds) -> None:
     """Validate `lease`.
 
     Raises:
-        ValueError: If it is out of range.
+        ValueError: If `lease` is out of range.
     """
     shortest, longest = _LEASES
     if not shortest <= lease <= longest:
@@ -112,7 +112,7 @@ def open_session(
     num_workers: int,
     keep_trying: KeepTrying = lambda: True,
 ) -> zenoh.Session:
-    """Open a session at `address`, for links with `num_workers`.
+    """Open a session at `address`, for links with `num_workers` workers.
 
     A listening session opens at once. A session that does not listen opens when the first peer
     answers; until then it logs its attempts at intervals.
@@ -124,7 +124,7 @@ def open_session(
         keep_trying: See `KeepTrying`.
 
     Raises:
-        NetworkError: If it cannot listen or has given up.
+        NetworkError: If listening fails, or `keep_trying` returns false.
     """
     _give_each_link_a_thread(num_workers)
     config = zenoh.Config()
@@ -177,7 +177,7 @@ class _Attempt:
         threading.Thread(target=self._open, name="open a session", daemon=True).start()
 
     def wait(self, seconds: Seconds) -> zenoh.Session | None:
-        """Wait for the session; None if it is not open by then."""
+        """Wait up to `seconds` for the session; None if it has not opened."""
         try:
             found = self._found.get(timeout=seconds)
         except queue.Empty:
@@ -188,7 +188,7 @@ class _Attempt:
         return None
 
     def give_up(self) -> None:
-        """Close the session if it still opens."""
+        """Stop waiting; if the session opens later, close it."""
         with self._lock:
             self._has_given_up = True
         if (session := self.wait(0)) is not None:

@@ -11,7 +11,7 @@ import zenoh
 from edgegossip.core.protocol import Rank
 
 Refused: TypeAlias = Callable[[Rank | None, str], None]
-"""Called for a stranger, with the rank that it claims, if any; from any thread."""
+"""Called from any thread for a stranger, with the rank that it claims (if any) and a reason."""
 
 _TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
 
@@ -33,7 +33,7 @@ def report_strangers(
     holders: Mapping[str, Rank | None],
     refused: Refused,
 ) -> None:
-    """Call `refused` for links of peers outside the run and for other runs.
+    """Call `refused` for links of peers outside the run and for workers of other runs.
 
     Their messages are dropped. Reports end when the session is closed.
 
@@ -65,8 +65,8 @@ def report_links(
 ) -> None:
     """Call `refused` once for each link of a peer that is neither a worker nor a router.
 
-    This includes links that join another peer's session. Zenoh verifies that both are the same
-    session, but with a short key.
+    This includes links that join another peer's session. Zenoh verifies that both links
+    belong to one session, but with a short key.
 
     Args:
         session: Session of a worker or a router.

@@ -69,7 +69,7 @@ class IdentityFiles:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Credentials of a worker or router, and the invalid certificates that it knows.
+    """Credentials of a worker or router, and the invalid certificates that it knows about.
 
     Args:
         identity: Contents of the files.
@@ -132,11 +132,11 @@ class Credentials:
 class TLS:
     """The files that identify a worker or router and its peers; all in PEM.
 
-    Any authority can be used that signs workers' certificates directly, with ``worker-R`` as
-    common name and an elliptic-curve key. The name ``edgegossip-router`` can impersonate any
-    worker. A revocable certificate needs the DNS name ``SERIAL.edgegossip``, with its serial
-    number in hex. All its DNS names must be well-formed. Lists must be complete (no delta or
-    partitioned lists).
+    Any authority works if it signs workers' certificates directly, with ``worker-R`` as common
+    name and an elliptic-curve key. A holder of the name ``edgegossip-router`` can impersonate
+    any worker. A revocable certificate needs the DNS name ``SERIAL.edgegossip``, with its
+    serial number in hex. All its DNS names must be well-formed. Revocation lists must be
+    complete, not delta or partitioned.
 
     Args:
         ca: Certificate of the authority, or of both authorities during a change.
@@ -179,10 +179,10 @@ class TLS:
             run_names: Names of runs that the certificate may be bound to; None for any.
 
         Raises:
-            NetworkError: If a file is missing or damaged; if the certificate is not that of
-                worker `rank` or of routers, is bound to other runs, is revoked, not valid now,
-                not signed by an authority in `ca`, or has another key; or if the revocation
-                list is not from an authority in `ca`.
+            NetworkError: If a file is missing or damaged; if the certificate is not for
+                worker `rank` (or routers), is bound to other runs, is revoked, is not valid
+                now, is not signed by an authority in `ca`, or does not match `key`; or if the
+                revocation list is not from an authority in `ca`.
         """
         identity = self.identity(rank, run_names)
         self.warn(identity)
@@ -349,8 +349,8 @@ def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
         insecure: Whether the user has allowed plain connections.
 
     Raises:
-        NetworkError: If `address` reaches beyond this machine without `tls` and `insecure`, or
-            if its endpoints do not match these settings.
+        NetworkError: If `address` reaches beyond this machine with neither `tls` nor
+            `insecure`, or has endpoints that do not match `tls`.
     """
     endpoints = (*address.listen, *address.connect)
     encrypted = [endpoint for endpoint in endpoints if endpoint.startswith("tls/")]

@@ -10,7 +10,7 @@ from edgegossip.core.protocol import Rank
 from edgegossip.net.tls import Credentials
 
 Incarnation: TypeAlias = int
-"""Drawn by every process of a rank, to distinguish a restart from a pause."""
+"""Number drawn by every process of a rank, to distinguish a restart from a pause."""
 
 MAX_FRAME_BYTES = 2**30
 

@@ -58,8 +58,8 @@ class Work:
         runtime: Provides the threads and the forecaster's clock.
 
     Attributes:
-        footing: Sound parameters to go back to when training fails; with None it never goes
-            back.
+        footing: Sound parameters to go back to when training fails; with None, the worker
+            never goes back.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Work:
         self._judge: Background | None = None
 
     def started(self, has_rejoined: bool, has_data: bool) -> Started:
-        """The first event for the worker."""
+        """Return the worker's first event; begin to set up its data, if any."""
         if not has_data:
             return Started(has_rejoined)
         self._beside(self._bench, self._set_up)
@@ -99,7 +99,7 @@ class Work:
         )
 
     def train(self, effect: Train, now: Seconds, progress: float) -> None:
-        """Begin to train; ends with `Trained`. `progress` is passed to `Trainer.train`."""
+        """Begin to train; `Trained` follows. `progress` is passed to `Trainer.train`."""
         if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
         self.is_busy, self._training = True, (effect, now)
@@ -123,7 +123,7 @@ class Work:
             self._is_set_up = True
 
     def put_off(self) -> bool:
-        """Leave work that waits for the setup to the process that resumes the checkpoint.
+        """Postpone work that waits for the setup until the checkpoint is resumed.
 
         Returns False if no work waits for the setup; the caller should then wait for the work.
         """
@@ -138,7 +138,7 @@ class Work:
         return event
 
     def ask(self, effect: Evaluate | Predict | Assign) -> None:
-        """Begin to answer a request; ends with `Evaluated`, `Predicted` or `Assigned`."""
+        """Begin to answer a request; `Evaluated`, `Predicted` or `Assigned` follows."""
         self._asked.append(effect)
         match effect:
             case Evaluate():
@@ -151,11 +151,11 @@ class Work:
 
     @property
     def has_questions(self) -> bool:
-        """Whether a request has no answer yet."""
+        """Whether any request is unanswered."""
         return bool(self._asked)
 
     def ask_again(self, now: Seconds, progress: float) -> None:
-        """Repeat the requests without an answer at the checkpoint; start postponed training."""
+        """Repeat requests unanswered at the checkpoint; start postponed training."""
         asked, self._asked = self._asked, []
         for effect in asked:
             self.ask(effect)

@@ -51,19 +51,19 @@ class ZenohTransport:
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
         address: Endpoints to listen at and to connect to.
-        incarnation: Incarnation of this process; drawn by default.
+        incarnation: Incarnation of this process; random by default.
         security: Certificates; without them links are neither encrypted nor authenticated.
         insecure: Allow plain links beyond this machine.
         lease: Seconds, from 0.1 to 3600, after which a link is closed and reopened if it is
-            silent or a piece of 256 kB could not leave. Slow links need a longer lease: the
+            silent or a piece of 256 kB could not be sent. Slow links need a longer lease: the
             default suits 0.4 Mbit/s to each simultaneous receiver. Each worker's lease applies
             to its own silence and its own pieces.
 
     Raises:
         ValueError: If `run` has other characters, or `rank` or `lease` is out of range.
-        NetworkError: If `address` reaches beyond this machine without `security` and
-            `insecure`, has endpoints that do not match `security`, or if `security` is invalid,
-            see `TLS.check`.
+        NetworkError: If `address` reaches beyond this machine with neither `security` nor
+            `insecure`, or has endpoints that do not match `security`; or if `security` is
+            invalid, see `TLS.check`.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class ZenohTransport:
             session.close()
 
     def _leave(self) -> None:
-        """Deliver sent frames and announce the end to the others."""
+        """Deliver sent frames and announce the departure to the other workers."""
         deadline = time.monotonic() + self._lease
         reached = [peer for peer in self._peers.values() if peer.leave(deadline)]
         self._token.undeclare()  # type: ignore[no-untyped-call]
@@ -308,7 +308,7 @@ class _Peer:
             self._has_answered.set()
 
     def leave(self, deadline: Seconds) -> bool:
-        """Send nothing after this frame; return whether the peer is present."""
+        """Send nothing after the current frame; return whether the peer is present."""
         has_silence = self._sending.acquire(timeout=_until(deadline))
         with self._telling:
             self._is_closing = True

@@ -22,7 +22,7 @@ _BY_NAME: dict[TrackerName, Callable[[], Tracker]] = {
 
 
 def trackers(names: Iterable[TrackerName]) -> tuple[Tracker, ...]:
-    """Make the trackers of these names, with their default settings.
+    """Make the trackers with these names and their default settings.
 
     Raises:
         UsageError: If the package of a tracker is missing.

@@ -21,7 +21,7 @@ class TensorBoard:
     virtual in the simulator.
 
     Args:
-        folder: Folder with a subfolder for each run; None for `tensorboard` in each run's own.
+        folder: Folder with a subfolder for each run; None for `tensorboard` in the run's.
 
     Raises:
         UsageError: If the package `tensorboard` is missing.
