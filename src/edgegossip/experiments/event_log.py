@@ -113,7 +113,8 @@ def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[b
     """The complete lines between two positions of a file.
 
     Raises:
-        OSError: If the file cannot be read. RunFolderError: If a line is longer than any event.
+        OSError: If the file cannot be read.
+        RunFolderError: If a line is longer than any event.
     """
     while start < end:
         # Not left open: a run may have more workers than a process may have files.

@@ -18,9 +18,9 @@ class RoundWork:
 
     Attributes:
         seconds: Length of the round; it begins with the exchange of the round before.
-        num_blocks: Times that it trained, each of them after a forecast.
-        num_samples: Samples that it trained on.
-        cost: Cost of that and of looks at aggregated points, in training samples.
+        num_blocks: Blocks of training, each after a forecast.
+        num_samples: Samples that the worker trained on.
+        cost: Cost of training and of looks at aggregated points, in training samples.
     """
 
     seconds: Seconds
@@ -33,10 +33,10 @@ class TrainingEvents:
     """The lines of an `events.jsonl` about training and about parameters sent in rounds.
 
     Args:
-        path: The file; it has at least its first line.
+        path: The file, which has at least its first line.
 
     Raises:
-        RunFolderError: If it cannot be read, or its first line is damaged.
+        RunFolderError: If the file cannot be read, or its first line is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class TrainingEvents:
         }
 
     def sent_by(self, num_rounds: int) -> Seconds | None:
-        """Time at which the last worker sent its parameters of round `num_rounds` (from 1).
+        """Time at which all workers have sent their parameters of round `num_rounds` (from 1).
 
         None if a worker never did, or the algorithm has no rounds.
         """
@@ -61,7 +61,7 @@ class TrainingEvents:
         return max(ends) if len(ends) == len(lines) else None
 
     def kept_shares(self) -> list[float] | None:
-        """The mean share of its samples that each worker trained on in a round.
+        """Each worker's mean share of its samples that it trained on in a round.
 
         None if a worker has not finished a round.
         """
