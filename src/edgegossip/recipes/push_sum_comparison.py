@@ -356,7 +356,7 @@ def cifar10_resnet20(
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
-    """Push-sum, dense and compressed: CIFAR-10 with ResNet-20, in hours.
+    """Push-sum, dense and compressed: CIFAR-10 with ResNet-20 (hours).
 
     The model has EvoNorm, because skew harms the statistics of batch normalization. Pictures
     are flipped and cropped at random.
@@ -374,7 +374,7 @@ def cifar10_vgg11(
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
-    """Push-sum, dense and compressed: CIFAR-10 with VGG11, in days on two cores.
+    """Push-sum, dense and compressed: CIFAR-10 with VGG11 (days on two cores).
 
     The model has no normalization, as in the paper. Pictures are flipped and cropped at random.
 

@@ -58,7 +58,7 @@ class StageSettings:
         width: Width of the model relative to the usual one.
         batch_size: Samples per step.
         lr: Learning rate.
-        momentum: Momentum of SGD, in [0, 1). Synthetic gradients use no momentum, but the
+        momentum: Momentum of SGD, in [0, 1). Synthetic gradients use no momentum, and a
             learning rate divided by 1 - momentum.
         weight_decay: Weight decay of SGD.
         teacher_lr: Adam's learning rate for the teachers of stages.
@@ -217,7 +217,7 @@ def _cut(
     task: Task, settings: StageSettings, teacher: TeacherFactory | None
 ) -> tuple[int, ...]:
     """Find the cut whose slowest machine (with its teacher) or link is fastest."""
-    assert not isinstance(task.model, Mapping)  # it is whole
+    assert not isinstance(task.model, Mapping)  # the model is whole
     with drawn_from(settings.seed):
         layers = blocks(task.model())
     sample = torch.zeros(1, *task.dataset.input_shape)

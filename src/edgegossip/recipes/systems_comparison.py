@@ -28,7 +28,7 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform, uneven
 
 IN_TURN = AccuracyAware(selection=Cyclic())
-"""Making aggregated points takes as long as several epochs of small models."""
+"""A choice of samples without aggregation, which takes as long as several epochs here."""
 
 
 @dataclass(frozen=True, kw_only=True)

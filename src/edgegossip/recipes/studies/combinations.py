@@ -176,7 +176,7 @@ def _learn(
 ) -> float:
     """Accuracy of a model after `num_steps` on pictures `x`, in 0 .. 255, and labels `y`."""
     task = problem.task(settings.data_dir)
-    # Pictures of other than whole numbers are features, which data sets keep in [0, 1].
+    # Pictures whose numbers are not whole are features, which data sets keep in [0, 1].
     points = ArraySplit(x.float() / 255, y)
     task = replace(task, dataset=replace(task.dataset, train=points))
     with one_intra_op_thread():

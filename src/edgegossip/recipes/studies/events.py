@@ -61,7 +61,7 @@ class TrainingEvents:
         return max(ends) if len(ends) == len(lines) else None
 
     def kept_shares(self) -> list[float] | None:
-        """Each worker's mean share of its samples that it trained on in a round.
+        """The mean share of its samples that each worker trained on per round.
 
         None if a worker has not finished a round.
         """
@@ -92,7 +92,7 @@ class TrainingEvents:
         )
 
     def look_share(self, rank: Rank | None = None) -> float | None:
-        """Share of training time that `rank` (or all) spent on looks at aggregated points.
+        """Share of training time that `rank` (or all ranks) spent looking at aggregated points.
 
         None without training.
         """

@@ -225,7 +225,7 @@ def authors(
 def _scale(model: LanguageSettings) -> str:
     with torch.random.fork_rng(devices=[]):
         network = language_task(_sources(model.context), model).model
-        assert not isinstance(network, Mapping)  # it is whole
+        assert not isinstance(network, Mapping)  # the model is whole
         number = sum(each.numel() for each in network().parameters())
     return f"The model has {number:,} parameters and sees {model.context} bytes at once."
 

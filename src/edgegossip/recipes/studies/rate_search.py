@@ -2,7 +2,7 @@
 
 Fields of a row:
     has_diverged: See `has_diverged`.
-    losses: Of the looks.
+    losses: Loss at each evaluation.
     search: The server's notes at the end of each window.
 """
 
@@ -79,7 +79,7 @@ class Searches(Contest):
             yield self.cell(folder, partial(self._work, data_dir, name))
 
     def experiment(self, data_dir: Path, name: str) -> Experiment:
-        """The run of this name."""
+        """Make the run of this name."""
         reward, growth = REWARDS[name]
         task = self.problem.task(data_dir)
         seconds = self.num_windows * WINDOW
