@@ -122,7 +122,7 @@ def summarize(
     samples / mean out-degree.
 
     Fields:
-        recipe: Name of the recipe; null from Python.
+        recipe: Name of the recipe; null for a comparison from Python.
         baseline: Name of the reference run.
         target_accuracy: The comparison's own target, or the baseline's best accuracy minus
             `target_gap` (default 0.005). With another metric, the field is named, for example,

@@ -22,7 +22,7 @@ class Series:
         name: Name in the legend; in a map, the row's place on the vertical axis, as text.
         x: Values along a curve or a row of a map; for bars, the names of the categories.
         y: Value for each x; None for a missing bar or a cell without a number.
-        low: Lower end of the range of each y over the seeds; empty for none.
+        low: Lower end of the range of each y over the seeds; empty without ranges.
         high: Upper end of this range.
         is_mark: Whether the series is a mark: a line across each category of bars, such as a
             bound, a line over a map, or a dashed curve.

@@ -54,7 +54,7 @@ class TrainingEvents:
     def sent_by(self, num_rounds: int) -> Seconds | None:
         """Time at which all workers have sent their parameters of round `num_rounds` (from 1).
 
-        None if a worker never did, or the algorithm has no rounds.
+        None if a worker has not sent them, or the algorithm has no rounds.
         """
         lines = [self._sent.get((rank, num_rounds - 1)) for rank in range(len(self._sizes))]
         ends = [line["end"] for line in lines if line is not None]

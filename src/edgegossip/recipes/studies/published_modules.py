@@ -2,7 +2,7 @@
 
 Fields of a row:
     num_layers: Number of layers, each of which is a stage.
-    error: Test error at the end.
+    error: Test error, the mean of the last five evaluations.
     epochs, accuracies: One number per evaluation.
 """
 
@@ -122,7 +122,7 @@ class PublishedModules(Contest):
         }
 
     def _apart(self, whole: Experiment, *, is_conditioned: bool) -> Experiment:
-        """Put each layer on its own machine, with instant links."""
+        """Put each layer on its own machine, with nearly instant links."""
         teacher = SyntheticGradients(lr=LR, width=self.width, is_conditioned=is_conditioned)
         parts = staged(whole.task, range(1, self.num_layers), DecoupledStage, teacher)
         algorithm = Decoupled(

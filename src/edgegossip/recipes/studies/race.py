@@ -98,7 +98,7 @@ class Setup:
     """Machines of a race.
 
     Args:
-        name: Name, such as "imbalance 4".
+        name: Name, such as "4 times".
         platforms: One for each worker.
         runs: Contenders against EpochGossip, by name of the run.
     """
@@ -153,7 +153,7 @@ class Race(Contest):
         return self.problem.task(data_dir)
 
     def run_baseline(self, data_dir: Path, session: Session) -> Row:
-        """Train EpochGossip on equal platforms; simulate its epochs' ends on each setup."""
+        """Train EpochGossip on equal platforms; simulate its epochs' end times per setup."""
         settings = self.problem.settings
         task = self.task(data_dir)
         workload = Workload(task, range(self.num_workers), self.seed)

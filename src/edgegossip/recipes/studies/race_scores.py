@@ -23,7 +23,7 @@ LOSS = "loss of best accuracy"
 def standings(
     rows: Iterable[Row], target_gap: float, *, is_smoothed: bool = False
 ) -> list[Score]:
-    """Compare each run with EpochGossip's in the same group, on the same machines and seed.
+    """Compare each run with EpochGossip's of the same group, machines and seed.
 
     Args:
         rows: Rows of `Race.cells`, in any order.

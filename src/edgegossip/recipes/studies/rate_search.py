@@ -1,7 +1,7 @@
 """The search for ADSP's commit rate: rates, rewards and results.
 
 Fields of a row:
-    has_diverged: See `has_diverged`.
+    has_diverged: See the function `has_diverged`.
     losses: Loss at each evaluation.
     search: The server's notes at the end of each window.
 """

@@ -1,4 +1,4 @@
-"""Smoothed curves of accuracy; each point is a mean over the same number of samples."""
+"""Smoothed curves of accuracy; each point is a mean over an interval of the same length."""
 
 from __future__ import annotations
 

@@ -262,8 +262,8 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
 def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
     """Speeds that change during the run: a third of the workers become four times slower.
 
-    On the paper's own testbed, H rose from 2 to 6 during a run without being noticed. The other
-    settings are as in `adsp/time-to-loss`; half a minute per run on one core.
+    On the paper's own testbed, H rose unnoticed from 2 to 6 during a run. The other settings
+    are as in `adsp/time-to-loss`; half a minute per run on one core.
 
     Args:
         settings: Settings of the study.
