@@ -60,7 +60,7 @@ def describe(value: object) -> Any:  # noqa: ANN401
 
 
 def _describe_task(task: Task) -> dict[str, object]:
-    # Left out where they are those of a classification, as in folders without them.
+    # Left out where they are defaults, as in folders from before these fields existed.
     fields = {f.name: f for f in dataclasses.fields(task)}
     for name in ("metrics", "target_metric", "forward", "step"):
         if getattr(task, name) == fields[name].default:
@@ -82,7 +82,7 @@ def _describe_dataset(dataset: Dataset) -> dict[str, object]:
 
 
 def _describe_local(local: Local) -> dict[str, object]:
-    # Where its data lies is a worker's own business.
+    # The data's location concerns only its worker.
     names = ("name", "num_classes", "classes", "input_shape", "held_out", "may_share")
     scaling = {name: getattr(local, name) for name in ("mean", "std")}
     return {

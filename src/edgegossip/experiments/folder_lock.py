@@ -107,7 +107,7 @@ def _is_there(descriptor: int, path: Path) -> bool:
 
 
 def _write_holder(descriptor: int) -> None:
-    with suppress(OSError):  # on a full disk, the lock holds all the same
+    with suppress(OSError):  # on a full disk, the lock still holds
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 
