@@ -81,7 +81,7 @@ class TrainingEvents:
         return [line for line in own if begin < line["time"] <= end]
 
     def round_work(self, rank: Rank, round_: int) -> RoundWork:
-        """The work of `rank` in a round that it sent, but not in round 0, which has no start."""
+        """The work of `rank` in a round that it sent, except round 0, which has no start."""
         begin, end = (self._sent[rank, number]["time"] for number in (round_ - 1, round_))
         lines = self._training(rank, begin, end)
         return RoundWork(
