@@ -1,7 +1,7 @@
 """Parallel pieces of work, each in its own process.
 
 A run of small models keeps only one core busy: it spends much of its time between kernels,
-where threads wait for each other. One process per core does as many runs as there are cores.
+where threads wait for each other. With one process per core, every core does a run.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from edgegossip.experiments.signals import interrupt, on_stop_signal
 T = TypeVar("T")
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _END_SECONDS = 10.0
-# Of a child: what it tells its parent, and whether it was asked to stop.
+# In a child process: the queue of reports to its parent, and whether it was asked to stop.
 _statuses: Any = None
 _is_asked = False
 
 
 class _Told:
-    """A live view of a child process, which reports to its parent."""
+    """A live view in a child process, which passes reports to its parent."""
 
     def update(self, status: Status) -> None:
         _statuses.put(status)
@@ -49,11 +49,11 @@ def do_at_once(
 ) -> Generator[tuple[str, Future[T]]]:
     """Do all jobs, one per process at a time; yield each finished job.
 
-    Close it to stop all processes before the end.
+    Close the generator to stop all processes before the end.
 
     Args:
-        jobs: Jobs by name; each makes the work when it can begin. Work is pickled, and has a
-            live view. Its tensors are put into shared memory.
+        jobs: Jobs by name; each makes its work when it can begin. The work is pickled, with its
+            tensors in shared memory, and is called with a live view.
         after: Names of the prerequisites of each job; unknown names are ignored.
         num_processes: Number of processes, at least 1.
         progress: Live view of all processes.
@@ -87,7 +87,7 @@ def do_at_once(
 
 @contextmanager
 def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]:
-    """Start processes, show their reports, and stop them with this one."""
+    """Start processes, show their reports, and stop the processes when the block ends."""
     context = multiprocessing.get_context("spawn")
     statuses = context.SimpleQueue()
     told = threading.Thread(target=_show, args=(statuses, progress), daemon=True)
@@ -108,8 +108,8 @@ def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]
 
 
 def _ask_to_stop(executor: ProcessPoolExecutor) -> None:
-    """Ask each process only once: a second request would make it stop without a checkpoint."""
-    if executor._broken:  # it has asked them itself
+    """Ask each process to stop, only once: a second time, it would leave no checkpoint."""
+    if executor._broken:  # a broken executor has asked them itself
         return
     for pid in [*(executor._processes or {})]:
         with suppress(ProcessLookupError):
@@ -117,7 +117,7 @@ def _ask_to_stop(executor: ProcessPoolExecutor) -> None:
 
 
 def _end(executor: ProcessPoolExecutor) -> None:
-    """End processes that have been asked to stop.
+    """Wait for processes that have been asked to stop, then kill the remaining ones.
 
     A process may wait forever for a lock that a killed process held.
     """
@@ -135,18 +135,18 @@ def _show(statuses: Any, progress: Progress) -> None:  # noqa: ANN401
 
 
 def _begin(statuses: Any) -> None:  # noqa: ANN401
-    """Prepare a child: only its parent handles Ctrl+C, and stops it at the end."""
+    """Prepare a child: Ctrl+C reaches only its parent, with which it dies on Linux."""
     global _statuses
     _statuses = statuses
     os.setsid()
-    # An idle process that died would keep the lock of the queue that all wait at.
+    # An idle process killed by SIGTERM would keep the lock of the queue that all wait on.
     signal.signal(signal.SIGTERM, _be_asked)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
 
 
 def _be_asked(number: int, frame: FrameType | None) -> None:
-    """Do no more work."""
+    """Refuse further work."""
     global _is_asked
     _is_asked = True
 

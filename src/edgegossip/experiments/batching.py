@@ -37,8 +37,7 @@ _DENSE = (
     nn.Sigmoid,
     nn.Tanh,
 )
-"""Layers of which a whole stack is computed by one call; convolutions have no fast kernel for
-that."""
+"""Layers whose whole stack one call computes; convolutions have no fast kernel for this."""
 
 
 def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
@@ -48,12 +47,12 @@ def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
 
     Args:
         experiment: Any experiment; "auto" does not change one that names its own trainer.
-        choice: "auto" is "on" for dense models on 64 or more workers, on a CPU. This rule comes
-            from measurements (benchmarks/results/simulator.md) and does not depend on the
+        choice: "auto" is "on" for dense models on 64 or more workers. This rule comes from
+            measurements on a CPU (benchmarks/results/simulator.md) and does not depend on the
             machine, so the same experiment gives the same result everywhere.
 
     Raises:
-        UsageError: If it is "on", and the task cannot be stacked.
+        UsageError: If `choice` is unknown, or is "on" and the task cannot be stacked.
     """
     if choice not in get_args(Batched):
         raise UsageError(unknown_name("choice for batched", choice, get_args(Batched)))

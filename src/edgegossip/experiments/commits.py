@@ -28,7 +28,7 @@ class Commits:
     _last_round: dict[Rank, int] = field(default_factory=dict)
 
     def add(self, rank: Rank, kind: str, round: int) -> bool:
-        """Account for a message of `rank`; return whether it is a new commit."""
+        """Count a message of `rank` if it is a new commit; return whether it is."""
         if kind != COMMIT or round <= self._last_round.get(rank, -1):
             return False
         self._last_round[rank] = round

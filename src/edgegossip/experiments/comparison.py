@@ -44,14 +44,14 @@ def compare(
     Args:
         comparison: Experiments to run.
         out: Folder, made if missing.
-        resume: Read the finished runs in `out`, and resume the unfinished one.
+        resume: Read the finished runs in `out`, and resume unfinished ones.
         recipe: Name of the recipe, for the record.
-        command: Command line that repeats it, for the record.
+        command: Command line that repeats the comparison, for the record.
         num_threads: Number of threads of the compute pool of each process; None for one per
             core.
         num_processes: Number of parallel runs. With more than one, each has one thread, and the
             experiments must be picklable. No effect on results.
-        open_pool: As in `run`, for each run in turn; not with several processes.
+        open_pool: As in `run`, for each run in turn; unused with several processes.
         progress: A live view.
         trackers: Followers of each run's numbers, as in `run`; they are pickled for several
             processes.
@@ -122,17 +122,17 @@ def summarize(
     samples / mean out-degree.
 
     Fields:
-        recipe: Name of the recipe; null from Python.
+        recipe: Name of the recipe; null for a comparison from Python.
         baseline: Name of the reference run.
         target_accuracy: The comparison's own target, or the baseline's best accuracy minus
-            0.005 (`target_gap`). With another metric the field is named, for example,
-            `target_mae`, and the gap is half a percent of the value.
+            `target_gap` (default 0.005). With another metric, the field is named, for example,
+            `target_mae`, and the gap may be relative to the value.
         throughput_bound: Bound on the gain from not waiting: the sum of throughputs / (number
             of workers x the smallest), over workers with data, on idle machines, without
             communication costs.
         bytes_reference: Name of the run that defines the bytes of uncompressed push-sum; null
             if there is none.
-        runs: By name, the numeric fields of each run's summary, and the next three fields.
+        runs: By name, the fields of each run's summary, and the next three fields.
         bytes_per_worker: `bytes_sent` / number of workers.
         bytes_ratio_same_graph: Bytes that dense push-sum with one step per round would send on
             this run's graph for the same number of samples / `bytes_sent`; null without a

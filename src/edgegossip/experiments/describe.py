@@ -60,7 +60,7 @@ def describe(value: object) -> Any:  # noqa: ANN401
 
 
 def _describe_task(task: Task) -> dict[str, object]:
-    # Left out where they are those of a classification, as in folders without them.
+    # Left out where they are defaults, as in folders from before these fields existed.
     fields = {f.name: f for f in dataclasses.fields(task)}
     for name in ("metrics", "target_metric", "forward", "step"):
         if getattr(task, name) == fields[name].default:
@@ -82,7 +82,7 @@ def _describe_dataset(dataset: Dataset) -> dict[str, object]:
 
 
 def _describe_local(local: Local) -> dict[str, object]:
-    # Where its data lies is a worker's own business.
+    # The data's location concerns only its worker.
     names = ("name", "num_classes", "classes", "input_shape", "held_out", "may_share")
     scaling = {name: getattr(local, name) for name in ("mean", "std")}
     return {
@@ -114,7 +114,7 @@ def flatten(described: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
-    """Contents of `experiment.json`, which are also the first line of `events.jsonl`.
+    """Contents of `experiment.json`, also contained in the first line of `events.jsonl`.
 
     Dataclasses appear as their fields and a `type`; functions by name, and `functools.partial`
     with its keywords; topologies as the call that makes them (`"ring(8)"`). A run cannot be
@@ -132,8 +132,8 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         platforms: Platform of each rank.
         task: Data set (`name`, `num_train`, `num_validation` if it has such a split,
             `num_test`, `num_classes`, `input_shape`), model, loss, optimizer and so on.
-            `metrics` (each with `name`, `unit` and `higher_is_better`), `target_metric` and
-            `forward` are absent in a default classification.
+            `metrics` (each with `name`, `unit` and `higher_is_better`), `target_metric`,
+            `forward` and `step` are absent if they have their defaults.
         links, faults: As in `Experiment`.
         max_seconds: Time limit, or null.
         until: Target loss or metric that ends the run, and the number of evaluations whose mean
@@ -145,7 +145,7 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         versions: Versions of `python`, `edgegossip`, `torch`, `numpy`, `scikit-learn` and
             `safetensors`.
     """
-    # The sizes of data that lies with the workers are not known here.
+    # The sizes of the workers' local data are not known here.
     dataset = experiment.task.dataset
     known = {} if isinstance(dataset, Local) else {"num_train": len(dataset.train)}
     return {

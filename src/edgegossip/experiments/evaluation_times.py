@@ -17,7 +17,7 @@ def check_interval(experiment: Experiment, workload: Workload) -> Seconds:
     if experiment.evaluation_interval is not None:
         return experiment.evaluation_interval
     if experiment.evaluation_epochs is not None:
-        # It cannot be due sooner than if nobody ever waited.
+        # It is due no sooner than if no worker ever waited.
         throughput = sum(each.total_throughput for each in experiment.platforms)
         return experiment.evaluation_epochs * workload.num_train / throughput / 4
     epochs = [

@@ -19,11 +19,12 @@ class Evaluations:
     """Evaluations by the index of their snapshots.
 
     Args:
-        path: File of the evaluations; existing ones count.
+        path: File of the evaluations; if it exists, it is read.
         metrics: Metrics of the run, the chosen one first.
 
     Attributes:
-        kept: Indices of snapshots that are no longer needed.
+        kept: Indices of the snapshots that are no longer needed, because their evaluations are
+            stored.
     """
 
     def __init__(self, path: Path, metrics: Sequence[MetricSpec]) -> None:
@@ -37,7 +38,7 @@ class Evaluations:
 
     @property
     def history(self) -> list[Evaluation]:
-        """All, in order of time."""
+        """All evaluations, in order of time."""
         return [self._by_index[index] for index in sorted(self._by_index)]
 
     def add(self, index: int, evaluation: Evaluation) -> None:

@@ -1,15 +1,15 @@
-"""`events.jsonl`: the events of a run, one JSON object per line, in order of virtual time.
+"""`events.jsonl`: the events of a run, one JSON object per line, in order of time.
 
-Each line has a `type`. The first is `experiment`; the last is `ended`, unless the run was
-killed. Times are seconds since the run began: virtual ones in a simulation, real ones on real
+Each line has a `type`. The first line's is `experiment`; the last line's is `ended`, unless the
+run was killed. Times are seconds since the run began: virtual in a simulation, real on real
 machines. Names of wall-clock fields begin with ``wall_``; all other fields are identical, byte
-for byte, whenever the same experiment runs. Arriving messages are not logged.
+for byte, whenever the same experiment is simulated. Arriving messages are not logged.
 
 Fields of `experiment`, in addition to those of `experiment.json`:
-    command: Command that runs it again, without `--out`, `--threads`, `--pool` and `--resume`;
-        null from Python.
+    command: Command that repeats the run, without `--out`, `--threads`, `--pool` and
+        `--resume`; null for a run from Python.
     roles: Name of each rank's role: `"worker"`, `"server"`, `"stage-0"`. Absent in old folders,
-        where all are workers.
+        where all ranks are workers.
     evaluated: Ranks whose parameters count in the reported model; absent in old folders, where
         all count.
     shard_sizes: Training samples of each rank.
@@ -24,13 +24,13 @@ Fields of `trained`, a finished piece of work (training cut short by a crash has
     cost: Cost in training samples: `num_samples` plus the cost of choosing them.
     loss: Mean training loss over the steps.
 
-Fields of `sent`, a handover of messages of one kind and round, at one time, by one worker:
+Fields of `sent`, messages of one kind and round that one worker hands over at one time:
     time: Time of the handover.
     rank: The sender.
     kind: Kind in the algorithm's words: `"params"`, `"push"`, `"catch-up"`.
     round: Round of the message.
     receivers: Ranks of the receivers.
-    num_bytes: Bytes of all these messages together, headers included.
+    num_bytes: Bytes of all these messages, headers included.
     start, end: Beginning of the first transmission and end of the last.
 
 Fields of `lost`, a message that did not arrive:
@@ -40,7 +40,7 @@ Fields of `lost`, a message that did not arrive:
     reason: `"dropped"`; `"crashed"`, if the receiver crashed, or the sender crashed before the
         message had left; `"partitioned"`; on real machines also `"unreachable"`.
 
-Fields of `crashed`, `recovered` and `finished`, a change of one worker:
+Fields of `crashed`, `recovered` and `finished`, a change in one worker's state:
     time: Time of the change.
     rank: The worker.
 
@@ -58,18 +58,18 @@ Fields of `noted`, numbers that the algorithm recorded (`Note`):
     time: Time of the note.
     rank: The worker.
     kind: Subject, in the algorithm's words.
-    numbers: Numbers by name; null for those that are not finite.
+    numbers: Numbers by name; null if not finite.
 
 Fields of `data`, in the log of a worker on a real machine:
     num_samples: Training samples of this worker.
 
-Fields of `ended`, which a resumed run removes with all lines after its checkpoint:
+Fields of `ended`, which a resumed run removes, like all lines after its checkpoint:
     time: Time of the end.
     reason: `"finished"`, `"time limit"`, `"target"` (see `until`), `"interrupted"` or
         `"failed"`.
     error: The failure, or null.
-    wall_seconds: Duration of the run, including parts before an interruption; for workers only
-        the last part.
+    wall_seconds: Duration of the run, including parts before an interruption; in a worker's
+        log, only the last part.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _KEPT = (
     "num_received",
     "num_lost",
     "commits",
-    "_sends",  # a line that may grow on
+    "_sends",  # a line that may still grow
 )
 _READ_AT_ONCE = 2**16
 _LONGEST_LINE = 2**26
@@ -105,7 +105,7 @@ _LOG = logging.getLogger("edgegossip.experiments")
 
 
 def to_line(event: Mapping[str, Any]) -> bytes:
-    """An event of the file."""
+    """Format an event as a line of the file."""
     return to_json(event, separators=(",", ":")).encode() + b"\n"
 
 
@@ -113,7 +113,7 @@ def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[b
     """The complete lines between two positions of a file.
 
     Raises:
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
         RunFolderError: If a line is longer than any event.
     """
     while start < end:
@@ -145,10 +145,10 @@ def _some_lines(file: BinaryIO) -> list[bytes]:
 
 
 def parse_event(line: bytes) -> dict[str, Any]:
-    """Parse the event of a line.
+    """Parse a line as an event.
 
     Raises:
-        ValueError: If it is not an event.
+        ValueError: If the line is not an event.
     """
     try:
         # Decoded here: `json` would take a damaged line for one of another encoding.
@@ -161,7 +161,7 @@ def parse_event(line: bytes) -> dict[str, Any]:
 
 
 class SkippedLines:
-    """Warns of skipped lines of a log, individually up to a limit.
+    """Warns about each skipped line of a log, up to a limit.
 
     Args:
         path: Path of the log.
@@ -172,7 +172,7 @@ class SkippedLines:
         self._num_skipped = 0
 
     def add(self, number: int, error: Exception) -> None:
-        """Record a skipped line, counted from 1."""
+        """Record that line `number`, counted from 1, is skipped."""
         self._num_skipped += 1
         if self._num_skipped <= _MAX_WARNINGS:
             is_last = self._num_skipped == _MAX_WARNINGS
@@ -237,7 +237,7 @@ class EventLog:
 
     Args:
         path: File, emptied unless `offset` is given.
-        offset: Continue after this many bytes, and remove the others.
+        offset: Continue after this many bytes, and remove the rest.
 
     Attributes:
         bytes_sent: Bytes sent by all workers so far.
@@ -276,7 +276,7 @@ class EventLog:
         return self.total_staleness / max(1, self.num_received)
 
     def take_training_loss(self) -> float | None:
-        """Mean training loss of a sample since the last call; None without any."""
+        """Mean training loss per sample since the last call; None without new samples."""
         total, num_samples = self._recent_losses
         self._recent_losses = [0.0, 0]
         return total / num_samples if num_samples else None
@@ -288,7 +288,7 @@ class EventLog:
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
         self.samples_processed += event.num_samples
-        if event.num_samples:  # where none were trained on, the loss may be NaN
+        if event.num_samples:  # without samples, the loss may be NaN
             self._recent_losses[0] += event.loss * event.num_samples
             self._recent_losses[1] += event.num_samples
         self.write(
@@ -362,7 +362,7 @@ class EventLog:
         """Sync all complete lines to the disk; return the file's size in bytes."""
         try:
             self._file.flush()
-            os.fsync(self._file.fileno())  # a checkpoint must not outlive what it counts on
+            os.fsync(self._file.fileno())  # a checkpoint must not outlive its log lines
             return self._file.tell()
         except OSError as error:
             raise _unwritable(self._path, error) from error
@@ -375,7 +375,7 @@ class EventLog:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file even if writing fails; no effect if it is closed."""
+        """Close the file even if writing fails; no effect if it is already closed."""
         with suppress(OSError):
             self._file.close()
 

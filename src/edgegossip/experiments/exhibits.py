@@ -19,10 +19,10 @@ class Series:
     """One curve, or one bar in each category.
 
     Args:
-        name: Name in the legend; in a map, the height of the row as text.
+        name: Name in the legend; in a map, the row's place on the vertical axis, as text.
         x: Values along a curve or a row of a map; for bars, the names of the categories.
         y: Value for each x; None for a missing bar or a cell without a number.
-        low: Lower end of the range of each y over the seeds; empty for none.
+        low: Lower end of the range of each y over the seeds; empty without ranges.
         high: Upper end of this range.
         is_mark: Whether the series is a mark: a line across each category of bars, such as a
             bound, a line over a map, or a dashed curve.
@@ -41,11 +41,11 @@ class Panel:
     """One pair of axes.
 
     Args:
-        title: Title above it.
-        kind: "lines", "bars" (side by side), "stacked" bars, or a "map" with a series for each
-            row of cells, colored by y, and logarithmic axes and colors.
-        x_label: Label below it.
-        y_label: Label beside it.
+        title: Title above the axes.
+        kind: "lines", "bars" (side by side), "stacked" bars, or a "map": a series for each row
+            of cells, colored by y, with logarithmic axes and colors.
+        x_label: Label of the horizontal axis.
+        y_label: Label of the vertical axis.
         y_unit: Unit of the numbers on the vertical axis; in a map, of the colors.
         x_unit: Unit of the numbers on the horizontal axis of curves.
         series: Series in the order of the legend.

@@ -45,14 +45,14 @@ class Experiment:
         evaluation_interval: Virtual seconds between two evaluations of the averaged model,
             which begin at 0; None for a quarter of the slowest worker's epoch. Another
             evaluation is made at the end.
-        evaluation_epochs: Epochs of all workers together between two evaluations, as an
-            alternative. This is fair to runs whose rounds differ greatly in duration.
+        evaluation_epochs: Epochs of all workers together between two evaluations, instead of
+            `evaluation_interval`. This is fair to runs whose rounds differ greatly in duration.
         name: Name of the run; None for the algorithm's name in lower case, e.g. "epoch-gossip".
 
     Raises:
-        ValueError: If a number or rank is out of range, there is no worker, the task's models
-            do not match the algorithm's roles, `until` names an unknown metric, or the
-            algorithm moves data that must not be moved.
+        ValueError: If a number or rank is out of range, there is no worker, the topology has
+            another number of workers, the task's models do not match the algorithm's roles,
+            `until` names an unknown metric, or the algorithm moves data that must not be moved.
     """
 
     task: Task
@@ -134,7 +134,7 @@ class Experiment:
         """Prepare the task for this run.
 
         Args:
-            reads: The workers whose `Local` data this process may read; None for all of them.
+            reads: The workers whose `Local` data this process may read; None for all workers.
         """
         return Workload(self.task, self.data_ranks, self.seed, self.algorithm.role, reads)
 
@@ -173,8 +173,9 @@ class Comparison:
             `lr`, with the values that `edgegossip plan` tries, the likeliest first.
 
     Raises:
-        ValueError: If `baseline`, `bytes_reference` or `tunable` names no run, a number is out
-            of range, or runs have different metrics.
+        ValueError: If a name cannot be a folder's; `baseline`, `bytes_reference` or `tunable`
+            names an unknown run; the reference has several local steps; a number is out of
+            range; or runs have different metrics.
     """
 
     experiments: Mapping[str, Experiment]
@@ -232,10 +233,10 @@ _RUN_NAME = re.compile(r"(?!figures$)(?!\.)[\w .,=%+-]+")
 
 
 def throughput_bound(platforms: tuple[Platform, ...]) -> float:
-    """Ratio of samples per second without waiting to those with a barrier.
+    """Samples per second without waiting, relative to those with a barrier.
 
-    It is ``sum(v_i) / (E * v_min)``, relative to a barrier after each epoch of equal shards,
-    with free communication.
+    For E platforms of speeds v_i it is ``sum(v_i) / (E * v_min)``, if a barrier follows each
+    epoch of equal shards and communication is free.
 
     >>> from edgegossip.sim.platform import uneven
     >>> throughput_bound(uneven(4))

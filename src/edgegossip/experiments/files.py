@@ -23,7 +23,7 @@ def make_folder(path: Path) -> None:
     """Make a folder for results, unless it exists.
 
     Raises:
-        RunFolderError: If it cannot be made.
+        RunFolderError: If the folder cannot be made.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file of a run folder, as `write_whole` does.
 
     Raises:
-        RunFolderError: If it cannot be written.
+        RunFolderError: If the file cannot be written.
     """
     try:
         write_whole(path, content)
@@ -51,7 +51,7 @@ def write_json(path: Path, content: object) -> None:
     """Write a JSON file for people and programs, atomically.
 
     Raises:
-        RunFolderError: If it cannot be written.
+        RunFolderError: If the file cannot be written.
     """
     write_atomically(path, to_json(content, indent=2).encode() + b"\n")
 
@@ -83,10 +83,10 @@ def save_checkpoint(path: Path, tree: object) -> None:
     """Write `tree` (see `core.snapshot`) to `path`.
 
     Raises:
-        RunFolderError: If it cannot be written.
+        RunFolderError: If the file cannot be written.
     """
     plain, tensors = dismantle(tree)
-    # Not into the header, whose size is limited.
+    # Not in the header, whose size is limited.
     text = bytearray(json.dumps(plain).encode())
     tensors[_PLAIN] = torch.frombuffer(text, dtype=torch.uint8)
     try:
@@ -108,7 +108,7 @@ LOADING_ERRORS = (
     TypeError,
     ValueError,
 )
-"""Errors of reading a foreign checkpoint."""
+"""Errors raised by reading a foreign checkpoint."""
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
@@ -120,10 +120,10 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
-    """Read a file of `save_checkpoint`.
+    """Read a file that `save_checkpoint` wrote.
 
     Raises:
-        RunFolderError: If it is missing or damaged.
+        RunFolderError: If the file is missing or damaged.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""Watch over metrics that are not finite."""
+"""Warnings about metrics that are not finite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOG = logging.getLogger("edgegossip.experiments")
 
 
 class FiniteMetrics:
-    """Reports once a metric that is not finite although the loss is.
+    """Reports the first metric that is not finite although the loss is.
 
     If the loss is not finite either, the model has diverged, and the metric is not at fault.
 
@@ -25,15 +25,15 @@ class FiniteMetrics:
     def check(
         self, loss: float, metrics: Mapping[str, float], *, is_fatal: bool = False
     ) -> None:
-        """Warn of a metric that is not finite.
+        """Warn about the first metric that is not finite.
 
         Args:
             loss: Mean loss of the evaluation.
             metrics: Its metrics by name.
-            is_fatal: Raise an error instead of a warning, because no training would be lost.
+            is_fatal: Raise an error instead of a warning; for evaluations before any training.
 
         Raises:
-            TrainingError: If `is_fatal`.
+            TrainingError: If `is_fatal`, and a metric is not finite.
         """
         wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
         if not wrong or self._has_complained or not math.isfinite(loss):

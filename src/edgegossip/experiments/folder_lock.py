@@ -1,4 +1,4 @@
-"""Folder locks: one writing process at a time; the kernel releases the lock of a dead one."""
+"""Folder locks: one writing process at a time; the kernel releases a dead process's lock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.files import make_folder
 
 LOCK = ".lock"
-"""Name of the lock file, with the number of the writing process."""
+"""Name of the lock file, which contains the writing process's id."""
 _LOG = logging.getLogger("edgegossip.experiments")
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-# No link: what it leads to would be overwritten.
+# No symbolic link: its target would be overwritten.
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _held: set[int] = set()  # descriptors
 
@@ -39,7 +39,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while it is held: a process that has opened it meanwhile notices, see `_take`.
+        # Removed while locked: a process that has opened it meanwhile notices; see `_take`.
         with suppress(OSError):
             (folder / LOCK).unlink()
         _held.discard(descriptor)
@@ -47,10 +47,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def require_unlocked(*folders: Path) -> None:
-    """Reject folders that another process is writing, before any work.
+    """Reject folders that a process is writing to, before any work.
 
     Raises:
-        RunFolderError: If one is.
+        RunFolderError: If a folder is locked.
     """
     for folder in folders:
         if (folder / LOCK).exists():
@@ -107,7 +107,7 @@ def _is_there(descriptor: int, path: Path) -> bool:
 
 
 def _write_holder(descriptor: int) -> None:
-    with suppress(OSError):  # on a full disk, the lock holds all the same
+    with suppress(OSError):  # on a full disk, the lock still holds
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 

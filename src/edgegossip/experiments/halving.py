@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgegossip.core.protocol import Seconds
 
 FACTOR = 3
-"""Each rung keeps one of this many settings, for runs that are longer by this factor."""
+"""One in this many settings reaches the next rung, where runs are longer by this factor."""
 SHORTEST = 1 / 40
 """Minimum share of a whole run; after a shorter run, settings look alike."""
 MOST_RUNS = 24.0
@@ -22,7 +22,7 @@ class HalvingRung:
 
     Args:
         num_settings: Number of settings that are run.
-        share: Length of the runs, as a share of a whole one.
+        share: Length of the runs, as a share of a whole run.
         num_seeds: Seeds of each setting.
     """
 
@@ -38,7 +38,7 @@ class HalvingRung:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Wall time of the runs of a candidate on one core.
+    """Wall time of a candidate's runs on one core.
 
     Args:
         start: Seconds before training begins.
@@ -49,7 +49,7 @@ class Cost:
     whole: Seconds
 
     def runs(self, number: int, share: float) -> Seconds:
-        """Time of some runs with a share of the full length.
+        """Time of `number` runs with this share of the full length.
 
         >>> Cost(start=1.0, whole=10.0).runs(3, share=0.5)
         18.0
@@ -63,7 +63,7 @@ class Ladder:
 
     Args:
         rungs: The rungs; empty if there is nothing to choose.
-        num_settings: Number of settings to try; some may be omitted.
+        num_settings: Number of settings to try, which may be fewer than the candidate has.
     """
 
     rungs: tuple[HalvingRung, ...]
@@ -77,11 +77,11 @@ class Ladder:
 def ladders(numbers: Mapping[str, int], whole_runs: float) -> dict[str, Ladder]:
     """Plan the tuning of each candidate for the time of this many whole runs.
 
-    The first rung runs all settings of a candidate, each next rung the best third of them for
-    three times as long. The last rungs of all candidates have the same length. They are as long
-    as the budget of the candidate with the most settings allows; others use theirs for more
-    seeds. If runs would be shorter than `SHORTEST`, only the first nine settings are tried, or
-    the first three, or one.
+    The first rung runs all settings of a candidate; each further rung runs the best third of
+    them for three times as long. The last rungs of all candidates have the same length. They
+    are as long as the budget of the candidate with the most settings allows; other candidates
+    use theirs for more seeds. If runs would be shorter than `SHORTEST`, only the first nine
+    settings are tried, or the first three, or one.
 
     Args:
         numbers: Number of settings of each candidate.
@@ -90,7 +90,7 @@ def ladders(numbers: Mapping[str, int], whole_runs: float) -> dict[str, Ladder]:
     References:
         Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
         Optimization", AISTATS 2016, arXiv:1502.07943, figure 3. Departure: on each rung, runs
-        start from the beginning with different seeds, so that a setting does not keep its luck.
+        start from the beginning with different seeds, so a lucky setting does not stay lucky.
 
     >>> found = ladders({"gosgd": 9, "bsp": 3}, whole_runs=4.5)
     >>> [(rung.num_settings, rung.share) for rung in found["gosgd"].rungs]
@@ -144,11 +144,11 @@ def _whole_runs(num_settings: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Number of whole runs that rank the tuned candidates.
+    """Whole runs that rank the tuned candidates.
 
     Args:
         num_candidates: Number of candidates.
-        num_seeds: Seeds of each.
+        num_seeds: Seeds of each candidate.
     """
 
     num_candidates: int
@@ -156,7 +156,7 @@ class Ranking:
 
     @property
     def num_finalists(self) -> int:
-        """Number of candidates with more seeds: the best third, at most 3; 0 of a single one.
+        """Number of candidates that get more seeds: the best third, at most 3; 0 instead of 1.
 
         >>> [Ranking(number, 3).num_finalists for number in (3, 5, 10, 20)]
         [0, 2, 3, 3]
@@ -183,7 +183,7 @@ def most_whole_runs(
 
     Args:
         numbers: Number of settings of each candidate.
-        costs: Cost of its runs.
+        costs: Cost of each candidate's runs.
         ranking: Runs that rank the candidates afterwards.
         budget: Seconds on one core for everything.
 

@@ -11,7 +11,7 @@ _MAX_BYTES = 8 * 2**20
 
 
 def framed(page: Path, height: int = 640) -> str | None:
-    """A page as a frame that a notebook shows; None if there is no page.
+    """A page as a frame for a notebook; None if the page cannot be read.
 
     The frame contains the whole page, so a copy of the notebook still shows it. It has its own
     styles and runs no scripts. A page that is too large becomes a link.

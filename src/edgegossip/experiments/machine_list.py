@@ -29,13 +29,14 @@ class Machine:
 
     Args:
         name: Name for people.
-        speed: Speed relative to this machine, above 0; used without `samples_per_second`.
+        speed: Speed relative to the local machine, above 0; used without `samples_per_second`.
         samples_per_second: Training samples per second of the task's model, above 0; None for
-            `speed` times the measured speed of this machine.
+            `speed` times the local machine's measured speed.
         mbits: Maximum Mbit/s in each direction, above 0.
         latency_ms: Milliseconds to the network, at least 0; a message between two machines
-            takes the sum of both.
-        endpoint: Endpoint at which others reach it, such as tls/desk:7447; None if unknown.
+            takes the sum of their latencies.
+        endpoint: Endpoint at which other machines reach it, such as tls/desk:7447; None if
+            unknown.
 
     Raises:
         ValueError: If a number is out of range.
@@ -59,9 +60,7 @@ class Machine:
         return self.latency_ms / 1000
 
     def platform(self, measured: float) -> Platform:
-        """Make a virtual machine like this one, if the local machine trains `measured`
-        samples/s.
-        """
+        """Make a platform like this machine, if the local one trains `measured` samples/s."""
         throughput = self.samples_per_second or self.speed * measured
         bandwidth = self.mbits * _MEGABIT
         return Platform(
@@ -72,12 +71,12 @@ class Machine:
 def read_machines(path: Path) -> tuple[Machine, ...]:
     """Read the machines of a TOML file, in order of their ranks.
 
-    Each is a table ``[[machine]]`` with the arguments of `Machine`, and `count` for several
-    equal ones. `profile` names a file of `edgegossip profile`, from which the speed is read;
-    its path is relative to this file.
+    Each machine is a table ``[[machine]]`` with the arguments of `Machine`, and `count` for
+    several equal machines. `profile` names a file of `edgegossip profile`, from which the speed
+    is read; its path is relative to the TOML file.
 
     Raises:
-        UsageError: If the file cannot be read, or has other contents.
+        UsageError: If the file cannot be read, or its contents are invalid.
     """
     try:
         text = path.read_text()

@@ -46,7 +46,7 @@ class Progress(Protocol):
     """A live view."""
 
     def update(self, status: Status) -> None:
-        """Show it."""
+        """Show `status`."""
 
 
 class Silent:

@@ -15,8 +15,8 @@ def recorded_metrics(header: Mapping[str, Any]) -> tuple[MetricSpec, ...]:
 
     Raises:
         LookupError: If a field of a metric is missing.
-        TypeError: If one is of another type.
-        ValueError: If the chosen metric is not one of them.
+        TypeError: If a field has the wrong type.
+        ValueError: If the chosen metric is not one of the run's.
 
     >>> recorded_metrics({"task": {}})[0].name
     'accuracy'

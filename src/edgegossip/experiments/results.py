@@ -15,7 +15,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.inline import framed, table
 
 ENDS = ("finished", "time limit", "target")
-"""Reasons for which a run ends by itself."""
+"""Reasons why a run ends by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,8 @@ class Results:
         worker_values: The chosen metric of each evaluated worker at the end.
         params: The averaged model's tensors by name, as in its `state_dict`.
         virtual_seconds: Virtual time of the end.
-        wall_seconds: Duration, including resumed parts; for workers only the last part.
+        wall_seconds: Duration, including parts before an interruption; for workers, only the
+            last part.
         mean_staleness: Mean staleness of received messages, in rounds.
         folder: Folder of the run.
     """
@@ -115,7 +116,7 @@ class Results:
         """Accuracy of each evaluated worker at the end.
 
         Raises:
-            AttributeError: If the chosen metric is another one.
+            AttributeError: If the chosen metric is not accuracy.
         """
         if self.metric.name != ACCURACY.name:
             raise AttributeError(
@@ -144,7 +145,7 @@ class Results:
         return pandas.DataFrame([evaluation.line() for evaluation in self.history])
 
     def _repr_html_(self) -> str:
-        """The report, if it has been drawn, or else the numbers, for notebooks."""
+        """For notebooks: the report, if it has been drawn, or else the last numbers."""
         if self.folder is not None and (page := framed(self.folder / "report.html")):
             return page
         rows = {
@@ -167,20 +168,20 @@ class Results:
         """The entry of this run in `summary.json`.
 
         The file of a single run also has `name`, `reason`, `error` and `worker_accuracies` (at
-        the end, of each worker's own model, or of 64 evenly spaced ones; `worker_values` with
-        another metric). Fields with `accuracy` are named after the key of another chosen
-        metric, e.g. `final_mae` and `worker_mae_max`.
+        the end, of the workers' own models, or of at most 64 evenly spaced ones;
+        `worker_values` with another metric). Fields with `accuracy` are named after the key of
+        another chosen metric, e.g. `final_mae` and `worker_mae_max`.
 
         Fields:
             metric: Name of the chosen metric; absent if it is accuracy.
             final_accuracy, best_accuracy: Last and best evaluation of the averaged model;
                 further metrics have `final_` only.
             worker_accuracy_min, worker_accuracy_mean: Worst and mean of `worker_accuracies`.
-            time_to_target: First evaluation at the target; null without one, and in the file of
-                a single run.
+            time_to_target: Time of the first evaluation at the target; null if there is none,
+                and in the file of a single run.
             speedup: The baseline's time to the target / this run's; null if either is missing.
             virtual_seconds: Time of the end.
-            wall_seconds: Duration, including resumed parts.
+            wall_seconds: Duration, including parts before an interruption.
             bytes_sent, samples_processed, consensus_distance: At the last evaluation.
             mean_staleness: Mean over received messages of the receiver's round minus the
                 message's, at least 0. If workers count rounds at different speeds (GoSGD), it
@@ -197,7 +198,7 @@ class Results:
             f"final_{key}": self.final_value,
             f"best_{key}": self.best_value,
             **{f"final_{MetricSpec(name=name).key}": value for name, value in others},
-            # The worst, under the name that says which end that is.
+            # The worst value, named after its end of the range.
             f"worker_{key}_{'min' if self.metric.higher_is_better else 'max'}": (
                 self.metric.worst(self.worker_values)
             ),

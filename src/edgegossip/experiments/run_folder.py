@@ -32,11 +32,11 @@ class RunFolder:
     Args:
         path: Existing folder, which is `locked`.
         header: The resolved experiment, from `describe.header`.
-        resume: Whether the folder must hold a run of the same experiment; otherwise it must
-            hold none.
+        resume: Continue the run in the folder, if any, which must be of the same experiment; if
+            false, the folder must hold no run.
 
     Raises:
-        RunFolderError: If it cannot be made or written, or has unexpected contents.
+        RunFolderError: If the folder cannot be written, or has unexpected contents.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
@@ -115,7 +115,7 @@ class RunFolder:
         return checkpoint
 
     def finished_results(self) -> Results | None:
-        """The results, if this folder is resumed and its run is complete."""
+        """The results, if this folder is resumed and its run has ended by itself."""
         if not self._resume or not (self.path / "summary.json").exists():
             return None
         results = load_results(self.path)
@@ -194,7 +194,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file of a run folder.
 
     Raises:
-        RunFolderError: If it is missing or damaged.
+        RunFolderError: If the file is missing or damaged.
     """
     try:
         content = json.loads(path.read_text())
@@ -215,8 +215,8 @@ def read_evaluation(line: Mapping[str, Any], metrics: Sequence[MetricSpec]) -> E
         metrics: Metrics of the run, the chosen one first.
 
     Raises:
-        LookupError: If one is missing.
-        TypeError: If one is not a number.
+        LookupError: If a field is missing.
+        TypeError: If a field is not a number.
     """
     names = (name for name in Evaluation.__dataclass_fields__ if name != "metrics")
     values: dict[str, Any] = {name: _number(line, name) for name in names}
@@ -226,14 +226,14 @@ def read_evaluation(line: Mapping[str, Any], metrics: Sequence[MetricSpec]) -> E
 def _number(line: Mapping[str, Any], name: str) -> float:
     value: float | None = line[name]
     if value is None:
-        return math.nan  # JSON has no number for what diverged
+        return math.nan  # JSON has no NaN for diverged runs
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} is {value!r}, not a number")
     return value
 
 
 def first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:
-    """The first field in which two resolved experiments differ, and both values."""
+    """Find the first field in which two resolved experiments differ, and both values."""
     if isinstance(kept, dict) and isinstance(now, dict):
         for key in {**now, **kept}:
             if kept.get(key) != now.get(key):

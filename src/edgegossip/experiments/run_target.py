@@ -65,7 +65,7 @@ class MetricTarget:
         """Find the metric among those of a task, the chosen one first.
 
         Raises:
-            ValueError: If it is unknown.
+            ValueError: If the metric is unknown.
         """
         by_name = {each.name: each for each in metrics}
         name = self.metric or metrics[0].name
@@ -91,7 +91,7 @@ RunTarget: TypeAlias = LossTarget | MetricTarget
 def has_come_to(
     target: RunTarget | None, history: Sequence[Evaluation], metrics: Sequence[MetricSpec]
 ) -> bool:
-    """Whether a run with these evaluations has reached its target; never without one."""
+    """Whether a run with these evaluations has reached its target; false without a target."""
     match target:
         case LossTarget():
             return target.is_reached([each.loss for each in history])

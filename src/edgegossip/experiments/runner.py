@@ -55,7 +55,7 @@ def run(
         resume: Continue from the checkpoint in `out`, to exactly the result of an uninterrupted
             run. A finished run is only read.
         recipe: Name of the recipe, for the record.
-        command: Command line that repeats it, for the record.
+        command: Command line that repeats the run, for the record.
         num_threads: Number of threads of the compute pool; None for one per core. No effect on
             the result.
         open_pool: Opens the compute pool; by default a `ComputePool` of `num_threads`. No
@@ -147,7 +147,7 @@ class _Run:
         self._log.write("experiment", **self._folder.header, **begun)
 
     def stop(self) -> None:
-        """Stop between two events, and write a checkpoint."""
+        """Make the run stop between two events, with a checkpoint."""
         self.simulator.should_stop = True
 
     def execute(self) -> Results:
@@ -171,7 +171,7 @@ class _Run:
             if not has_ended:
                 self._keep()
         except KeyboardInterrupt:
-            return False  # asked twice: the last checkpoint has to do
+            return False  # asked twice: the last checkpoint must suffice
         except RunFolderError:
             raise
         except Exception as error:
@@ -192,7 +192,7 @@ class _Run:
         return has_come_to(self._experiment.until, self._history, metrics)
 
     def _simulate(self) -> bool:
-        """Whether the run has ended or was stopped."""
+        """Simulate and evaluate; return whether the run has ended, rather than been stopped."""
         simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
         while True:
             until = min(self._num_looks * self._interval, limit)
@@ -242,9 +242,9 @@ class _Run:
         self._follower.tell(self._history, training_loss=self._log.take_training_loss())
 
     def _worker_values(self) -> list[float]:
-        """The chosen metric of all workers, or of 64 evenly spaced ones.
+        """The chosen metric of all workers, or of at most 64 evenly spaced ones.
 
-        A worker with a part of the model is measured with the average of the others.
+        A worker with a part of the model is measured with the average of the other parts.
         """
         estimates = self.simulator.estimates()
         mean, measured = self._params(), self._last_params

@@ -15,12 +15,12 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def interrupt() -> None:
-    """Raise KeyboardInterrupt, the default of Ctrl+C."""
+    """Raise KeyboardInterrupt, as Ctrl+C does by default."""
     raise KeyboardInterrupt
 
 
 def interrupted(out: Path, where: str = "") -> Interrupted:
-    """Make the error of interrupted runs, with the command to resume.
+    """Make the error for interrupted runs; its message says how to resume.
 
     Args:
         out: Folder of the runs.
@@ -40,8 +40,8 @@ def on_stop_signal(
     """Call `stop` at the first signal, and `insist` at each later one.
 
     A closed terminal sends SIGHUP more than once, so SIGHUP never insists; an ignored SIGHUP,
-    as under nohup, stays ignored. Only the main thread receives signals; in others this has no
-    effect.
+    as under nohup, stays ignored. Only the main thread receives signals; in other threads, this
+    has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

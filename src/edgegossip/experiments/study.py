@@ -1,27 +1,27 @@
-"""Studies: several runs or measurements that make a figure of a paper.
+"""Studies: several runs or measurements that make up a figure of a paper.
 
 Fields of `study.json`:
     schema: Version of this layout: 1.
-    study, title: Name, and the question.
-    printed: The paper's statements and numbers about it, one sentence each.
+    study, title: Name, and the question that the study answers.
+    printed: The paper's statements and numbers about the question, one sentence each.
     scaled_down: Everything that is smaller or different here, one sentence each.
-    settings: Settings that the rows depend on; `--resume` requires the same.
-    command: Command that repeats it, without `--out`, `--threads` and `--resume`; null from
-        Python.
+    settings: Settings that the rows depend on; `--resume` requires the same settings.
+    command: Command that repeats the study, without `--out`, `--threads` and `--resume`; null
+        for a study from Python.
     num_cells: Total number of cells.
-    cells: Finished cells by name: `group` (the parts of `--only`), `row` and `wall_seconds`.
+    cells: Finished cells by name: `group` (a part for `--only`), `row` and `wall_seconds`.
     errors: Cells whose training failed, by name, with the reason.
     figures: Figures, each with `name`, `heading`, `caption` and `panels`. A panel has `title`,
         `kind` (`"lines"`, `"bars"`, `"stacked"` or `"map"`), `x_label`, `y_label`, `x_unit`,
         `y_unit`, `is_x_log`, `is_log` and `series`. A series has `name`, `x`, `y`, `low` and
         `high` (ends of its range over the seeds) and `is_mark`, for a line across bars or over
-        a map. In a map a series is a row of cells, its name is their height, and `y` sets
-        colors.
+        a map. In a map, a series is a row of cells: its name is the row's place on the vertical
+        axis, and `y` sets the colors.
     tables: Tables, each with `heading`, `columns` (title and unit), `rows` and `note`. Units
         are `"text"`, `"number"`, `"seconds"`, `"bytes"`, `"percent"`, `"points"` (percentage
         points) and `"times"`; percent and points are shares in [0, 1].
     versions, machine: Versions of the packages; `num_cores`, `system` and `architecture`.
-    wall_started, wall_seconds: First start, UTC; work on the finished cells.
+    wall_started, wall_seconds: First start, UTC; duration of the work on finished cells.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from edgegossip.experiments.signals import interrupt, interrupted, on_stop_signa
 STUDY = "study.json"
 
 Row: TypeAlias = Mapping[str, Any]
-"""Findings of a cell, in JSON. Fields measured with a clock begin with `wall_`."""
+"""Findings of a cell, in JSON. Names of fields measured with a clock begin with `wall_`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Session:
     """Resources of a cell at work.
 
     Args:
-        folder: Folder of the cell for runs; it does not exist yet.
+        folder: Folder for the cell's run; if it exists, the run is resumed.
         rows: Rows of its prerequisite cells, by name.
         num_threads: Number of threads of the compute pool; None for one per core.
         progress: A live view.
@@ -98,11 +98,12 @@ class Cell:
     """A piece of a study's work with a stored result.
 
     Args:
-        name: Path of its folder within the study's; the last part names the run.
+        name: Path of its folder within the study's `cells`; the last part names the run.
         group: Group of the cell; `only` picks groups.
         work: Function for the work: one simulator run or some measurements.
-        scaled_down: One sentence about everything smaller than in the paper; empty for nothing.
-        after: Names of prerequisite cells, whose rows it reads.
+        scaled_down: One sentence about everything smaller than in the paper; empty if nothing
+            is.
+        after: Names of prerequisite cells, whose rows `work` reads.
     """
 
     name: str
@@ -122,13 +123,15 @@ class Study:
     """A study as a plain value.
 
     Args:
-        name: E.g. "edgegossip/fig3".
+        name: Name, e.g. "edgegossip/fig3".
         title: The question, in one line.
-        printed: The paper's statements and printed figures about it, one sentence each.
+        printed: The paper's statements and printed numbers about the question, one sentence
+            each.
         scaled_down: Reductions in all cells relative to the paper, one sentence each.
         settings: Settings that the rows depend on, in JSON.
         cells: Cells in the order of work.
-        exhibit: Makes figures and tables from the existing rows, by name of the cell.
+        exhibit: Makes figures and tables from the existing rows, which it gets by name of the
+            cell.
         is_timed: Whether its cells measure times of this machine and must not run in parallel.
 
     Raises:
@@ -166,12 +169,12 @@ class Study:
         return replace(self, cells=cells, settings={**self.settings, "only": group})
 
     def with_runs(self, runs: Sequence[str]) -> Study:
-        """The study with the cells whose names end in one of `runs`, such as "edge-gossip".
+        """The study with the cells whose run is one of `runs`, such as "edge-gossip".
 
-        It is the same study with fewer cells; `run_study` can do the rest later.
+        It is the same study with fewer cells; `run_study` can do the other cells later.
 
         Raises:
-            UsageError: If no cell ends in one of them.
+            UsageError: If one of `runs` is the name of no cell's run.
         """
         known = dict.fromkeys(cell.run for cell in self.cells)
         if unknown := next((name for name in runs if name not in known), None):
@@ -199,7 +202,7 @@ def run_study(
         study: Study to run.
         out: Folder, made if missing; must not hold a study unless `resume`.
         resume: Keep the finished cells in `out`.
-        command: Command line that repeats it, for the record.
+        command: Command line that repeats the study, for the record.
         num_threads: Number of threads of the compute pool; None for one per core. No effect on
             results.
         num_processes: Number of parallel cells, each with one thread. No effect on results.
@@ -234,7 +237,7 @@ def _do_cells(
     for cell in cells:
         session = replace(record.session(cell, out), num_threads=num_threads)
         try:
-            # Measurements stop at once; runs take signals into their own hands.
+            # Measurements stop at once; runs handle signals themselves.
             with on_stop_signal(interrupt), record.keeping(cell) as keep:
                 keep(_Work(cell, record.label(cell), session)(progress))
         except (Interrupted, KeyboardInterrupt):
@@ -324,7 +327,7 @@ class _Record:
         return Session(folder=out / "cells" / cell.name, rows=rows)
 
     def label(self, cell: Cell) -> str:
-        """Show the cell in a live view."""
+        """Name and number of the cell, for a live view."""
         cells = self._study.cells
         return f"{cells.index(cell) + 1}/{len(cells)} {cell.name}"
 

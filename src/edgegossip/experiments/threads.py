@@ -9,13 +9,13 @@ import torch
 
 
 def one_intra_op_thread() -> AbstractContextManager[None]:
-    """Workers run in parallel instead; several intra-op threads would slow them down."""
+    """Set one intra-op thread; more would slow down workers, which run in parallel."""
     return intra_op_threads(1)
 
 
 @contextmanager
 def intra_op_threads(number: int) -> Iterator[None]:
-    """Set the intra-op threads of this thread and of those that it starts."""
+    """Set the number of intra-op threads for this thread and for threads that it starts."""
     earlier = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

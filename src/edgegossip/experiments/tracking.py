@@ -20,14 +20,14 @@ from edgegossip.experiments.run_folder import read_json
 
 _LOG = logging.getLogger("edgegossip.experiments")
 _MAX_SETTINGS, _MAX_TEXT = 200, 250
-"""Limits of the settings that trackers receive; their databases limit lengths, too."""
+"""Maximum number and length of the settings for trackers, whose databases have limits, too."""
 
 Setting: TypeAlias = bool | int | float | str
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """A run that begins, for trackers.
+    """A run at its beginning, as trackers see it.
 
     Attributes:
         name: Name of the run.
@@ -41,7 +41,7 @@ class TrackedRun:
 
     @property
     def group(self) -> str:
-        """Name that this run shares with others: the recipe's name, if any."""
+        """Name shared with related runs: the recipe's name, or else the run's own."""
         return str(self.header.get("recipe") or self.name)
 
     @property
@@ -60,19 +60,19 @@ def _short(value: object) -> Setting:
 
 
 class Tracking(Protocol):
-    """Takes the numbers of one run."""
+    """Receives the numbers of one run."""
 
     def log(self, numbers: Mapping[str, float], *, step: int, seconds: Seconds) -> None:
         """Receive the numbers of one moment of the run.
 
         Args:
             numbers: Numbers by name.
-            step: Samples processed so far by all workers, or by the only one.
-            seconds: Time in the run: virtual seconds, or the network's.
+            step: Samples processed so far by all workers, or by the only tracked one.
+            seconds: Time in the run: virtual seconds, or real ones on real machines.
         """
 
     def end(self, reason: str, summary: Mapping[str, float]) -> None:
-        """Take the end of the run.
+        """Receive the end of the run.
 
         Args:
             reason: Reason for the end, as in `summary.json`.
@@ -110,7 +110,7 @@ class Follower:
                 self._trackings[index] = tracker.begin(run)
 
     def tell(self, history: Sequence[Evaluation], **more: float | None) -> None:
-        """Pass on the evaluations that are later than all earlier ones.
+        """Pass on the evaluations that are later than all those passed on before.
 
         On real machines, evaluations may be measured out of order. Trackers draw numbers in the
         order of arrival, so late ones are omitted; the report has them.
@@ -134,7 +134,7 @@ class Follower:
         self._each(lambda tracking: tracking.log(numbers, step=step, seconds=seconds))
 
     def end(self) -> None:
-        """Pass on the `summary.json` of the folder, if there is one."""
+        """Pass on the folder's `summary.json`; without one, pass on that the run failed."""
         try:
             summary = read_json(self._run.folder / "summary.json")
         except RunFolderError:
@@ -150,7 +150,7 @@ class Follower:
 
     @contextmanager
     def _tolerating(self, index: int) -> Iterator[None]:
-        """Drop a tracker that fails: training is worth more than its curves."""
+        """Drop a tracker that fails: training matters more than its curves."""
         try:
             yield
         except EdgeGossipError:
@@ -180,7 +180,7 @@ def track_results(results: Results, trackers: Sequence[Tracker]) -> None:
     """Pass on the numbers of a finished run.
 
     Args:
-        results: Its results, which have a folder.
+        results: Results of the run; ignored without a folder.
         trackers: The trackers.
     """
     if results.folder is None or not trackers:

@@ -27,7 +27,7 @@ class Traffic:
 
     @property
     def per_worker(self) -> float:
-        """Mean bytes sent by a worker."""
+        """Mean bytes sent per worker."""
         return self.bytes_sent / self.num_workers
 
     def ratios(self, dense: Traffic | None) -> dict[str, float | None]:
@@ -46,7 +46,7 @@ class Traffic:
         {'bytes_ratio_same_graph': 40.0, 'bytes_ratio_complete_graph': 280.0}
 
         Args:
-            dense: Traffic of the dense run; None without one, or before it.
+            dense: Traffic of the dense run; None if there is none, or not yet.
         """
         same = complete = None
         if dense is not None and dense.out_degree and dense.bytes_sent and self.bytes_sent:
@@ -76,7 +76,7 @@ def mean_out_degree(topology: Topology) -> float:
     >>> mean_out_degree(ring(8)), mean_out_degree(star(4))
     (2.0, 1.5)
     """
-    if isinstance(topology, CompleteTopology):  # need not be asked worker by worker
+    if isinstance(topology, CompleteTopology):  # all degrees are equal
         return topology.num_workers - 1.0
     degrees = [
         topology.out_degree(rank, round)

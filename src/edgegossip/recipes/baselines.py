@@ -45,7 +45,7 @@ def compare_baselines(
     accuracy_aware: AccuracyAware = ACCURACY_AWARE,
     target: float | None = None,
 ) -> Comparison:
-    """Compare EpochGossip for ``settings.num_epochs`` with the others for the same time.
+    """Compare EpochGossip, for ``settings.num_epochs``, with its rivals, for the same time.
 
     Args:
         dataset: Training and test samples.

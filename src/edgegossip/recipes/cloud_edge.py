@@ -42,9 +42,9 @@ def cloud_edge(
 ) -> Comparison:
     """Activities of 21 people: phones train the first stage, a cloud the second.
 
-    Each phone has the windows of one person, which never leave it. The cloud is twenty times as
-    fast as the fastest phone. The runs are `greedy`, `splitfed` (with the true gradient), and
-    `epoch-gossip`, which trains whole models on the phones alone.
+    Each phone has one person's windows, which never leave the phone. The cloud is twenty times
+    as fast as the fastest phone. The runs are `greedy`, `splitfed` (with the true gradient),
+    and `epoch-gossip`, which trains whole models on the phones alone.
 
     Args:
         settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.

@@ -136,7 +136,7 @@ def books_gpt(
 def slowest_seconds(
     settings: LanguageSettings, task: Task, platforms: tuple[Platform, ...]
 ) -> Seconds:
-    """Seconds that the slowest platform needs for `num_epochs` of an even share of the data."""
+    """Seconds that the slowest platform needs for `num_epochs` passes over an even share."""
     slowest = min(platform.total_throughput for platform in platforms)
     return settings.num_epochs * len(task.dataset.train) / len(platforms) / slowest
 

@@ -112,8 +112,7 @@ def heterogeneous(num_workers: int, throughput: float, heterogeneity: float) -> 
     Args:
         num_workers: Number of platforms.
         throughput: Throughput of the fastest platform, in samples per second.
-        heterogeneity: H, the mean of the speeds over their minimum, at least 1 and below
-            `num_workers`.
+        heterogeneity: H, the ratio of the mean speed to the lowest, at least 1.
     """
     check_range("heterogeneity", heterogeneity, "at least 1")
     widest = 2 * heterogeneity - 1  # the fastest over the slowest
@@ -166,7 +165,7 @@ def cifar10_cnn(
 def har_svm(
     settings: ServerSettings = HAR_SVM, *, data_dir: Path = default_data_dir()
 ) -> Comparison:
-    """Activities on 21 phones, a linear support vector machine (hinge loss), seven methods.
+    """Activities of 21 people, a linear support vector machine (hinge loss), seven methods.
 
     Args:
         settings: Settings of the recipe.
@@ -182,7 +181,7 @@ def compare_servers(
     settings: ServerSettings,
     loss: Loss = F.cross_entropy,
 ) -> Comparison:
-    """Run all methods for `settings.seconds` on the same platforms, links and data."""
+    """Compare all methods for `settings.seconds` on the same platforms, links and data."""
     held_out = hold_out(dataset, settings.validation_share, seed=settings.seed)
     task = make_task(held_out, model, settings, batch_size=settings.batch_size, loss=loss)
     speeds = settings.num_workers, settings.throughput, settings.heterogeneity
@@ -203,7 +202,7 @@ def compare_servers(
 
 
 def _tunable(settings: ServerSettings) -> dict[str, dict[str, tuple[float, ...]]]:
-    """The setting of each method and its values to try: given, lower and higher."""
+    """Settings to tune by method, with the values to try: given, lower and higher."""
 
     def around(value: int) -> tuple[int, ...]:
         return tuple(dict.fromkeys((value, max(1, value // 4), 4 * value)))

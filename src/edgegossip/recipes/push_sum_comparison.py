@@ -69,17 +69,18 @@ class PushSettings:
         nesterov: Use Nesterov's momentum, as in the paper.
         weight_decay: Weight decay of SGD.
         decay: Decay of the learning rate after a first epoch at a tenth of it: none, to a tenth
-            after 1/2 and 3/4 of the epochs, or along a cosine.
-        skew: Share of the samples that is assigned in order of class, in [0, 1].
+            after 1/2 and again after 3/4 of the epochs, or along a cosine.
+        skew: Share of the samples to assign in order of class, in [0, 1].
         dirichlet_alpha: Assign classes in random proportions instead; smaller values skew more.
         by_subject: Keep each person's samples together instead.
         keep_ratio: Share of the entries in compressed messages, in (0, 1].
         value_bits: Bits of each entry: 1 to 8, 16 or 32.
-        per_layer: Keep this share of each layer, as in the paper, instead of the whole vector.
+        per_layer: Keep `keep_ratio` of each layer, as in the paper, instead of the whole
+            vector.
         consensus_step: Consensus step of the compressed runs, in (0, 1]; by default
             Sparse-Push's own rule, and three times the kept share for DifferencePush.
-        local_steps: Steps between two messages of the compressed runs; the dense one sends
-            after each.
+        local_steps: Steps between two messages of the compressed runs; the dense run sends
+            after each step.
         compensation_rounds: Final rounds of averaging in the skew-compensated run; by default,
             the number that adds a tenth to its bytes.
         compensation_bits: Bits of each entry in these rounds: 1 to 8, 16 or 32.
@@ -285,7 +286,7 @@ def affordable_rounds(num_rounds: int, compressor: Compressor, final: Compressor
 
 
 def bold_step(keep_ratio: float) -> float:
-    """A step for DifferencePush with top-k: still stable, and faster than the default.
+    """A consensus step for DifferencePush with top-k: stable, and faster than the default.
 
     >>> bold_step(0.25), bold_step(1.0)
     (0.75, 1.0)
@@ -323,9 +324,9 @@ def har_cnn(
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
-    """Push-sum, dense and compressed: activities of 21 people on 7 workers in a ring.
+    """Push-sum, dense and compressed: activities of 21 people, 7 workers in a directed ring.
 
-    With `--by-subject`, every worker has the data of three people.
+    With `--by-subject`, each worker has the data of three people.
 
     Args:
         settings: Settings of the recipe.
@@ -355,10 +356,10 @@ def cifar10_resnet20(
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
-    """Push-sum, dense and compressed: CIFAR-10 with ResNet-20, which takes hours.
+    """Push-sum, dense and compressed: CIFAR-10 with ResNet-20 (hours).
 
-    The model has EvoNorm instead of batch normalization, whose statistics suffer from skew.
-    Pictures are flipped and cropped at random.
+    The model has EvoNorm, because skew harms the statistics of batch normalization. Pictures
+    are flipped and cropped at random.
 
     Args:
         settings: Settings of the recipe.
@@ -373,7 +374,7 @@ def cifar10_vgg11(
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
-    """Push-sum, dense and compressed: CIFAR-10 with VGG11, which takes days on two cores.
+    """Push-sum, dense and compressed: CIFAR-10 with VGG11 (days on two cores).
 
     The model has no normalization, as in the paper. Pictures are flipped and cropped at random.
 

@@ -19,10 +19,10 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings common to all recipes; each recipe has its own defaults.
+    """Settings common to many recipes; each recipe has its own defaults.
 
     Args:
-        num_epochs: Epochs of EpochGossip; the others get the same virtual time.
+        num_epochs: Epochs of EpochGossip; the other algorithms get the same virtual time.
         num_workers: Number of workers, each on its own platform.
         throughput: Training samples per second of the fastest platform.
         batch_size: Samples per step and worker.

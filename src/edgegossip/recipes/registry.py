@@ -165,7 +165,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def _load_file(path: Path) -> ModuleType:
-    # A prefix, so that a file called random.py takes nobody else's place.
+    # A prefix, so that a file called random.py replaces no other module.
     name = f"recipe_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -173,7 +173,7 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Checkpoints look up the classes of states by module.
     sys.modules[name] = module
-    # Modules beside the file can be imported, but go before nothing else.
+    # Modules beside the file can be imported, but shadow no others.
     sys.path.append(str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)

@@ -26,7 +26,7 @@ def epoch_gossip_seconds(
 ) -> Seconds:
     """Virtual seconds until EpochGossip on the complete graph has done `num_epochs`.
 
-    Epochs beyond `MANY` take the average duration of the later half of those simulated.
+    Epochs beyond `MANY` take the mean duration of the second half of the simulated ones.
 
     Args:
         workload: Workload with the sizes of shards and messages.

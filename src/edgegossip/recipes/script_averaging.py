@@ -19,7 +19,7 @@ def averaging(
         topology: Makes the graph for a number of workers.
 
     Raises:
-        ValueError: If `every` is below 1, or later if a script takes fewer steps.
+        ValueError: If `every` is below 1; when called, if a script takes fewer steps.
 
     >>> averaging(every=8)(4, 100).num_rounds
     12

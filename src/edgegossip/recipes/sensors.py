@@ -30,7 +30,7 @@ def har_cnn(
 ) -> Comparison:
     """Activities of 21 people on 21 phones of measured speeds, tested on 9 others.
 
-    Each worker has one person. `compare` takes about half an hour on two cores.
+    Each worker has one person's data. `compare` takes about half an hour on two cores.
 
     Args:
         settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.

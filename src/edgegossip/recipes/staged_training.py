@@ -47,20 +47,19 @@ class StageSettings:
 
     Args:
         num_epochs: Passes over the training data, at least 1.
-        num_stages: Number of machines, each with one stage; a single machine trains the whole
-            model.
+        num_stages: Number of machines, each with one stage, at least 2.
         cut_at: Index of the first block of each stage except the first; by default, the cut
             whose slowest machine or link is fastest.
         in_flight: In pipelined training, batches in flight, by default two per stage; in
             decoupled training, unanswered batches of each stage, by default 4.
         throughput: Samples per second with which a machine of speed 1 trains the whole model.
         speeds: Speeds of the machines, in the order of their stages; by default all are 1. The
-            run of the whole model uses the first machine.
+            run `whole` uses only the first machine.
         width: Width of the model relative to the usual one.
         batch_size: Samples per step.
         lr: Learning rate.
-        momentum: Momentum of SGD, in [0, 1). Synthetic gradients use no momentum, and instead
-            the learning rate over 1 - momentum.
+        momentum: Momentum of SGD, in [0, 1). Synthetic gradients use no momentum, and a
+            learning rate divided by 1 - momentum.
         weight_decay: Weight decay of SGD.
         teacher_lr: Adam's learning rate for the teachers of stages.
         latency: Latency of each link, in seconds.
@@ -130,7 +129,7 @@ def quickstart(settings: StageSettings = QUICKSTART) -> Comparison:
     """Handwritten digits (embedded), eight layers in three stages, eight ways: a minute.
 
     `whole`, on one machine, is the baseline; `naive` and `pipelined` use the true gradient. The
-    others train each stage by itself.
+    other runs train each stage by itself.
     """
     return compare_stages(digits(), eight_layer_model, settings)
 
@@ -183,7 +182,7 @@ def stage_run(
     link = Link(latency=settings.latency, bandwidth=settings.bandwidth)
     common: dict[str, Any] = {"links": Links(default=link), "seed": settings.seed}
     if name == "whole":
-        # Stages can be looked at after each batch; so can this.
+        # Stages can be evaluated after each batch; so can this run.
         alone = Alone(num_rounds=settings.num_epochs * steps)
         first = settings.platforms[:1]
         return Experiment(task=task, algorithm=alone, platforms=first, **common)
@@ -218,12 +217,12 @@ def _cut(
     task: Task, settings: StageSettings, teacher: TeacherFactory | None
 ) -> tuple[int, ...]:
     """Find the cut whose slowest machine (with its teacher) or link is fastest."""
-    assert not isinstance(task.model, Mapping)  # it is whole
+    assert not isinstance(task.model, Mapping)  # the model is whole
     with drawn_from(settings.seed):
         layers = blocks(task.model())
     sample = torch.zeros(1, *task.dataset.input_shape)
     costs = block_costs(layers, sample)
-    taught: list[float] = [0.0] * len(costs)  # behind the last there is no teacher
+    taught: list[float] = [0.0] * len(costs)  # the last block needs no teacher
     if teacher is not None:
         for number, outputs in enumerate(activations(layers, sample)[:-1]):
             taught[number] = teaching_flops(teacher, outputs, task.dataset.num_classes)
@@ -252,8 +251,8 @@ def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:
 
 
 def _without_momentum(settings: StageSettings) -> SGD:
-    """Return SGD with the same total movement but no momentum, behind which predicted gradients
-    would lag.
+    """Return SGD with the same total movement but without momentum, because predicted
+    gradients would lag behind it.
     """
     rate = settings.lr / (1 - settings.momentum)
     return SGD(lr=rate, momentum=0.0, weight_decay=settings.weight_decay)

@@ -1,4 +1,4 @@
-"""Ten systems on the same machines: peers, compressed push-sum, and parameter servers."""
+"""Ten systems on the same machines: gossip, compressed push-sum, and parameter servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform, uneven
 
 IN_TURN = AccuracyAware(selection=Cyclic())
-"""Making aggregated points takes as long as several epochs of small models."""
+"""A choice of samples without aggregation, which takes as long as several epochs here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,9 @@ class SystemSettings:
     """Settings of the recipes for ten systems; each recipe has its own defaults.
 
     Args:
-        num_workers: Number of machines, at least 3; if there is a parameter server, it is the
-            first.
+        num_workers: Number of machines, at least 3; a parameter server, if any, is the first.
         num_epochs: Epochs that the machines would complete in a run if they always trained.
-        seconds: Duration of a run; None for that of `num_epochs`.
+        seconds: Duration of a run; None for the time of `num_epochs`.
         throughput: Training samples per second of the fastest machine.
         num_train: Training samples, drawn at random; None for all.
         num_test: Test samples, drawn at random; None for the problem's own number.
@@ -52,7 +51,7 @@ class SystemSettings:
         max_keep_ratio: Share of its data that the fastest worker of EdgeGossip visits between
             two exchanges, in (0, 1].
         keep_ratio: Share of the entries that Sparse-Push sends, in (0, 1].
-        slack: Steps that a worker of SSP may be ahead, at least 1.
+        slack: Steps by which a worker of SSP may be ahead, at least 1.
         windows: Check periods of ADSP in a run, at least 1.
         validation_share: Share of the training samples to hold out for the search of ADSP.
         seed: Seeds the random choices.
@@ -125,7 +124,7 @@ def mnist_lenet5(
 def har_cnn(
     settings: SystemSettings = HAR_CNN_SETTINGS, *, data_dir: Path = default_data_dir()
 ) -> Comparison:
-    """Activities of people, a small CNN, ten systems; all people on all machines.
+    """Activities of people, a small CNN, ten systems; each machine has data of all people.
 
     Args:
         settings: Settings of the recipe.
@@ -135,7 +134,7 @@ def har_cnn(
 
 
 def compare_systems(problem: Problem, settings: SystemSettings, data_dir: Path) -> Comparison:
-    """Run ten systems of the literature on the same machines for the same time.
+    """Compare ten systems from the literature on the same machines for the same time.
 
     Args:
         problem: Data and model; its settings are ignored.

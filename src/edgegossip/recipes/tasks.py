@@ -14,7 +14,7 @@ from edgegossip.learning.task import Task
 
 
 class TrainingSettings(Protocol):
-    """The settings that all recipes share."""
+    """The settings of a recipe that its task needs."""
 
     @property
     def lr(self) -> float:

@@ -1,4 +1,4 @@
-"""Times of the steps of aggregation, as figures 3 and 7 of the EdgeGossip paper show them."""
+"""Times of the steps of aggregation, as in figures 3 and 7 of the EdgeGossip paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOCK = "Processor time on one thread of this machine; the paper's machine is an
 
 
 def steps_panel(title: str, groups: Mapping[str, Iterable[Row]]) -> Panel:
-    """Stack the times of the three steps, for each group of rows that differ in their seed."""
+    """Stack the times of the three steps, for each group of rows that differ only in seed."""
     return Panel(
         title=title,
         kind="stacked",

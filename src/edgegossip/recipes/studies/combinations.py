@@ -1,12 +1,12 @@
 """Figure 3 of the EdgeGossip paper: cost and quality of combinations of aggregation.
 
 Fields of a row:
-    problem, ratio: Model and data; samples for each aggregated point. Rows without them are
-        LeNet-5's, at ratio 10.
+    problem, ratio: Model and data; samples for each aggregated point. Rows without these fields
+        are LeNet-5's, at ratio 10.
     technique, seed: Combination of reduction and division, or a control.
     wall_reduction, wall_division, wall_means: Processor time of the three steps.
-    num_points, num_steps: Points that the model learned from, in how many steps.
-    accuracy: On the test split, at the end.
+    num_points, num_steps: Points that the model learned from, and its steps.
+    accuracy: Accuracy on the test split, at the end.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _FromPoints:
         ratio: Samples for each point.
         num_samples: Samples that are aggregated.
         num_steps: Steps in which the model learns from the points.
-        folder: Prefix of the names of its cells.
+        folder: Prefix of the cells' names.
         smaller: Sentence about everything else that is smaller than in the paper.
     """
 
@@ -93,7 +93,7 @@ ALEXNET = _FromPoints(
     smaller="AlexNet has a quarter of its channels and hidden units, and is tested on 2,000 "
     "pictures.",
 )
-"""The paper's model and ratio."""
+"""The paper's model, at a quarter of its width, and the paper's ratio."""
 
 _SHORT = _FromPoints(
     problem=DIGITS_MLP, num_samples=400, num_steps=100, smaller=DIGITS_MLP.scaled_down
@@ -174,9 +174,9 @@ def _combination(
 def _learn(
     problem: Problem, settings: StudySettings, x: Tensor, y: Tensor, seed: int, num_steps: int
 ) -> float:
-    """Accuracy of a model after some steps on pictures `x`, in 0 .. 255, and labels `y`."""
+    """Accuracy of a model after `num_steps` on pictures `x`, in 0 .. 255, and labels `y`."""
     task = problem.task(settings.data_dir)
-    # Pictures that are no whole numbers are features, which data sets keep in [0, 1].
+    # Pictures whose numbers are not whole are features, which data sets keep in [0, 1].
     points = ArraySplit(x.float() / 255, y)
     task = replace(task, dataset=replace(task.dataset, train=points))
     with one_intra_op_thread():

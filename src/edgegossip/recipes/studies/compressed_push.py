@@ -65,7 +65,7 @@ def _problem(
     settings: PushSettings,
     **others: Any,  # noqa: ANN401
 ) -> Problem:
-    """The problem of a recipe."""
+    """Make the problem of a recipe."""
     return Problem(
         name=name,
         dataset=dataset,
@@ -120,7 +120,7 @@ class Rung:
 
     Args:
         keep_ratio: Share of the entries in a message.
-        value_bits: Bits of each of these entries.
+        value_bits: Bits of each kept entry.
         local_steps: Steps between two messages.
     """
 

@@ -2,8 +2,8 @@
 
 Fields of a row:
     run, lr, keep_ratio: Settings of the row.
-    errors: For each consensus step, the workers' distance from their mean over that of their
-        optima; null for diverged runs.
+    errors: For each consensus step, the workers' distance from their mean, relative to that of
+        their optima; null for diverged runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
     "difference-push": DifferencePush,
 }
 DIVERGED = 10.0
-"""Ratio to the initial distance from which a run counts as diverged."""
+"""Distance, relative to that of the optima, at which a run counts as diverged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,9 @@ SHORT = Grid(keep_ratios=(0.1, 1.0), steps=(0.1, 1.0), lrs=(0.0, 0.1), dim=50, n
 
 
 def consensus(settings: StudySettings = StudySettings()) -> Study:
-    """A map of compression and consensus step: the final distance of workers on quadratics.
+    """A map of compression and consensus step: the workers' final distance on quadratics.
 
-    The default step is drawn on it. No data; 15 minutes on one core.
+    A line on the map shows the default step. No data; 15 minutes on one core.
 
     Args:
         settings: Settings of the study; only the first seed counts.
@@ -117,7 +117,7 @@ def distance(
     """Final distance of the workers from their mean, relative to that of the targets.
 
     Args:
-        grid: Grid, which has the number of rounds.
+        grid: Grid with the number of rounds.
         targets: Targets of the quadratics, [num_workers, dim].
         name: Name of the algorithm.
         lr: Learning rate of the gradient steps; with 0 the workers only average their targets.
@@ -134,7 +134,7 @@ def distance(
         consensus_step=step,
     )
     with warnings.catch_warnings():
-        # Steps that will diverge are what is looked for.
+        # Diverging steps are expected here.
         warnings.filterwarnings("ignore", "consensus_step")
         return _simulated(algorithm, targets, lr)
 
@@ -151,7 +151,7 @@ def _simulated(algorithm: Algorithm[Any], targets: Tensor, lr: float) -> float |
     simulator.run()
     found = consensus_distance(torch.stack([*simulator.estimates().values()]))
     share = float(found) / float(consensus_distance(targets))
-    return share if share < DIVERGED else None  # what is not a number neither
+    return share if share < DIVERGED else None  # None for NaN, too
 
 
 class Stays(QuadraticTrainer):
@@ -163,7 +163,7 @@ class Stays(QuadraticTrainer):
 
 
 class Unpacked(TopK):
-    """A compressor that sends the same vectors with their zeros, which is faster."""
+    """A `TopK` that sends its vectors with their zeros, which is faster."""
 
     def compress(self, vector: Tensor, *key: int | str) -> Payload:
         [num_kept] = self.num_kept((vector.numel(),))

@@ -32,13 +32,14 @@ class Contender:
         options: Other arguments of the class.
         has_momentum: Whether to use the task's momentum; false for algorithms with their own.
         lr_factor: Factor for the task's learning rate, for algorithms with longer steps.
-        ending: Prefix of the options for final rounds, if these should add a tenth to the
-            bytes.
+        ending: Prefix of the options for final rounds that add a tenth to the bytes; None for
+            no such rounds.
         accuracy_aware: Choice of samples of an `EdgeGossip` around the algorithm; None without
             one.
         balancing: Other arguments of that `EdgeGossip`.
-        has_profiles: Forecasts start from a profile of each platform.
-        draws_exchanges: The algorithm takes the problem's `exchange_probability` and a seed.
+        has_profiles: Whether forecasts start from a profile of each platform.
+        draws_exchanges: Whether the algorithm takes the problem's `exchange_probability` and a
+            seed.
     """
 
     algorithm: Callable[..., Algorithm[Any]]
@@ -57,7 +58,7 @@ class Contender:
         """Build the algorithm for `num_steps` of each worker; `others` are further options."""
         num_rounds = max(1, round(num_steps / self.local_steps))
         options = {**self.options, **others}
-        if self.local_steps > 1:  # not every algorithm has a choice
+        if self.local_steps > 1:  # not every algorithm has this option
             options["local_steps"] = self.local_steps
         if self.ending is not None:
             options[f"{self.ending}_rounds"] = affordable_rounds(
@@ -72,7 +73,7 @@ class Contender:
     def task(self, task: Task) -> Task:
         """Adapt `task` to this contender."""
         own = task.optimizer
-        assert isinstance(own, SGD)  # a problem's is
+        assert isinstance(own, SGD)  # a problem's optimizer is SGD
         momentum = own.momentum if self.has_momentum else 0.0
         return replace(
             task,
@@ -81,7 +82,7 @@ class Contender:
         )
 
     def plain(self, num_workers: int) -> dict[str, Any]:
-        """Everything that its rows depend on, in JSON."""
+        """Everything that the contender's rows depend on, in JSON."""
         described: dict[str, Any] = describe(self)
         for name in ("accuracy_aware", "balancing", "has_profiles", "draws_exchanges"):
             if not getattr(self, name):
@@ -107,7 +108,7 @@ class Contest(ABC):
 
     @property
     def group(self) -> str:
-        """The part of the study that it belongs to."""
+        """The part of the study that the contest belongs to."""
         return self.problem.name
 
     @abstractmethod

@@ -26,13 +26,13 @@ from edgegossip.sim.platform import Platform
 NUM_WORKERS = 4
 MEASURED_PARTS = ("forecast", "balancing", "look", "choice", "training", "averaging")
 _MANY = 100
-"""Repetitions of what takes less than a millisecond."""
+"""Repetitions of work that takes less than a millisecond."""
 
 
 def measured_parts(
     task: Task, aggregator: Aggregator, selection: Selection, seed: int
 ) -> tuple[dict[str, int], dict[str, Seconds]]:
-    """Measure an epoch of one of four workers that looks at all points and keeps all samples.
+    """Measure an epoch in which one of four workers looks at all points and keeps all samples.
 
     Args:
         task: Data and model.
@@ -77,7 +77,7 @@ def measured_parts(
 
 
 def _forecasts() -> Callable[[], None]:
-    """Forecast many times, each time under a new load."""
+    """Return a function that forecasts many times, each time under a new load."""
     predictor = PerformancePredictor().fit(profile(Platform(throughput=1.0)))
     random = np.random.default_rng(0)
 
@@ -89,6 +89,6 @@ def _forecasts() -> Callable[[], None]:
 
 
 def _shares() -> None:
-    """Compute everybody's shares many times."""
+    """Compute all workers' shares many times."""
     for _ in range(_MANY):
         Balancer().balance([3.0, 3.0, 1.0, 1.0], [100.0] * NUM_WORKERS)

@@ -18,9 +18,9 @@ class RoundWork:
 
     Attributes:
         seconds: Length of the round; it begins with the exchange of the round before.
-        num_blocks: Times that it trained, each of them after a forecast.
-        num_samples: Samples that it trained on.
-        cost: Cost of that and of looks at aggregated points, in training samples.
+        num_blocks: Blocks of training, each after a forecast.
+        num_samples: Samples that the worker trained on.
+        cost: Cost of training and of looks at aggregated points, in training samples.
     """
 
     seconds: Seconds
@@ -33,10 +33,10 @@ class TrainingEvents:
     """The lines of an `events.jsonl` about training and about parameters sent in rounds.
 
     Args:
-        path: The file; it has at least its first line.
+        path: The file, which has at least its first line.
 
     Raises:
-        RunFolderError: If it cannot be read, or its first line is damaged.
+        RunFolderError: If the file cannot be read, or its first line is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,16 +52,16 @@ class TrainingEvents:
         }
 
     def sent_by(self, num_rounds: int) -> Seconds | None:
-        """Time at which the last worker sent its parameters of round `num_rounds` (from 1).
+        """Time at which all workers have sent their parameters of round `num_rounds` (from 1).
 
-        None if a worker never did, or the algorithm has no rounds.
+        None if a worker has not sent them, or the algorithm has no rounds.
         """
         lines = [self._sent.get((rank, num_rounds - 1)) for rank in range(len(self._sizes))]
         ends = [line["end"] for line in lines if line is not None]
         return max(ends) if len(ends) == len(lines) else None
 
     def kept_shares(self) -> list[float] | None:
-        """The mean share of its samples that each worker trained on in a round.
+        """The mean share of its samples that each worker trained on per round.
 
         None if a worker has not finished a round.
         """
@@ -81,7 +81,7 @@ class TrainingEvents:
         return [line for line in own if begin < line["time"] <= end]
 
     def round_work(self, rank: Rank, round_: int) -> RoundWork:
-        """The work of `rank` in a round that it sent; the first round (0) has no beginning."""
+        """The work of `rank` in a round that it sent, except round 0, which has no start."""
         begin, end = (self._sent[rank, number]["time"] for number in (round_ - 1, round_))
         lines = self._training(rank, begin, end)
         return RoundWork(
@@ -92,7 +92,7 @@ class TrainingEvents:
         )
 
     def look_share(self, rank: Rank | None = None) -> float | None:
-        """Share of training time that `rank` (or all) spent on looks at aggregated points.
+        """Share of training time that `rank` (or all ranks) spent looking at aggregated points.
 
         None without training.
         """

@@ -1,7 +1,7 @@
 """Figure 7 of the EdgeGossip paper: time to generate aggregated points, by step.
 
 Fields of a row:
-    dataset, num_samples: Data, and how many of it are aggregated.
+    dataset, num_samples: Data set, and number of aggregated samples.
     technique, ratio, seed: Combination of reduction and division; samples for each point.
     wall_reduction, wall_division, wall_means: Processor time of the three steps.
     wall_generation: Their sum.
@@ -37,7 +37,7 @@ from edgegossip.recipes.studies.training import RATIOS, SELECTED
 
 
 def fig7(settings: StudySettings = StudySettings()) -> Study:
-    """Time of each step that generates aggregated points, for ratios 5, 10 and 20.
+    """Time of each step in generating aggregated points, for ratios 5, 10 and 20.
 
     MNIST and CIFAR-10; a minute on one core.
 

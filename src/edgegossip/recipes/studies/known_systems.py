@@ -35,7 +35,7 @@ from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 
 WORKERS_AT_MOST = 64
-"""Maximum number of phones' batches in the cloud."""
+"""Maximum number of workers' batches in the cloud."""
 
 Build = Callable[[int, Any], Algorithm[Any]]
 
@@ -48,8 +48,8 @@ class System:
         build: Makes the algorithm from the number of workers and the value of its setting.
         option: Name of the setting to tune in addition to the learning rate; empty for none.
         values: Values to try, with the likeliest second; empty without such a setting.
-        has_server: An additional first rank serves and does not train.
-        has_cloud: An additional last rank trains the upper part of the model.
+        has_server: Whether an additional first rank serves and does not train.
+        has_cloud: Whether an additional last rank trains the upper part of the model.
         accuracy_aware: Choice of samples; making aggregated points takes time.
     """
 
@@ -92,7 +92,7 @@ class InTwoStages(System):
     has_cloud: bool = True
 
     def on(self, task: Task, workers: int, value: float | None) -> tuple[Task, Algorithm[Any]]:
-        assert not isinstance(task.model, Mapping)  # it is whole
+        assert not isinstance(task.model, Mapping)  # the model is whole
         with drawn_from(0):
             num_blocks = len(blocks(task.model()))
         parts = staged(task, (num_blocks - 1,), self.stage, self.teacher)

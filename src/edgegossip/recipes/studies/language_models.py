@@ -2,8 +2,8 @@
 
 Fields of a row:
     lr, is_tuning: Learning rate, and whether the run only tried it.
-    bound: Speed-up by not waiting alone.
-    times, values, bytes, samples: Of the evaluations; bytes are per worker.
+    bound: Bound on the speed-up from not waiting.
+    times, values, bytes, samples: One number per evaluation; bytes are per worker.
     metric: Metric of the values.
 """
 
@@ -53,12 +53,12 @@ NUM_WORKERS = 4
 BASELINE = "diloco"
 RATES = (1e-3, 3e-3)
 TUNING_SHARE = 0.25
-"""Length of a run that tries a learning rate, as a share of a result's."""
+"""Length of a run that tries a learning rate, as a share of a result's length."""
 VALIDATION_SHARE = 0.05
 NUM_EVALUATIONS = 24
 NUM_TUNING_EVALUATIONS = 4
 SETTINGS = {"all authors on all machines": True, "two authors on each machine": False}
-"""Whether the pieces of text are assigned at random."""
+"""Whether the pieces of text are assigned at random, by setting."""
 MODEL = LanguageSettings(num_epochs=4.0, num_workers=NUM_WORKERS, batch_size=8, num_test=200)
 SHORT = replace(
     MODEL, num_epochs=2.0, local_steps=2, width=8, num_layers=1, num_heads=1, num_test=20
@@ -89,7 +89,7 @@ class LanguageContest:
         model: Settings of model, optimizer and machines.
         names: Contenders.
         seeds: Seeds of the results.
-        is_short: Learn the package's own source instead of books.
+        is_short: Whether to learn the package's own source instead of books.
     """
 
     setting: str
@@ -225,7 +225,7 @@ def authors(
 def _scale(model: LanguageSettings) -> str:
     with torch.random.fork_rng(devices=[]):
         network = language_task(_sources(model.context), model).model
-        assert not isinstance(network, Mapping)  # it is whole
+        assert not isinstance(network, Mapping)  # the model is whole
         number = sum(each.numel() for each in network().parameters())
     return f"The model has {number:,} parameters and sees {model.context} bytes at once."
 

@@ -25,8 +25,8 @@ def curve_fields(
 ) -> dict[str, Any]:
     """Times and values of a metric, as fields of a row.
 
-    For accuracy, the values are in `accuracies`; for another metric, in `values`, with its name
-    in `metric`.
+    For accuracy, the values are in `accuracies`; for another metric, in `values`, with its
+    description in `metric`.
     """
     if metric == ACCURACY:
         return {"times": times, "accuracies": values}

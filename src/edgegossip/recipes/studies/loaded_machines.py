@@ -1,4 +1,4 @@
-"""EdgeGossip on machines that other programs load: the benefit of profile and blocks."""
+"""EdgeGossip on machines that other programs load: the benefit of profiles and blocks."""
 
 from __future__ import annotations
 

@@ -3,15 +3,16 @@
 Fields of a row:
     problem, ratio, seed: Model and data; samples for each aggregated point.
     kind: `"accounted"` by the simulator in virtual time, or `"measured"` on this machine.
-    share, fastest_share: Share of the cost of training that looks have, over all workers and
-        for the fastest one.
+    share, fastest_share: Looks' share of the cost of training, over all workers and for the
+        fastest one.
     forecast_seconds, look_seconds, training_seconds, exchange_seconds: Parts of an epoch of the
-        fastest worker. The exchange includes waiting for others, and models and forecasts sent.
-    num_points, num_samples: Of one of four workers.
+        fastest worker. The exchange includes waiting for other workers, and sending models and
+        forecasts.
+    num_points, num_samples: Aggregated points and samples of one of four workers.
     wall_forecast, wall_balancing, wall_look, wall_choice, wall_training, wall_averaging: Parts
-        of its epoch: own forecast, everybody's shares, losses of the points, order of the
-        samples, training on all of them, and the mean of four models.
-    wall_share: Look over look and training.
+        of this worker's epoch: its forecast, all workers' shares, losses of the points, order
+        of the samples, training on all samples, and the mean of four models.
+    wall_share: Look / (look + training).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ LOOKING_AT_ALL = AS_PUBLISHED.accuracy_aware
 
 
 def fig8(settings: StudySettings = StudySettings()) -> Study:
-    """The share of an epoch that looks at aggregated points take, for ratios 5, 10 and 20.
+    """Looks at aggregated points: their share of an epoch, for ratios 5, 10 and 20.
 
     Accounted and measured, with the other parts of an epoch. MNIST and CIFAR-10; 5 minutes on
     one core.
@@ -119,7 +120,7 @@ def _aggregator(ratio: float) -> Aggregator:
 
 
 class _WithoutSteps(Learner):
-    """Looks at points and chooses samples like a learner, but does not train on them."""
+    """Looks at points and chooses samples like a learner, but does not train."""
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         self.model.params.copy_(request.params)
@@ -148,7 +149,7 @@ def _accounted(
         )
     )
     events = TrainingEvents(session.folder / "events.jsonl")
-    # While the first is exchanged, others may still aggregate.
+    # While the first round is exchanged, other workers may still aggregate.
     epoch = events.round_work(rank=0, round_=2)
     throughput = platforms[0].total_throughput
     forecast = epoch.num_blocks * FORECAST_SECONDS
@@ -245,7 +246,7 @@ def _shares_panel(cases: Cases) -> Panel:
 
 
 def _part(rows: list[Row], kind: str, part: str) -> float | None:
-    """The share of an epoch that a part takes, the median over the seeds of `kind`."""
+    """A part's share of an epoch: the median over the seeds, for rows of `kind`."""
     if kind == "accounted":
         fields = {each: f"{each}_seconds" for each in ACCOUNTED_PARTS}
     else:

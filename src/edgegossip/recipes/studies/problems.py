@@ -42,7 +42,8 @@ class Problem:
         model: Called with `input_shape` and `num_classes`.
         num_train: Training samples, drawn at random; None for all.
         num_test: Test samples, drawn at random; None for all.
-        settings: Epochs of EpochGossip, SGD, and throughput of the fastest platform.
+        settings: Epochs of EpochGossip, settings of SGD, and throughput of the fastest
+            platform.
         augmentation: Augmentation of the training batches.
         schedule: Schedule of the learning rate.
         partition: Divides the training samples among the workers.
@@ -205,7 +206,7 @@ CIFAR10_MOBILENET_V2_QUARTER = Problem(
 DIGITS_MLP = Problem(
     name="digits-mlp",
     dataset="digits",
-    # A smaller model would take less time for all of its epochs than aggregation.
+    # All epochs of a smaller model would take less time than aggregation.
     model=partial(mlp, hidden=(512, 512)),
     num_train=400,
     num_test=200,

@@ -2,8 +2,8 @@
 
 Fields of a row:
     num_layers: Number of layers, each of which is a stage.
-    error: Test error at the end.
-    epochs, accuracies: Of the evaluations.
+    error: Test error, the mean of the last five evaluations.
+    epochs, accuracies: One number per evaluation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PUBLISHED: Mapping[str, Mapping[int, float]] = {
 """Published test errors, by method and number of layers."""
 LR = 1e-3
 DECAY = StepDecay(milestones=(0.6, 0.8))
-"""That of the paper: a tenth from step 300,000 and from step 400,000 of 500,000."""
+"""The paper's decay: to a tenth at step 300,000 and again at step 400,000 of 500,000."""
 
 
 def dense_layers(
@@ -122,7 +122,7 @@ class PublishedModules(Contest):
         }
 
     def _apart(self, whole: Experiment, *, is_conditioned: bool) -> Experiment:
-        """Put each layer on its own machine, with instant links."""
+        """Put each layer on its own machine, with nearly instant links."""
         teacher = SyntheticGradients(lr=LR, width=self.width, is_conditioned=is_conditioned)
         parts = staged(whole.task, range(1, self.num_layers), DecoupledStage, teacher)
         algorithm = Decoupled(
@@ -130,7 +130,7 @@ class PublishedModules(Contest):
             boundaries=parts.boundaries,
             num_classes=parts.num_classes,
             max_batch=whole.task.batch_size + 1,
-            max_waiting=1,  # so that each learns from the gradient of its last batch
+            max_waiting=1,  # so that each module learns from the gradient of its last batch
         )
         return Experiment(
             task=parts.task,
@@ -159,7 +159,7 @@ def published(
     depths: tuple[int, ...] = (3, 4, 5, 6),
     num_epochs: int = 20,
 ) -> Study:
-    """3 to 6 dense layers on MNIST, each a stage: test error, ours and the published one.
+    """3 to 6 dense layers on MNIST, each a stage: test error, ours and published.
 
     Minutes per run.
 

@@ -1,8 +1,9 @@
-"""Races of EpochGossip against others on the same data and machines.
+"""Races of EpochGossip against other algorithms on the same data and machines.
 
 Fields of a row:
     group, problem, setup, run, seed: Names of the race and the run.
-    accuracies: After each epoch of EpochGossip; of others, with `times`, at each evaluation.
+    accuracies: EpochGossip's after each of its epochs; a contender's, with `times`, where they
+        change and at the end.
     setups: In EpochGossip's row, for each set of machines: `epoch_ends`, `round_seconds` (an
         epoch of the fastest platform), `throughput_bound` and `time_ratio` (T_max / T_min).
     equal_epochs_time: Time after as many rounds as EpochGossip has epochs.
@@ -60,12 +61,12 @@ MAX_WORK = 1.2
 
 def work_limit(settings: StudySettings, wanted: float | None = MAX_WORK) -> float | None:
     """The limit of work in a study's races; see `Race`."""
-    # In the short form they would be over before anybody gets anywhere.
+    # In the short form, races would end before any worker makes progress.
     return None if settings.short else wanted
 
 
 def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
-    """A sentence about that limit for a report."""
+    """A sentence about the limit of work for a report."""
     if wanted is None:
         return ()
     return (
@@ -97,7 +98,7 @@ class Setup:
     """Machines of a race.
 
     Args:
-        name: Name, such as "imbalance 4".
+        name: Name, such as "4 times".
         platforms: One for each worker.
         runs: Contenders against EpochGossip, by name of the run.
     """
@@ -112,12 +113,12 @@ class Race(Contest):
     """One problem and seed, on several equally large sets of machines of different speeds.
 
     EpochGossip is trained once: the accuracies after its epochs do not depend on speeds, and
-    the times of the epochs are simulated without training. The others run for EpochGossip's
+    the times of the epochs are simulated without training. The contenders run for EpochGossip's
     time, or until they have processed `max_work` times as many samples, whichever comes first.
 
     Args:
         setups: Sets of machines, each with the same number of workers.
-        max_work: Limit of the others' samples, in multiples of EpochGossip's; None for no
+        max_work: Limit of the contenders' samples, in multiples of EpochGossip's; None for no
             limit.
         window: Epochs' worth of samples over which all models are averaged before evaluation
             (`TrailingAverage`); None evaluates the newest models.
@@ -152,7 +153,7 @@ class Race(Contest):
         return self.problem.task(data_dir)
 
     def run_baseline(self, data_dir: Path, session: Session) -> Row:
-        """Train EpochGossip on equal platforms; simulate when its epochs end on each setup."""
+        """Train EpochGossip on equal platforms; simulate its epochs' end times per setup."""
         settings = self.problem.settings
         task = self.task(data_dir)
         workload = Workload(task, range(self.num_workers), self.seed)
@@ -168,7 +169,7 @@ class Race(Contest):
                 ),
                 platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
                 seed=self.seed,
-                # A hair after each epoch: later nobody has got through the next one.
+                # A hair after each epoch, when no worker has completed the next one.
                 evaluation_interval=largest / settings.throughput * (1 + 1e-9),
                 name=BASELINE,
             )
@@ -216,7 +217,7 @@ class Race(Contest):
         else:  # each round is a step
             num_train = session.rows[baseline]["num_train"]
             rounds_an_epoch = num_train / self.num_workers / settings.batch_size
-        # A model that has not changed is not measured again; without rounds it always has.
+        # An unchanged model is not measured again; without rounds, models always change.
         looks = 10 if is_synchronous else 2
         results = session.run(
             Experiment(
@@ -234,7 +235,7 @@ class Race(Contest):
         return self._facts(setup.name, name) | _found(results, session.folder, self.problem)
 
     def _served(self, algorithm: Algorithm[Any], rounds_an_epoch: float) -> Algorithm[Any]:
-        """Average over `window`, given the rounds in which all workers process an epoch."""
+        """Average over `window`, given the number of rounds per epoch of all workers."""
         if self.window is None:
             return algorithm
         return TrailingAverage(inner=algorithm, window=max(1.0, self.window * rounds_an_epoch))
@@ -252,7 +253,7 @@ class Race(Contest):
         whole: Seconds = times["epoch_ends"][-1]
         if self.max_work is None:
             return whole
-        # In this time those who never wait process `max_work` times as many samples.
+        # In this time, workers that never wait process `max_work` times as many samples.
         return min(whole, self.max_work * whole / float(times["throughput_bound"]))
 
 
@@ -271,7 +272,7 @@ def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
         if evaluation.accuracy != earlier or evaluation is results.history[-1]
     ]
     return {
-        # When it changed, and the end.
+        # Changes of the accuracy, and the end.
         "times": [evaluation.time for evaluation in kept],
         "accuracies": [evaluation.accuracy for evaluation in kept],
         "equal_epochs_time": None if left is None else left + HOME_LINK.latency,

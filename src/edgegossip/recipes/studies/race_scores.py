@@ -23,7 +23,7 @@ LOSS = "loss of best accuracy"
 def standings(
     rows: Iterable[Row], target_gap: float, *, is_smoothed: bool = False
 ) -> list[Score]:
-    """Compare each run with the EpochGossip of its group, machines and seed.
+    """Compare each run with EpochGossip's of the same group, machines and seed.
 
     Args:
         rows: Rows of `Race.cells`, in any order.
@@ -40,11 +40,11 @@ def standings(
 
 
 def equal_looks(row: Row, machines: Mapping[str, Any]) -> Row:
-    """Average a curve over the times in which a run processes an epoch's worth of samples.
+    """Average a curve over intervals in which a run processes an epoch's worth of samples.
 
     Args:
         row: Row of a run that never waits.
-        machines: Its part of the `setups` in EpochGossip's row.
+        machines: The run's part of the `setups` in EpochGossip's row.
     """
     epoch = machines["epoch_ends"][1] - machines["epoch_ends"][0]
     return smoothed(row, epoch / machines["throughput_bound"])
@@ -80,7 +80,7 @@ def _measures(
     assert baseline is not None  # without it there is no row
     machines, best = row["machines"], max(row["accuracies"])
     ends, end = baseline["equal_epochs_time"], row["equal_epochs_time"]
-    # A little later, when the models that were sent have been averaged and measured.
+    # A little later, when the sent models have been averaged and measured.
     settled = 0.2 * machines["round_seconds"]
     accuracy = None if end is None else _accuracy_at(row, end + settled)
     loss = None if accuracy is None else baseline["accuracies"][-1] - accuracy
@@ -88,15 +88,15 @@ def _measures(
     of_bound = None if speedup is None or row["run"] == BASELINE else speedup / bound
     return {
         "T_max / T_min": ("number", machines["time_ratio"]),
-        # How many times EpochGossip's samples per second are processed where nobody waits.
+        # Samples per second if no worker waits, over EpochGossip's.
         "bound": ("times", bound),
         "time to target": ("seconds", time),
         "speed-up": ("times", speedup),
         "of the bound": ("percent", of_bound),
         "best accuracy": ("percent", best),
         "final accuracy": ("percent", _final_accuracy(row)),
-        # The paper's: EpochGossip's time for all of its epochs over the run's for as many
-        # rounds, and what it has lost by then; None without rounds.
+        # The paper's measures: EpochGossip's time for all of its epochs / the run's for as many
+        # rounds, and the accuracy lost by then; None without rounds.
         "speed-up, equal epochs": ("times", ends / end if end else None),
         "accuracy loss, equal epochs": ("points", loss),
         LOSS: ("points", max(baseline["accuracies"]) - best),
@@ -113,7 +113,7 @@ def _accuracy_at(row: Row, time: Seconds) -> float | None:
 
 
 def _final_accuracy(row: Row) -> float:
-    """The mean over the last fifth of the run, because a single evaluation is noisy."""
+    """The mean accuracy over the run's last fifth, because a single evaluation is noisy."""
     times: list[Seconds] = row["times"]
     end, total = times[-1], 0.0
     since = 0.8 * end

@@ -1,8 +1,8 @@
 """The search for ADSP's commit rate: rates, rewards and results.
 
 Fields of a row:
-    has_diverged: See `has_diverged`.
-    losses: Of the looks.
+    has_diverged: See the function `has_diverged`.
+    losses: Loss at each evaluation.
     search: The server's notes at the end of each window.
 """
 
@@ -79,7 +79,7 @@ class Searches(Contest):
             yield self.cell(folder, partial(self._work, data_dir, name))
 
     def experiment(self, data_dir: Path, name: str) -> Experiment:
-        """The run of this name."""
+        """Make the run of this name."""
         reward, growth = REWARDS[name]
         task = self.problem.task(data_dir)
         seconds = self.num_windows * WINDOW

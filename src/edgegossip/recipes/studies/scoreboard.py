@@ -20,7 +20,7 @@ Measures: TypeAlias = Mapping[str, tuple[Unit, float | None]]
 """Unit and value of each measure of a run, by title, in the order of a table's columns."""
 LAST_LOOKS = 5
 LESS_IS_BETTER = {"seconds", "bytes", "points"}
-"""Units whose missing values count as worst in a median."""
+"""Units in which less is better, so a missing value counts as infinite in a median."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Score:
 
     Attributes:
         group: Part of the study.
-        setting: Difference between this contest and others of its group.
+        setting: Distinguishing feature of this contest within its group.
         run: Name of the run.
         seed: Seed of both runs.
         target: Value of the metric to reach; None without a reference run.
@@ -95,7 +95,7 @@ def time_to(row: Row, target: float) -> Seconds | None:
 
 
 def last_looks(accuracies: Sequence[float]) -> float:
-    """The accuracy of a run: the mean of five evaluations, because one is noisy."""
+    """The accuracy of a run: the mean of its last five evaluations, because one is noisy."""
     return statistics.fmean(accuracies[-LAST_LOOKS:])
 
 
@@ -110,7 +110,7 @@ def median(values: Iterable[float | None], missing: float = -math.inf) -> float 
 
 
 def grouped(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by their values of `fields`, in order; None where a row has none.
+    """Rows by their values of `fields`, in order; None for a missing field.
 
     >>> grouped([{"ratio": 5, "seed": 0}, {"ratio": 5, "seed": 1}], "ratio").keys()
     dict_keys([(5,)])
@@ -122,7 +122,7 @@ def grouped(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row
 
 
 def middle(rows: Iterable[Row], field: str) -> float | None:
-    """The median of a field over the seeds; None where most have none, or there is no row."""
+    """The median of a field over the seeds; None if most rows lack it, or there is no row."""
     values = [row.get(field) for row in rows]
     return median(values) if values else None
 

@@ -4,10 +4,10 @@ Fields of a row:
     group, setting, run, seed: Names of the contest, the machines and the run.
     lr, value: Learning rate, and value of the method's own setting; null without one.
     seconds_to_loss: Time to the loss; null if it was never reached.
-    seconds, final_loss, final_accuracy: At the end of the run.
-    samples, bytes, megabits_per_second: Of all workers and links together.
-    times, losses, accuracies: Of the evaluations.
-    error: Of a diverged run.
+    seconds, final_loss, final_accuracy: Values at the end of the run.
+    samples, bytes, megabits_per_second: Totals of all workers and links.
+    times, losses, accuracies: One number per evaluation.
+    error: Error of a diverged run; absent from other rows.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ServerContest(Contest):
 
     Args:
         machines: A server and workers.
-        goal: Goal at which runs end, equal for all methods.
+        goal: Goal at which runs end, the same for all methods.
         choices: Settings by name of the method.
     """
 
@@ -171,19 +171,19 @@ class ServerContest(Contest):
         }
         try:
             return {**facts, **_curve(session.run(experiment))}
-        except TrainingError as error:  # it has diverged: a result, and not a failed study
+        except TrainingError as error:  # divergence is a result, not a failure of the study
             return {**facts, **_DIVERGED, "seconds": goal.max_seconds, "error": str(error)}
 
 
 def learned_with(task: Task, validation_share: float, **sgd: Any) -> Task:  # noqa: ANN401
     """Hold out validation samples of a problem's task, and change these settings of SGD."""
-    assert isinstance(task.optimizer, SGD)  # a problem's is
+    assert isinstance(task.optimizer, SGD)  # a problem's optimizer is SGD
     dataset = hold_out(task.dataset, validation_share)
     return replace(task, dataset=dataset, optimizer=replace(task.optimizer, **sgd))
 
 
 def slug(name: str) -> str:
-    """Write a name so that it can be a part of a path."""
+    """Turn a name into a part of a path."""
     return name.replace(", ", "-").replace(" = ", "-").replace(" ", "-")
 
 
@@ -195,7 +195,7 @@ _DIVERGED: Mapping[str, Any] = {
 
 
 def _curve(results: Results) -> dict[str, Any]:
-    """Return the row of a run."""
+    """Return the measured fields of a run's row."""
     last = results.history[-1]
     is_there = results.reason == "target"
     return {
@@ -235,7 +235,7 @@ TIME = "time to loss"
 def _measures(row: Row, adsp: Row | None) -> Measures:
     time: Seconds | None = row["seconds_to_loss"]
     least = None if adsp is None else adsp["seconds_to_loss"]
-    # A run that never got there needs more than the time that it had.
+    # A run that never reached the loss needs more than the time that it had.
     less = None if least is None else 1 - least / row["seconds"]
     reached = time is not None
     return {

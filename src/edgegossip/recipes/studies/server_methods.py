@@ -20,7 +20,7 @@ from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.core.protocol import Seconds
 
 WINDOW: Seconds = 20.0
-"""Check period, which is not tuned: 40 steps of the fastest worker; 60 s in the paper."""
+"""Check period where it is not tuned: 40 steps of the fastest worker; 60 s in the paper."""
 MIN_INTERVAL: Seconds = 0.5
 """Minimum seconds between two commits: a step of the fastest worker."""
 RATES = (0.15, 0.45, 0.05)

@@ -1,4 +1,4 @@
-"""Tuning parameter servers, with the same number of candidates for each."""
+"""Tuning parameter servers: learning rates, and values of each method's own setting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TUNING_SEED = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(ServerContest):
-    """Try three learning rates for each method, then three values of its own setting.
+    """Try three learning rates for each method, and three values of its own setting.
 
     The rates are tried with the second value; then the other values are tried with the best
     rate. Losses are measured on samples held out from the training data; no test sample is
@@ -43,7 +43,7 @@ class Tuning(ServerContest):
             for place, candidate in candidates.items():
                 work = partial(self._try, data_dir, name, candidate)
                 yield self.cell(place, work, tried)
-                tried.append(place)  # the limit of the next is the time of the best
+                tried.append(place)  # the best time so far limits the next candidate
 
     def plain(self) -> dict[str, Any]:
         """Dependencies of its rows in JSON, except problem and seed."""
@@ -66,7 +66,7 @@ class Tuning(ServerContest):
         held = without_test_data(task.dataset, goal.validation_share)
         if best is not None and best["seconds_to_loss"] is not None:
             goal = replace(goal, max_seconds=min(goal.max_seconds, best["seconds_to_loss"]))
-        # An interrupted one had another limit if it was the first that was tried again.
+        # An interrupted run may have had another limit.
         shutil.rmtree(session.folder, ignore_errors=True)
         return self.found(replace(task, dataset=held), goal, name, candidate, session)
 
@@ -93,7 +93,7 @@ def most_accurate(session: Session, **facts: object) -> Row:
 
 
 def without_test_data(dataset: Dataset, share: float) -> Dataset:
-    """Replace the test samples by held-out training samples; a validation split stays.
+    """Replace the test samples with held-out training samples; a validation split stays.
 
     `Local` data stays as it is, because reports never measure its test samples.
     """

@@ -43,7 +43,7 @@ def skew(
     *,
     window: float | None = None,
 ) -> Study:
-    """Time to EpochGossip's best accuracy minus 0.3 points on skewed data, at 4 times.
+    """Time to EpochGossip's best accuracy minus 0.3 points on skewed data, at imbalance 4.
 
     HAR by subject, and MNIST by Dirichlet and label skew. On one core, `har-by-subject` takes
     3 to 6 minutes a run.

@@ -1,9 +1,9 @@
-"""Contests between algorithms that send little and dense push-sum: runs and results.
+"""Contests of dense push-sum with algorithms that send less: runs and results.
 
 Fields of a row:
     group, setting, run, seed: Names of the contest and the run.
-    times, accuracies, bytes_per_worker: Of the evaluations.
-    worker_accuracies, consensus_distance: At the end.
+    times, accuracies, bytes_per_worker: One number per evaluation.
+    worker_accuracies, consensus_distance: Values at the end.
     traffic: `bytes_sent`, `samples_processed`, `num_workers` and the mean `out_degree`.
 """
 
@@ -39,7 +39,7 @@ from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
 SLOW_LINK = Link(latency=LATENCY, bandwidth=BYTES_PER_MEGABIT)
-"""Bandwidth of an uplink: 1 Mbit/s."""
+"""A link of 1 Mbit/s and 30 ms."""
 
 NUM_EVALUATIONS = 60
 """Evaluations of each run, spread over its length."""
@@ -120,7 +120,7 @@ def _found(experiment: Experiment, results: Results) -> dict[str, Any]:
 
 
 def placings(rows: Iterable[Row]) -> list[Score]:
-    """Compare each run with the dense one of its group, setting and seed.
+    """Compare each run with the dense run of its group, setting and seed.
 
     Args:
         rows: Rows of `SlowLinkContest.cells`, in any order.
@@ -179,7 +179,7 @@ def contest_curves(rows: Iterable[Row], contest: ContestKey) -> list[Panel]:
 def contest_exhibits(
     name: str, contests: Sequence[SlowLinkContest], has_bars: bool, rows: Mapping[str, Row]
 ) -> Exhibits:
-    """Make a figure for each problem, with the curves of `contests`, and a table of all."""
+    """Make a figure for each problem, with the curves of `contests`, and one table."""
     found = placings(rows.values())
     caption = f"Curves: the averaged model, seed {contests[0].seed}."
     if has_bars:

@@ -1,4 +1,4 @@
-"""Smoothed curves of accuracy; each point is a mean over the same number of samples."""
+"""Smoothed curves of accuracy; each point is a mean over an interval of the same length."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from edgegossip.experiments.study import Row
 
 
 def smoothed(row: Row, width: Seconds) -> Row:
-    """Replace a curve by its means over intervals of `width`, up to its last whole one.
+    """Replace a curve with its means over intervals of `width`, up to the last whole interval.
 
     A noisy curve that is measured more often passes a target sooner. The new curve has one
-    point for each epoch's worth of samples.
+    point for each interval.
 
     Args:
         row: Row with `times`, ascending, and `accuracies`; each accuracy holds until the next.
@@ -32,7 +32,7 @@ def smoothed(row: Row, width: Seconds) -> Row:
 def _mean(
     times: list[Seconds], accuracies: list[float], start: Seconds, end: Seconds
 ) -> float | None:
-    """The mean accuracy between `start` and `end`, weighted by time; None before the first."""
+    """The mean accuracy between `start` and `end`, weighted by time; None if there is none."""
     until = [*times[1:], math.inf]
     weights = [max(0.0, min(end, b) - max(start, a)) for a, b in zip(times, until, strict=True)]
     total = sum(weights)

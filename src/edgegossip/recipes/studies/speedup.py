@@ -76,8 +76,8 @@ def speedup(
     Args:
         settings: Settings of the study.
         controls: Imbalances at which random shares and GoSGD also run.
-        max_work: Limit of the others' samples, in multiples of EpochGossip's; None gives them
-            all of EpochGossip's time, in which they converge.
+        max_work: Limit of the contenders' samples, in multiples of EpochGossip's; None gives
+            contenders all of EpochGossip's time, in which they converge.
         window: Epochs' worth of samples over which all models, including EpochGossip's, are
             averaged before evaluation; None evaluates the newest models.
     """
@@ -112,11 +112,11 @@ def speedup(
 
 
 def selections(settings: StudySettings = StudySettings()) -> Study:
-    """Time to EpochGossip's best accuracy minus 0.3 points, with each selection, at 4 times.
+    """Time to EpochGossip's best accuracy minus 0.3 points, by selection, at imbalance 4.
 
-    `focused` and `random` keep their defaults. The others look at all aggregated points before
-    each epoch, as in the paper, at the full cost. MNIST, HAR and CIFAR-10; a run takes 3 to 10
-    minutes on one core.
+    `focused` and `random` keep their defaults. The other selections look at all aggregated
+    points before each epoch, as in the paper, at the full cost. MNIST, HAR and CIFAR-10; a run
+    takes 3 to 10 minutes on one core.
 
     Args:
         settings: Settings of the study.
@@ -161,7 +161,7 @@ def _problems(settings: StudySettings) -> tuple[Problem, ...]:
 
 
 def _setups(problem: Problem, controls: Controls) -> tuple[Setup, ...]:
-    if problem is CIFAR10_RESNET20:  # it takes too long for more
+    if problem is CIFAR10_RESNET20:  # more runs would take too long
         return (uneven_setup(problem, CONTROLLED, EQUAL_TIME),)
     controlled = {"none": (), "at-4": (CONTROLLED,), "all": IMBALANCES}[controls]
     return tuple(

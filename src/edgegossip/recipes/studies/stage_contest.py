@@ -2,10 +2,10 @@
 
 Fields of a row:
     lr, is_tuning: Learning rate, and whether the run only tried it.
-    accuracy, seconds: At the end.
-    bytes: Of all links.
+    accuracy, seconds: Mean of the last five evaluations; virtual time of the end.
+    bytes: Bytes sent over all links.
     staleness: Mean number of a stage's batches in flight above it.
-    times, accuracies: Of the evaluations.
+    times, accuracies: One number per evaluation.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StageContest(Contest):
         stages: Settings of machines, links and sizes.
         methods: Names in `COMPETITORS` and `METHODS`.
         seeds: Seeds of the results.
-        setting: Difference between this contest and others of its problem.
+        setting: Distinguishing feature of this contest among those of its problem.
     """
 
     stages: StageSettings

@@ -1,7 +1,7 @@
 """Stages on links of many kinds: the method with the most samples per second on each.
 
 Fields of a row:
-    megabits, latency, in_flight: The link, and the batches in flight.
+    megabits, latency, in_flight: Bandwidth and latency of the links; batches in flight.
     pace: Samples per second.
     bytes: Bytes per sample.
 """
@@ -50,7 +50,7 @@ class StageNetwork(Contest):
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{self.megabits:g}-Mbit/{1000 * self.stages.latency:g}-ms"
         for name in (WHOLE, NAIVE, GREEDY):
-            # Nobody waits for these answers, so the more may be due, the better.
+            # No stage waits for these answers, so a high limit is best.
             work = partial(self._work, data_dir, name, IN_FLIGHT[-1])
             yield self.cell(f"{folder}/{name}", work)
         for in_flight in IN_FLIGHT:

@@ -3,7 +3,7 @@
 Fields of a row:
     is_tuning: Whether the run only tried a setting.
     accuracy: Mean of the last five evaluations.
-    times, accuracies, bytes, samples: Of the evaluations; bytes are per worker.
+    times, accuracies, bytes, samples: One number per evaluation; bytes are per worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NUM_WORKERS = 8
 IMBALANCE = 4.0
 LATENCY: Seconds = 0.005
 VALIDATION_SHARE = 0.03
-"""Number of final evaluations whose mean is a run's accuracy."""
+"""Share of the training samples to hold out."""
 
 SECONDS = {MNIST_MLP.name: 90.0, SMALL_MLP.name: 8.0}
 NUM_EVALUATIONS = 60
@@ -46,7 +46,7 @@ NUM_EVALUATIONS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class SystemContest(Contest):
-    """All systems on links of one speed: candidates on one seed, the best ones on others.
+    """All systems on links of one speed: candidates on one seed, the best ones on other seeds.
 
     Args:
         megabits: Megabits per second of each uplink and downlink, including a server's.
@@ -92,7 +92,7 @@ class SystemContest(Contest):
         if is_tuning:
             task = replace(task, dataset=without_test_data(task.dataset, VALIDATION_SHARE))
         seconds = SECONDS[self.problem.name]
-        # Systems that measure no loss could train on validation samples, too; all get the same.
+        # Systems that measure no loss could train on validation samples, too, but none does.
         task = learned_with(task, VALIDATION_SHARE, lr=choice.lr)
         task, algorithm = system.on(task, NUM_WORKERS, choice.value)
         experiment = Experiment(

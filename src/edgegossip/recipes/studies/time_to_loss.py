@@ -1,4 +1,4 @@
-"""Time of parameter servers to a given loss, by method, speeds, delay, links and workers."""
+"""Parameter servers' time to a given loss, by method, speeds, delay, links and workers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ TUNING = {
     "har-cnn": {"look_seconds": 2.0, "max_seconds": 500.0},
     SMALL_MLP.name: {"look_seconds": 1.0, "max_seconds": 20.0},
 }
-"""Goals of tuning runs that differ from the usual ones."""
+"""Differences between the goals of tuning runs and `GOALS`."""
 PROBLEMS = (CIFAR10_LENET5, HAR_CNN)
 
 CHOSEN: dict[str, Mapping[str, Candidate]] = {
@@ -135,7 +135,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
         for name, method in METHODS.items()
     },
 }
-"""The best settings in `adsp/tuning`, by problem and method."""
+"""Settings by problem and method: the best in `adsp/tuning`, where it tries the problem."""
 
 
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
@@ -162,10 +162,10 @@ def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Stu
 
 
 def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
-    """All methods, 18 workers, H = 2: virtual time to one loss on test data.
+    """All methods, 18 workers, H = 2: virtual time to a given loss on test data.
 
-    Eleven parameter servers and settings on HAR and CIFAR-10. On one core, five seeds take 25
-    minutes for `har-cnn` and 35 for `cifar10-lenet5`.
+    Eleven parameter-server methods on HAR and CIFAR-10. On one core, five seeds take 25 minutes
+    for `har-cnn` and 35 for `cifar10-lenet5`.
 
     Args:
         settings: Settings of the study.
@@ -200,7 +200,7 @@ def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
 
 
 def delay(settings: StudySettings = DEFAULTS) -> Study:
-    """Each message takes 0, 2, 5 and 10 seconds longer.
+    """Each message takes 0, 2, 5 or 10 seconds longer.
 
     The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
 
@@ -220,7 +220,7 @@ def delay(settings: StudySettings = DEFAULTS) -> Study:
 
 
 def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
-    """Links of 100, 30 and 10 Mbit/s: their use and its cost.
+    """Links of 100, 30 and 10 Mbit/s: their use, and the cost of slow ones.
 
     The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
 
@@ -262,8 +262,8 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
 def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
     """Speeds that change during the run: a third of the workers become four times slower.
 
-    On the paper's own testbed, H rose from 2 to 6 during a run without being noticed. The other
-    settings are as in `adsp/time-to-loss`; half a minute per run on one core.
+    On the paper's own testbed, H rose unnoticed from 2 to 6 during a run. The other settings
+    are as in `adsp/time-to-loss`; half a minute per run on one core.
 
     Args:
         settings: Settings of the study.

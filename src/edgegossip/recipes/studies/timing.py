@@ -57,7 +57,7 @@ def timed_fit(chosen: Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData,
     division: Any = _Timed(chosen.division)
     timed = replace(chosen, reduction=reduction, division=division)
     with one_thread():
-        chosen.fit(x[:200], y[:200])  # what is slow only the first time
+        chosen.fit(x[:200], y[:200])  # the first call is slower
         start = time.process_time()
         aggregated = timed.fit(x, y)
         total = time.process_time() - start
@@ -68,7 +68,7 @@ def timed_fit(chosen: Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData,
 
 
 def median_fit(chosen: Aggregator, x: Tensor, y: Tensor, num_repeats: int = 3) -> StepTimes:
-    """The steps of that aggregation, of an odd number, whose total is the median."""
+    """The step times of the aggregation with the median total, of an odd number of them."""
     measured = [timed_fit(chosen, x, y)[1] for _ in range(num_repeats)]
     return sorted(measured, key=lambda times: times.total)[num_repeats // 2]
 
@@ -86,6 +86,6 @@ class _Timed:
         self.seconds += time.process_time() - start
         return found
 
-    def num_flops(self, *sizes: Any) -> float:  # noqa: ANN401 - those of either
+    def num_flops(self, *sizes: Any) -> float:  # noqa: ANN401 - sizes of either
         flops: float = self.inner.num_flops(*sizes)
         return flops

@@ -157,7 +157,7 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
 
 
 def fig12(settings: StudySettings = StudySettings()) -> Study:
-    """Time to target and loss of accuracy with two platforms 3 or 5 times as fast.
+    """Time to target and loss of accuracy with two of four platforms 3 or 5 times as fast.
 
     MNIST; about 16 minutes on one core of a busy machine.
 
@@ -262,7 +262,7 @@ def _differences(settings: StudySettings, difference: str) -> tuple[str, ...]:
 def _time_and_loss(
     name: str, heading: str, x_label: str
 ) -> Callable[[Mapping[str, Row]], Exhibits]:
-    """Draw bars of the time to target and of the loss of accuracy, side by side."""
+    """Return a function that draws bars of the time to target and of the loss of accuracy."""
 
     def exhibit(rows: Mapping[str, Row]) -> Exhibits:
         found = standings(rows.values(), PAPER_LOSS)

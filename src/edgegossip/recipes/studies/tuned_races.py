@@ -1,12 +1,12 @@
 """Races in which every contender has its own, tuned learning rate.
 
 A selection that focuses on high losses makes gradients longer, as a higher learning rate does.
-If a gain is no more than that, it vanishes once everybody has the learning rate that suits it.
+If that were the whole gain, it would vanish once each contender has its best learning rate.
 
 Fields of a row, in addition to those of a race:
     lr, exchange_probability: Settings of the run.
     is_tuning: Whether the run only tried them, on held-out training samples.
-    held_out_accuracy: The best of such a run, averaged over an epoch's worth of samples.
+    held_out_accuracy: Best accuracy of such a run, averaged over an epoch's worth of samples.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from edgegossip.recipes.studies.study_settings import StudySettings
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Multiples of the problem's learning rate that every contender tries."""
 EXCHANGES = (1.0, 4.0)
-"""Multiples of the problem's exchange probability that GoSGD tries with each of them."""
+"""Multiples of the problem's exchange probability that GoSGD tries with each learning rate."""
 TUNED = ("lr", "exchange_probability")
 VALIDATION_SHARE = 0.1
 NOTE = (
@@ -55,7 +55,7 @@ NOTE = (
 
 
 class Trial(Race):
-    """A race on held-out training samples, in place of the test samples."""
+    """A race measured on held-out training samples instead of the test samples."""
 
     def task(self, data_dir: Path) -> Task:
         """The learning task."""
@@ -154,9 +154,9 @@ def best_trial(rows: Iterable[Row], group: str, run: str) -> Row:
 def rates(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, all with tuned learning rates.
 
-    At 4 times, on HAR (80 minutes on one core) and MNIST. The rates are 0.5, 1, 2 and 4 times
-    the problem's; GoSGD tries two exchange probabilities with each of them. They are tuned on a
-    tenth of the training samples, with a seed that no result has.
+    At imbalance 4, on HAR (80 minutes on one core) and MNIST. The rates are 0.5, 1, 2 and 4
+    times the problem's; GoSGD tries two exchange probabilities with each rate. These settings
+    are tuned on a tenth of the training samples, with a seed that no result uses.
 
     Args:
         settings: Settings of the study.
