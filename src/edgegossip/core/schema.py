@@ -206,7 +206,7 @@ class MessageSpec:
     def inspect(
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> tuple[str | None, dict[str, float | None]]:
-        """Return `bad_values`, and the `TensorSpec.magnitude` of each tensor if all are allowed."""
+        """Return `bad_values`, and each tensor's `TensorSpec.magnitude` if there are none."""
         sizes: dict[str, float | None] = {}
         for name, tensor in payload.items():
             spec = self.specs[name]

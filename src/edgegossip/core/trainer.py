@@ -110,7 +110,7 @@ class Prepared(Protocol):
         """Equal for training that can run together."""
 
     def train_with(self, others: Sequence[Any]) -> list[Outcome]:
-        """Do this work and that of `others` of the same key; return all outcomes, this first."""
+        """Do this work and `others` of the same key; return all outcomes, this one's first."""
 
 
 @dataclass(slots=True, eq=False)
