@@ -102,7 +102,7 @@ class Trainer(Protocol):
 class Prepared(Protocol):
     """Training that is about to run, alone or together with that of other trainers.
 
-    The result does not depend on the other trainers.
+    The result does not depend on the other trainers' work.
     """
 
     @property
@@ -110,7 +110,7 @@ class Prepared(Protocol):
         """Equal for training that can run together."""
 
     def train_with(self, others: Sequence[Any]) -> list[Outcome]:
-        """Do this work and `others` of the same key; return all outcomes, this one's first."""
+        """Run together with `others` of the same key; return all outcomes, this one's first."""
 
 
 @dataclass(slots=True, eq=False)

@@ -76,7 +76,7 @@ class WorkerLog:
         num_steps: Total steps taken.
         num_rounds: Number of rounds in which the worker sent parameters; 0 for algorithms
             without rounds.
-        round_samples: Samples processed in those rounds.
+        round_samples: Samples processed in these rounds.
     """
 
     training: list[Span] = field(default_factory=list)
