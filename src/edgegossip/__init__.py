@@ -1,6 +1,6 @@
 """Train one PyTorch model together on machines of very different speed.
 
-Every public name can be had from here; `__init__.pyi` lists them. They are imported when
+Every public name can be imported from here; `__init__.pyi` lists the names. Each is loaded when
 first used, so that ``edgegossip --help`` does not wait for PyTorch.
 """
 

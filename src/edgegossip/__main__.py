@@ -1,4 +1,4 @@
-"""`python -m edgegossip`, for interpreters whose scripts are not on the path."""
+"""`python -m edgegossip`, for installations whose scripts are not on the path."""
 
 import sys
 

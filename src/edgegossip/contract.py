@@ -1,4 +1,4 @@
-"""The names for writing an algorithm: ``eg.contract``.
+"""Names for writing an algorithm: ``eg.contract``.
 
 An algorithm whose workers wait for each other derives from `RoundBased`, or from
 `NeighborAveraging` if it averages. An algorithm whose workers do not wait derives from

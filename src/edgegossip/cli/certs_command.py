@@ -49,13 +49,14 @@ class Issue:
         rank: Rank of a worker; repeatable.
         router: Make a certificate for routers. The holder of its key can impersonate any
             worker.
-        run_name: Name of the runs (worker --name) in which it is valid; by default all runs.
+        run_name: Name of the runs (worker --name) in which the certificates are valid; by
+            default all runs.
         replace: Replace earlier certificates, which stay valid until they expire or are
             revoked. A running worker switches to the new certificates.
-        host: Name or IP address of the worker's machine, for programs that compare it;
+        host: Name or IP address of the worker's machine, for programs that verify it;
             repeatable.
-        out: Folder of the authority and for the new files.
-        days: Validity in days; limited by that of the authority.
+        out: Folder of the authority and of the new files.
+        days: Validity in days; limited by the authority's own.
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
@@ -94,7 +95,7 @@ class Revoke:
         rank: Rank of a worker whose existing certificates are all revoked; repeatable.
         router: Revoke all certificates of routers.
         serial: Serial number of a single certificate, from edgegossip certs list; repeatable.
-        out: Folder of the authority and for the list (revoked.pem).
+        out: Folder of the authority and of the list (revoked.pem).
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()

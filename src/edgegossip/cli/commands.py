@@ -42,14 +42,14 @@ class RunOptions(Options, TrackOptions):
     """Options for running a recipe.
 
     Args:
-        only: Algorithm of a comparison to `run`; by default its baseline.
+        only: Algorithm to run if the recipe is a comparison; by default its baseline.
         batched: Train small dense models together, which is several times faster with many
             workers but changes the last bits of the result. "auto" does so with 64 workers or
             more.
         pool: Where training runs: on threads, or on the cores of a Ray cluster, at most
             `--threads` of them. No effect on results.
-        ray_address: HOST:PORT of the Ray cluster of this machine, or auto; by default Ray is
-            started on this machine alone and ends with the run.
+        ray_address: HOST:PORT of this machine's Ray cluster, or auto; by default Ray is started
+            on this machine alone and ends with the run.
     """
 
     only: str | None = None
@@ -85,7 +85,7 @@ class CompareOptions(RunOptions, ManyRunsOptions):
 
     @property
     def num_processes(self) -> int:
-        """The given number, or one per core."""
+        """The given number, or one per core; 1 with a Ray cluster."""
         return 1 if self.pool == "ray" else super().num_processes
 
 
@@ -152,7 +152,7 @@ def _without_passwords(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def how_to_resume(command: str, arguments: list[str], out: Path) -> Iterator[None]:
-    """Add the command that continues to the message of an interruption.
+    """Add the command that resumes the work to the message of an interruption.
 
     >>> with how_to_resume("run", ["quickstart", "--lr", "0.1"], Path("runs/a")):
     ...     raise Interrupted("interrupted at 3 virtual seconds; ...")
@@ -213,7 +213,7 @@ class ExportOptions:
     Args:
         folder: Folder of a run or a comparison.
         out: Folder to write; by default `export` in the folder of the run.
-        only: Run of a comparison to export.
+        only: Run to export if the folder is that of a comparison.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -261,5 +261,5 @@ def print_table(results: dict[str, Results]) -> None:
             units.seconds(result.virtual_seconds),
             units.seconds(result.wall_seconds),
         )
-    # Where it cannot tell the width, as in a pipe, rich takes 80 columns and cuts the names.
+    # Where rich cannot tell the width, as in a pipe, it assumes 80 columns and cuts the names.
     Console(width=None if sys.stdout.isatty() else 120).print(table)

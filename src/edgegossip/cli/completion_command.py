@@ -1,4 +1,4 @@
-"""The command that prints a script for shell completion; importing this imports torch."""
+"""The command that prints a completion script. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _WITH_RECIPE = {
     "measure": MeasureOptions,
     "profile": ProfileOptions,
 }
-# Where nothing is to be completed, bash then offers files: recipes of one's own, run folders.
+# Where there is nothing to complete, bash then offers files: a user's own recipes, run folders.
 _FILES_IN_BASH = "complete -o default -o bashdefault -F _tyro_edgegossip edgegossip\n"
 
 
@@ -74,7 +74,7 @@ def completion_command(arguments: list[str]) -> int:
 
 
 def _script(shell: str) -> str:
-    """The script for a shell, of all commands, recipes, studies and options."""
+    """The script that completes all commands, recipes, studies and options in a shell."""
     commands = _choice(_commands())
     script = _by_tyro(commands, shell)
     # The script for fish has its specification within quotes.
@@ -116,7 +116,7 @@ def _by_tyro(commands: Callable[..., Any], shell: str) -> str:
 
 
 def _shared(spec: Mapping[str, Any]) -> str:
-    """A specification for tyro as a Python expression with each option once.
+    """Write a specification for tyro as a Python expression that contains each option once.
 
     tyro repeats the options of each recipe with each command, and a shell would read a megabyte
     at each press of Tab. The expression has no character that a shell would treat as special.
@@ -144,7 +144,7 @@ def _line(option: Mapping[str, Any]) -> str:
 
 
 def _with_names(kind: type[Any], entries: Mapping[str, Any]) -> Callable[..., Any]:
-    """A command with a recipe or a study; a user's own recipe has the command's options."""
+    """A command with a recipe or a study; a user's recipe has only the command's options."""
     makers = {name: together(kind, entry.load()) for name, entry in entries.items()}
     return together(kind, _choice(makers))
 

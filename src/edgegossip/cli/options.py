@@ -57,7 +57,7 @@ class TrackOptions:
 
     @property
     def trackers(self) -> tuple[Tracker, ...]:
-        """The trackers of these names, with their default settings."""
+        """The named trackers, with their default settings."""
         return trackers(self.track)
 
 
@@ -78,7 +78,7 @@ class ManyRunsOptions(Options):
 
     @property
     def num_processes(self) -> int:
-        """The given number, or one per core."""
+        """The given number, or one per core; 1 if only `threads` is given."""
         return self.processes or (1 if self.threads is not None else num_cores())
 
 
@@ -99,7 +99,7 @@ def argument_names(make: Callable[..., Any]) -> list[str]:
 def parse(
     prog: str, kind: type[AnyOptions], make: Callable[..., Any], arguments: list[str]
 ) -> tuple[AnyOptions, Any]:
-    """Parse the command's options, and call `make` with those that are its own.
+    """Parse the options of the command and of `make`, and call `make` with its own.
 
     Args:
         prog: Text before the options.
@@ -138,7 +138,7 @@ def parse(
 
 
 def together(kind: type[Any], make: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """Make a function with the options of both functions, which returns both results."""
+    """Make a function that has the options of both functions and returns both results."""
 
     def parsed(options: Any, made: Any) -> tuple[Any, Any]:  # noqa: ANN401
         return options, made
@@ -156,8 +156,8 @@ def show_help(command: str, what: str, kind: type[Any]) -> None:
 
     Args:
         command: Name of the command.
-        what: The argument that it needs, in capitals.
-        kind: Class of its options.
+        what: The argument that the command needs, in capitals.
+        kind: Class of the command's options.
     """
     summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
     own, example = ("", "NAME") if what == "STUDY" else (", or FILE.py:NAME", "quickstart")

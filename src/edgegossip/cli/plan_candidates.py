@@ -48,13 +48,13 @@ class Proposal:
         return f"{self.only}, {self.told}" if self.told else self.only
 
     def experiment(self, seed: int, seconds: Seconds) -> Experiment:
-        """Make the experiment for a run of some duration."""
+        """Make the experiment for a run of this duration."""
         words = [*self.words, "--seed", str(seed), *duration_words(self.recipe, seconds)]
         _, _, chosen = parse_recipe("plan", SeveralSeeds, [self.recipe, *words])
         return pick(self.recipe, chosen, self.only)
 
     def command(self, start: str, seconds: Seconds) -> str:
-        """Command that starts it on real machines."""
+        """Command that starts the proposal on real machines."""
         limit = duration_words(self.recipe, seconds) or ["--max-seconds", f"{seconds:g}"]
         words = [*start.split(), self.recipe, "--only", self.only, *self.words, *limit]
         return shlex.join(["edgegossip", *words])
@@ -69,19 +69,20 @@ def duration_words(recipe: str, seconds: Seconds) -> Words:
 def candidates(
     name: str, values: SweptValues, own: tuple[str, ...], num_machines: int
 ) -> tuple[Comparison, dict[str, list[Proposal]]]:
-    """List the settings to try for each algorithm of a recipe, the likeliest first.
+    """List the settings to try for each algorithm of a recipe, the most promising first.
 
     An algorithm is tried with five learning rates and some values of its own settings
-    (`Comparison.tunable`). Several typed values replace these, and one typed value is fixed.
+    (`Comparison.tunable`). Several values typed for an option replace these, and a single typed
+    value is fixed.
 
     Args:
         name: Name of the recipe.
-        values: Words typed after it.
+        values: Words typed after the name.
         own: Options of the plan itself, which the recipe does not have.
         num_machines: Number of machines.
 
     Returns:
-        The recipe's comparison as typed, and the proposals by the name of the algorithm.
+        The recipe's comparison as typed, and the proposals by algorithm name.
 
     Raises:
         UsageError: If the recipe, a setting or a value is invalid.
@@ -109,7 +110,7 @@ def candidates(
 def _values_to_try(
     name: str, values: SweptValues, comparison: Comparison, only: str
 ) -> Mapping[str, Words]:
-    """Values of each option by its name, the likeliest first."""
+    """Values to try by option, the most promising first."""
     own = comparison.tunable.get(only, {})
     tried = {_option(argument): [f"{x:g}" for x in some] for argument, some in own.items()}
     if (lr := _default(load_recipe(name), "lr")) is not None:
@@ -122,7 +123,7 @@ def _values_to_try(
 
 
 def _points(tried: Mapping[str, Words]) -> list[Words]:
-    """All combinations, ordered by the number of changes to the likeliest one.
+    """All combinations, ordered by the number of changes to the most promising one.
 
     >>> _points({"--p": ["1", "2"], "--lr": ["3", "4"]})[:3]
     [['--p', '1', '--lr', '3'], ['--p', '1', '--lr', '4'], ['--p', '2', '--lr', '3']]

@@ -1,4 +1,4 @@
-"""The command that recommends an algorithm for real machines; importing this imports torch."""
+"""The command that plans for real machines. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ OWN = (
 )
 """Options of the plan itself, which its candidates do not have."""
 WHOLE_RUNS = 6.0
-"""Tuning of each candidate without a budget: enough for 27 settings and three rungs, the last
-one with whole runs."""
+"""Whole runs for tuning each candidate without a budget: enough for 27 settings and three
+rungs, the last one with whole runs."""
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|runs)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -56,14 +56,14 @@ class PlanOptions(SeveralSeeds):
         machines: TOML file with a [[machine]] table for each machine, in rank order: name,
             speed (relative to this machine), samples_per_second or profile, mbits, latency_ms,
             count, endpoint.
-        measure: Measure this machine for this many seconds and print its table for the file of
-            machines; nothing is planned.
+        measure: Measure this machine for this many seconds and print its table for the
+            `--machines` file; nothing is planned.
         only: Algorithms to consider; by default, all algorithms of the recipe.
-        budget: Time that the plan may take on this machine, such as 90s, 20m or 2h, or its
-            number of simulated runs of full length, such as 60runs, which does not depend on
-            this machine; by default six runs for the tuning of each algorithm.
-        target: Value of the task's metric to reach; by default the best value found minus one
-            percentage point, or minus one percent for other metrics.
+        budget: Time that the plan may take on this machine, such as 90s, 20m or 2h, or a number
+            of full simulated runs, such as 60runs, which does not depend on this machine; by
+            default, six runs to tune each algorithm.
+        target: Value of the task's metric to reach; by default, one percentage point short of
+            the best value found, or one percent if the metric is not a share.
         max_seconds: Virtual seconds of a full run; by default, the time to process as many
             samples as in the recipe.
     """
@@ -144,7 +144,7 @@ def plan_command(arguments: list[str]) -> int:
 
 
 def measured_machine(arguments: Sequence[str]) -> str:
-    """Measure this machine, and write its table for the file of machines."""
+    """Measure this machine, and return its table for the `--machines` file."""
     name, options, chosen = parse_recipe("plan", PlanOptions, arguments)
     speed = measured_throughput(pick(name, chosen, None), options.measure or 0.0)
     return (
@@ -213,7 +213,7 @@ def _target(options: PlanOptions, metric: MetricSpec) -> float | None:
 def _chosen(
     every: Mapping[str, list[Proposal]], only: Sequence[str]
 ) -> dict[str, list[Proposal]]:
-    """The proposals of the named algorithms, or of all without names."""
+    """The proposals of the named algorithms, or of all algorithms if none are named."""
     if unknown := [name for name in only if name not in every]:
         raise UsageError(unknown_name("algorithm", unknown[0], every))
     return {name: some for name, some in every.items() if name in only or not only}
@@ -221,7 +221,7 @@ def _chosen(
 
 @dataclass(frozen=True, kw_only=True)
 class _Before:
-    """Measurements of an interrupted plan, which apply to all of it."""
+    """Measurements made before a plan was interrupted, which apply to the whole plan."""
 
     samples_per_second: float | None = None
     whole_runs: float | None = None
@@ -237,7 +237,7 @@ def _measured_before(options: PlanOptions) -> _Before:
 
 
 def _measured(machines: Sequence[Machine], comparison: Comparison) -> float | None:
-    """Speed of this machine, if another machine's speed is relative to it."""
+    """Speed of this machine; None if no machine's speed is relative to it."""
     if all(machine.samples_per_second is not None for machine in machines):
         return None
     return measured_throughput(comparison.experiments[comparison.baseline])
@@ -281,7 +281,7 @@ def _effort(
     """Divide the budget among all candidates.
 
     Raises:
-        UsageError: If it is too small for the runs that rank them.
+        UsageError: If the budget is too small for the runs that rank the candidates.
     """
     amount, unit = options.budget_amount
     if before is not None or not unit:

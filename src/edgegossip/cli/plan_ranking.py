@@ -132,7 +132,7 @@ def by(key: str, rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def default_target(rows: Iterable[Row]) -> float:
-    """Value of the best candidate minus one point, or one percent if it is not a share."""
+    """Target short of the best value by one point, or by one percent if it is not a share."""
     runs = by("run", rows)
     metric = metric_of(next(iter(runs.values()))[0])
     return metric.easier(metric.best(map(final_value, runs.values())), GAP)
@@ -156,12 +156,12 @@ class Outlook:
 
     Attributes:
         run: Label of the candidate.
-        seconds: Time until the mean value over the seeds is at the target; may be infinite.
-        times: Time to the target of each seed.
+        seconds: Time until the mean value over the seeds reaches the target; may be infinite.
+        times: Time to the target, for each seed.
         value: Value of the metric at the end: the mean of the last five evaluations.
-        num_bytes: Bytes sent by all machines until then, or in the whole run; like the
-            following, a median over the seeds.
-        samples: Training samples processed until then, or in the whole run.
+        num_bytes: Bytes sent by all machines until that time, or in the whole run. This and the
+            numbers below are medians over the seeds.
+        samples: Training samples processed until that time, or in the whole run.
         idle: Share of the machines' capacity that does not train.
         uplink: Share of time in which the busiest uplink sends.
         metric: The metric.
@@ -179,7 +179,7 @@ class Outlook:
 
     @property
     def only(self) -> str:
-        """Name of its algorithm."""
+        """Name of the candidate's algorithm."""
         return self.run.partition(",")[0]
 
     @property
@@ -196,7 +196,7 @@ class Outlook:
 def ranked(rows: Iterable[Row], target: float | None) -> tuple[float, list[Outlook]]:
     """Order the candidates; also return the target.
 
-    Finalists come before all others, which may only have been lucky with their few seeds.
+    Finalists come before all other candidates, which may only have been lucky with few seeds.
     """
     rows = list(rows)
     goal = default_target(rows) if target is None else target
@@ -236,7 +236,7 @@ def _until(row: Row, field: str, time: Seconds) -> float:
 
 
 def reason(order: Sequence[Outlook]) -> str:
-    """Explain in two sentences why the first candidate is first, and its limiting factor.
+    """Explain in two sentences why the first candidate is first, and what limits it.
 
     The time to the target is the number of samples divided by their rate, so the first
     candidate has an advantage over the next in one of the two, or in both.

@@ -20,7 +20,7 @@ from edgegossip.recipes.studies.learning_curve import metric_of, unit_of, values
 from edgegossip.report import units
 
 SHOWN = 5
-"""Candidates whose curves are drawn."""
+"""Number of candidates whose curves are drawn."""
 
 
 def ranking_rows(rows: Mapping[str, Row]) -> list[Row]:

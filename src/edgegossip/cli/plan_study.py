@@ -34,9 +34,9 @@ from edgegossip.learning.task import Workload
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
 
 LOOKS = 60
-"""Evaluations of a whole run."""
+"""Number of evaluations in a whole run."""
 LEAST_LOOKS = 20
-"""Evaluations of a short one."""
+"""Minimum number of evaluations in a short run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Stage:
         return [each.platform(self.measured).throughput for each in self.machines]
 
     def experiment(self, proposal: Proposal, seed: int, share: float = 1.0) -> Experiment:
-        """Run a proposal on these machines."""
+        """Make the experiment that runs a proposal on these machines."""
         seconds = share * self.seconds
         experiment = proposal.experiment(seed, seconds)
         dataset = experiment.task.dataset
@@ -81,7 +81,7 @@ class Stage:
         )
 
     def row(self, proposal: Proposal, seed: int, share: float, session: Session) -> Row:
-        """Run a proposal, which may diverge."""
+        """Run a proposal and return its row; the run may diverge."""
         found: dict[str, Any] = {
             "run": proposal.label,
             "algorithm": proposal.only,
@@ -140,7 +140,7 @@ def _finals(
     ranking: Sequence[Cell],
     seeds: Sequence[int],
 ) -> Iterator[Cell]:
-    """More seeds for the best candidates, because few seeds order close ones by chance."""
+    """More seeds for the best candidates, because few seeds rank close candidates by chance."""
     every = tuple(each for some in proposals.values() for each in some)
     race = Ranking(len(proposals), len(seeds))
     for place in range(race.num_finalists):
@@ -206,10 +206,10 @@ def best_of(
     """The best proposal of one algorithm, or the one at a later place.
 
     Args:
-        proposals: Proposals of one algorithm, in the order that applies without any run.
+        proposals: Proposals of one algorithm, in the order that applies before any run.
         rows: Rows of the rungs, of any algorithms.
         target: Value of the metric to reach; None for the default.
-        place: Place from 0.
+        place: Place in the ranking, from 0.
     """
     mine = by("algorithm", rows.values()).get(proposals[0].only)
     if mine is None:
@@ -231,7 +231,7 @@ def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float
     with one_intra_op_thread():
         while began is None or time.perf_counter() - began < seconds:
             result = trainer.train(Train(params, Steps(5)))
-            if began is None:  # the first steps get ready
+            if began is None:  # the first steps are a warmup
                 began = time.perf_counter()
             else:
                 num_samples += result.num_samples

@@ -19,7 +19,7 @@ def _escaped(line: str) -> str:
 
 
 class _OneLine(logging.Formatter):
-    """Formats each record as one line, even if it contains names and reasons from others."""
+    """Formats each record as one line, even if it contains text from other machines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return _escaped(super().formatMessage(record))

@@ -1,4 +1,4 @@
-"""The command that measures the slowdown by loads. Importing this module imports torch."""
+"""The command that measures how loads slow training. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProfileOptions:
         minutes: Duration in minutes, at least 0.5.
         out: CSV file for the profile.
         threads: Threads of one training step; use as many as the worker will have.
-        only: Algorithm of a comparison whose task is trained.
+        only: Algorithm whose task is trained if the recipe is a comparison.
     """
 
     minutes: float = 4.0

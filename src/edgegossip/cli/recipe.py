@@ -22,7 +22,7 @@ def parse_recipe(
         arguments: Words typed after the command.
 
     Raises:
-        UsageError: If the recipe is unknown or returns a value of another type.
+        UsageError: If the recipe is unknown, or returns neither an experiment nor a comparison.
     """
     name, rest = recipe_name(command, kind, arguments)
     options, chosen = parse(f"edgegossip {command} {name}", kind, load_recipe(name), rest)

@@ -25,11 +25,11 @@ class RouterOptions:
     Args:
         listen: Endpoint for workers, e.g. tls/0.0.0.0:7447.
         connect: Other routers, e.g. tls/server:7447.
-        tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`. Replaced
-            files, and revoked.pem, take effect at once.
+        tls: Folder with ca.pem and the routers' certificate; see `edgegossip certs`. Changes to
+            these files and to revoked.pem take effect at once.
         ban: Serial number of a further certificate to reject; repeatable.
         run: Name of a run with its own certificates (certs issue --run); repeatable.
-        insecure: Allow plain links beyond this machine, so that anybody can read and join.
+        insecure: Allow plain links beyond this machine; anybody can then read and join.
         num_workers: Number of workers in the largest run.
         lease: Lease of links in seconds; use the same as for the workers.
     """

@@ -23,12 +23,12 @@ _USAGE = "edgegossip script -n 4 [OPTIONS] FILE.py [ITS OWN ARGUMENTS]"
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOptions:
-    """Run a training script that takes part through edgegossip, once for each worker.
+    """Run a training script that uses edgegossip, once for each worker.
 
     Args:
         n: Number of workers, on all machines.
-        rank: Only this worker, on this machine; by default all of them.
-        listen: Endpoint at which others reach this worker, e.g. tls/0.0.0.0:7447.
+        rank: Rank of the only worker to run on this machine; by default, all workers run here.
+        listen: Endpoint at which other workers reach this one, e.g. tls/0.0.0.0:7447.
         connect: Endpoint of another worker or a router, e.g. tls/server:7447.
         tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`.
         name: Name of the run, equal for all its workers.

@@ -19,8 +19,8 @@ class StudyOptions(ManyRunsOptions):
 
     Args:
         only: Part of the study to run, e.g. a task of edgegossip/speedup; by default all parts.
-        runs: Runs to do, e.g. epoch-gossip edge-gossip; by default all. The others can be run
-            later with `--resume`.
+        runs: Runs to do, e.g. epoch-gossip edge-gossip; by default all. Omitted runs can be
+            done later with `--resume`.
     """
 
     only: str | None = None

@@ -1,4 +1,4 @@
-"""The command that runs a recipe with many settings and seeds. Importing it imports torch."""
+"""The command for many settings and seeds of a recipe. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SweepOptions(SeveralSeeds):
     """Options for a sweep; each option of the recipe may have several values.
 
     Args:
-        only: Algorithm of a comparison to run; by default its baseline.
+        only: Algorithm to run if the recipe is a comparison; by default its baseline.
     """
 
     only: str | None = None
@@ -47,7 +47,8 @@ def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
     """
     name, words = recipe_name("sweep", SweepOptions, arguments)
     values = split_values("sweep", name, words)
-    # All are made before the first is run: a wrong one would be found hours later.
+    # All experiments are made before the first one runs, so that errors do not surface hours
+    # later.
     made = [_make(name, [*values.fixed, *point]) for point in values.points]
     options, _ = made[0]
     cells = tuple(

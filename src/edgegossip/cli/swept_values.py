@@ -62,11 +62,11 @@ class SweptValues:
 
     @property
     def given(self) -> set[str]:
-        """Options that have one value."""
+        """Names of the fixed options."""
         return {option.partition("=")[0] for option, _ in _grouped(self.fixed)}
 
     def kept(self, *other: str) -> Words:
-        """The words of fixed options on which runs depend.
+        """The words of the fixed options that affect runs.
 
         Args:
             other: Further options to omit.
@@ -76,7 +76,7 @@ class SweptValues:
 
 
 def split_values(command: str, name: str, words: Sequence[str]) -> SweptValues:
-    """Separate the recipe's options with several values from all others.
+    """Separate the recipe's options with several values from all other options.
 
     Args:
         command: Name of the command, for messages.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 
 def unknown_option(arguments: Sequence[str], known: Mapping[str, str]) -> str | None:
-    """Name the first unknown option, and a known one of a similar name or meaning.
+    """Name the first unknown option, and a known option with a similar name or meaning.
 
     Args:
         arguments: Words as typed.

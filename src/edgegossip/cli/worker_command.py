@@ -55,36 +55,36 @@ class WorkerOptions(TrackOptions):
 
     Args:
         rank: Rank of this worker, from 0.
-        only: Algorithm of a comparison to run; by default its baseline.
+        only: Algorithm to run if the recipe is a comparison; by default its baseline.
         out: Folder of this worker; a restart with the same folder resumes. By default
             runs/NAME/STAMP.
-        listen: Endpoint at which others reach this worker, e.g. tls/0.0.0.0:7447.
+        listen: Endpoint at which other workers reach this one, e.g. tls/0.0.0.0:7447.
         connect: Endpoint of another worker or a router, e.g. tls/server:7447.
         multicast: Also look for workers on the local network.
-        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Replaced
-            files, and revoked.pem, take effect at once.
+        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Changes to
+            these files and to revoked.pem take effect at once.
         ban: Serial number of a further certificate to reject; repeatable.
-        insecure: Allow plain links beyond this machine, so that anybody can read and join.
+        insecure: Allow plain links beyond this machine; anybody can then read and join.
         lease: Seconds after which a link is closed if it is silent or cannot send a piece of
             256 kB; slow links need more.
         name: Name of the run, equal for all its workers; it keeps simultaneous runs of one
             recipe apart. Certificates may be limited to runs of this name.
-        meet_seconds: Seconds to wait for all workers before beginning without some.
+        meet_seconds: Seconds to wait for all workers before beginning without the missing ones.
         min_workers: Minimum number of workers, including this one, to begin and to continue;
             with fewer, the run ends after `meet_seconds` and keeps a checkpoint. By default a
             run needs two workers to begin and may continue with any number.
-        ended: Ranks that had already finished; the others do not wait for them.
+        ended: Ranks that have already finished; the run does not wait for them.
         max_seconds: Time limit, counted from the beginning; by default the recipe's.
         checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep snapshots, with which accuracy over time can be measured afterwards.
+        snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
         profile: CSV file from `edgegossip profile`, which improves forecasts from the start.
         telemetry: Where to store a sample of this machine's load each minute: a .jsonl file, a
             redis:// URL, or memory. Put the password into EDGEGOSSIP_REDIS_PASSWORD, because
             other users of this machine can see the URL.
         parent: ID of a process whose end stops this worker.
         threads: Threads of one training step.
-        max_waiting_bytes: Limit of the messages in memory that wait for one receiver, and of
-            those that have arrived; by default an eighth of the memory, but at most 1 GiB.
+        max_waiting_bytes: Maximum size of the messages in memory that wait for one receiver,
+            and of those that have arrived; by default an eighth of the memory, at most 1 GiB.
     """
 
     rank: Rank
@@ -118,7 +118,7 @@ class LaunchOptions(TrackOptions):
     Args:
         n: Number of workers, or of stages: short for the recipe's --num-workers or
             --num-stages.
-        only: Algorithm of a comparison to run; by default its baseline.
+        only: Algorithm to run if the recipe is a comparison; by default its baseline.
         out: Run folder; by default runs/NAME/STAMP.
         resume: Resume the interrupted run in `out`.
         max_seconds: Time limit, counted from the beginning; by default the recipe's.
@@ -143,8 +143,8 @@ class GatherOptions(TrackOptions):
     """Options for combining the workers' folders into one run folder.
 
     Args:
-        out: Run folder, with the folder of worker R as its workers/R.
-        only: Algorithm of the comparison that was run; by default its baseline.
+        out: Run folder, which contains worker R's folder as workers/R.
+        only: Algorithm that was run, if the recipe is a comparison; by default its baseline.
         without: Ranks whose own data is excluded from the results; their measurements are not
             awaited.
     """
@@ -160,9 +160,9 @@ class MeasureOptions:
 
     Args:
         rank: Rank of the worker whose data is on this machine.
-        out: Folder of the run; reads the models in its folder averaged, and writes the numbers
-            to measured.
-        only: Algorithm of the comparison that was run; by default its baseline.
+        out: Run folder; the models are read from its folder averaged, and the results are
+            written to its folder measured.
+        only: Algorithm that was run, if the recipe is a comparison; by default its baseline.
     """
 
     rank: Rank
@@ -274,10 +274,10 @@ _NUMBERS = ("num_workers", "num_stages")
 
 
 def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Replace `-n` by the recipe's own option; also return that option, or None without one.
+    """Replace `-n` with the recipe's own option; also return that option, or None without one.
 
     Raises:
-        UsageError: If both are given.
+        UsageError: If both options are given.
     """
     given = [each for each in arguments[1:] if each.partition("=")[0] in ("-n", "--n")]
     known = argument_names(load_recipe(arguments[0])) if given else []

@@ -45,7 +45,7 @@ class Traits:
     moves_data: bool = False
 
     def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
-        """Return the completed share of the run, in [0, 1], so that workers agree on it.
+        """Return the completed share of the run, in [0, 1].
 
         Workers that wait for each other use rounds, so in a given round all have the same value
         at any speed. Other workers, and those with `UNTIL_CUT_OFF` rounds, use time if the run
@@ -105,12 +105,12 @@ class Algorithm(ABC, Generic[State]):
         return WORKER
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Describe the messages by kind; `params` ([num_params]) as for `init`.
+        """Describe the messages by kind; `params` ([num_params]) is as for `init`.
 
         Only networks need it. Without a schema an algorithm runs only in the simulator.
 
         Raises:
-            LocalProtocolError: If the algorithm has none.
+            LocalProtocolError: If the algorithm has no schema.
         """
         raise lacks(self, "schema")
 

@@ -1,12 +1,12 @@
 """Messages as bytes: a small header and raw tensors, in the safetensors format, never pickle.
 
-Received bytes are only parsed into tensors; they cannot name code to run. No tensor is copied
-on the way out or in.
+Received bytes are only parsed into tensors; they cannot name code to run. Writing copies no
+contiguous tensor in main memory, and reading from a writable buffer copies no tensor.
 
 The layout is the length of the header (8 bytes, little-endian), the header (JSON, padded with
-spaces to a multiple of 8), and the tensors without gaps, those with larger entries first. Every
-tensor is therefore aligned. Kind, round and numbers are metadata of the header; numbers are
-written in Python's notation (``weight=0.125 session=3``), which is lossless.
+spaces to a multiple of 8), and the tensors without gaps, in decreasing order of entry size.
+Every tensor is therefore aligned. Kind, round and numbers are metadata of the header; numbers
+are written in Python's notation (``weight=0.125 session=3``), which is lossless.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def encode(message: Message) -> list[Buffer]:
     Only tensors that are not contiguous, or not in main memory, are copied.
 
     Raises:
-        ValueError: If a dtype, a name or a number is not allowed, or there are too many names
-            or dimensions.
+        ValueError: If a dtype, a name or a number is not allowed, there are too many tensors or
+            dimensions, or the header is too long.
 
     >>> import torch
     >>> [len(part) for part in encode(Message("params", 3, {"params": torch.zeros(10)}))]
@@ -85,7 +85,7 @@ def decode(data: Buffer) -> Message:
     The tensors are views of `data` if it is writable, and otherwise of one copy.
 
     Raises:
-        ValueError: If `data` is anything else.
+        ValueError: If `data` is not an encoded message.
 
     >>> import torch
     >>> parts = encode(Message("push", 3, {"params": torch.ones(2)}, {"weight": 0.5}))
@@ -98,7 +98,7 @@ def decode(data: Buffer) -> Message:
         view = memoryview(bytearray(view))
     try:
         return _parse(view)
-    # Deeply nested JSON raises the second one.
+    # Deeply nested JSON raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{len(view)} bytes are not a message: {error}; expected the safetensors format "

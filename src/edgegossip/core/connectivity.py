@@ -44,7 +44,7 @@ def require_connected(topology: Graph) -> None:
 
 
 def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
-    """Worker 0 and all workers that it reaches through `neighbors`, directly or not."""
+    """Worker 0 and all workers that it reaches through `neighbors`, directly or indirectly."""
     reached, frontier = {0}, [0]
     while frontier and len(reached) < topology.num_workers:
         rank = frontier.pop()
@@ -60,7 +60,8 @@ def longest_lead(topology: Graph) -> int:
     """Maximum number of rounds that a worker can be ahead of a present neighbor.
 
     All workers wait for the messages of their in-neighbors in each round. `flooding_time`
-    rounds after a worker has sent, every worker has waited for its message, directly or not.
+    rounds after a worker has sent, every worker has waited for its message, directly or
+    indirectly.
 
     >>> from edgegossip.core.topology import directed_ring, ring
     >>> longest_lead(ring(8)), longest_lead(directed_ring(8))

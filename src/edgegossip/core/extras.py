@@ -16,7 +16,7 @@ def require_extra(what: str, package: str, extra: str | None = None) -> None:
         extra: Name of the extra; by default that of the package.
 
     Raises:
-        UsageError: If it is missing.
+        UsageError: If the package is missing.
     """
     if importlib.util.find_spec(package) is None:
         raise UsageError(

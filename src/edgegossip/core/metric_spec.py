@@ -54,11 +54,11 @@ class MetricSpec:
         return value >= target if self.higher_is_better else value <= target
 
     def best(self, values: Iterable[float]) -> float:
-        """The best value; NaN only if there is no other."""
+        """The best value; NaN only if there is no other value."""
         return self._extreme(values, self.higher_is_better)
 
     def worst(self, values: Iterable[float]) -> float:
-        """The worst value; NaN only if there is no other."""
+        """The worst value; NaN only if there is no other value."""
         return self._extreme(values, not self.higher_is_better)
 
     def shortfall(self, value: float, reference: float) -> float:
@@ -70,7 +70,7 @@ class MetricSpec:
         return reference - value if self.higher_is_better else value - reference
 
     def easier(self, value: float, gap: float) -> float:
-        """A target that is easier than `value`, by `gap` for shares, or else by `gap * value`.
+        """A target easier than `value`, by `gap` for shares, or else by `gap * abs(value)`.
 
         >>> ACCURACY.easier(0.9, 0.25)
         0.65

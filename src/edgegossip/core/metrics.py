@@ -31,7 +31,7 @@ def consensus_distance(params: Tensor) -> float:
 
 
 def staleness(receiver_round: int, message_round: int) -> int:
-    """Age of a message for its receiver, in rounds; 0 if the sender is ahead.
+    """Staleness of a message for its receiver, in rounds; 0 if the sender is ahead.
 
     >>> staleness(receiver_round=7, message_round=5), staleness(5, 7)
     (2, 0)

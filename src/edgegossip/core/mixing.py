@@ -145,7 +145,7 @@ def mixing_matrix(topology: Topology, rule: MixingRule, round: int = 0) -> Tenso
 
 
 def spectral_gap(*matrices: Tensor) -> float:
-    r"""The speed at which mixing makes workers agree, per round, in [0, 1]; 1 means at once.
+    r"""Speed per round at which mixing makes workers agree, in [0, 1]; 1 means at once.
 
     For one matrix this is :math:`1 - |\lambda_2|`, where :math:`\lambda_2` is the eigenvalue of
     second largest modulus. For matrices used in sequence, it is computed from their product

@@ -26,13 +26,13 @@ class Observer(Protocol):
         num_bytes: int,
         uplink: tuple[Seconds, Seconds],
     ) -> None:
-        """A message was handed over; the uplink carries it during `uplink`."""
+        """Worker `rank` handed over a message; the uplink carries it during `uplink`."""
         return
 
     def received(
         self, now: Seconds, rank: Rank, sender: Rank, message: Message, staleness: int
     ) -> None:
-        """A message arrived, `staleness` rounds old."""
+        """A message arrived at worker `rank`, `staleness` rounds old."""
         return
 
     def lost(

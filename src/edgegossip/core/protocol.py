@@ -33,7 +33,8 @@ class Message:
 
     Attributes:
         kind: Purpose of the message, in the algorithm's own words ("params", "commit").
-        round: The sender's round when it was sent, or another count of the algorithm.
+        round: The sender's round at the time of sending, or another count that the algorithm
+            keeps.
         payload: Named tensors; may be empty.
         numbers: Named numbers, `int` or `float`; may be empty.
     """
@@ -64,7 +65,7 @@ class Epochs:
     """A pass over the worker's data, or a share of one.
 
     Attributes:
-        share: Share of the pass, in (0, 1], rounded up to batches.
+        share: Share of the pass, in (0, 1], rounded up to whole batches.
     """
 
     share: float = 1.0
@@ -96,7 +97,7 @@ class Layout:
     num_trained: int
 
     def with_statistics(self, params: Tensor, measured: Tensor) -> Tensor:
-        """Replace the running statistics in `params` by those of `measured`, both [num_params].
+        """Take the running statistics of `params` from `measured`, both [num_params].
 
         >>> import torch
         >>> Layout(num_trained=2).with_statistics(torch.zeros(3), torch.ones(3))
@@ -112,8 +113,8 @@ class Layout:
 Work: TypeAlias = Steps | Epochs
 
 
-# Events happen to a worker. Drivers make one object per event and nobody changes it. They are
-# not `frozen`, because that makes them four times slower to build.
+# Events happen to a worker. Drivers make one object per event, and nothing changes it. Events
+# are not `frozen`, because frozen dataclasses take four times as long to build.
 
 
 @dataclass(slots=True)
@@ -121,9 +122,9 @@ class Started:
     """The worker has its initial parameters and may act.
 
     Attributes:
-        has_rejoined: The worker was lost and has no other memory.
+        has_rejoined: The worker was lost and returns with a new state.
         num_samples: Training samples of the worker; 0 if its role has no data.
-        epoch_cost: Cost of a pass over them, including the choice of samples; see
+        epoch_cost: Cost of a pass over these samples, including their selection; see
             `Trained.cost`.
         layout: Layout of parameter vectors; None if all entries are trained.
     """
@@ -145,9 +146,9 @@ class Trained:
         num_steps: Number of SGD steps; 0 if training was skipped.
         seconds: Duration on the clock of `now`.
         loss: Mean training loss over the steps.
-        outputs: Tensors that layers of a split model produce for others; empty for a whole
-            model.
-        cost: Cost in training samples: `num_samples` plus the cost of choosing them.
+        outputs: Tensors that layers of a split model produce for other workers; empty for a
+            whole model.
+        cost: Cost in training samples: `num_samples` plus the cost of choosing the samples.
         metrics: The trainer's other measurements, by name.
         has_gone_back: The initial parameters were unsound, probably because of other workers'
             messages. Nothing was trained: `params` and `before` are the last sound parameters.
@@ -174,7 +175,7 @@ class Trained:
 
     @property
     def is_skipped(self) -> bool:
-        """Nothing was trained."""
+        """Whether training was skipped."""
         return self.num_steps == 0
 
     @property
@@ -240,7 +241,7 @@ class WorkerLost:
 
 @dataclass(slots=True)
 class WorkerJoined:
-    """Worker `rank` is back, or new; unless it `has_restarted`, only the path to it was cut."""
+    """Worker `rank` is new or back; back without `has_restarted`, it was only unreachable."""
 
     rank: Rank
     has_restarted: bool = False
@@ -277,11 +278,11 @@ class Train:
             pass over all data.
         begins_pass: Whether `Epochs` begin a new pass or continue the current one. `Steps`
             always continue.
-        batch_ratio: Size of each batch relative to the trainer's own, above 0; the batch is
-            rounded and has at least one sample.
+        batch_ratio: Size of each batch relative to the trainer's own, above 0; the size is
+            rounded, to at least one sample.
         rate_ratio: Learning rate relative to the trainer's schedule, above 0.
-        momentum: Momentum of the trainer's optimizer for this work, in [0, 1); None keeps its
-            own.
+        momentum: Momentum of the trainer's optimizer for this work, in [0, 1); None keeps the
+            optimizer's own.
         inputs: Tensors that layers of a split model train on (activations, gradients); empty
             for a trainer that draws its own batches.
 
@@ -307,7 +308,7 @@ class Train:
             and 0 < self.rate_ratio < math.inf
             and (momentum is None or 0 <= momentum < 1)
         ):
-            self._reject()  # apart, because there is a `Train` for each few events of a run
+            self._reject()  # separate, because every few events build a `Train`
 
     def _reject(self) -> None:
         _require_ratio("keep_ratio", self.keep_ratio)
@@ -352,7 +353,7 @@ class Send:
 
 @dataclass(slots=True)
 class SetTimer:
-    """Send `TimerFired(name)` at `at`, replacing earlier settings; inf cancels."""
+    """Report `TimerFired(name)` at time `at`, replacing any earlier setting; inf cancels."""
 
     name: str
     at: Seconds
@@ -379,7 +380,8 @@ class Note:
         numbers: Numbers by name, at most `MAX_NOTED`.
 
     Raises:
-        ValueError: If there are more numbers, or a name is longer than 40 characters.
+        ValueError: If there are more than `MAX_NOTED` numbers, or a name is longer than 40
+            characters.
     """
 
     kind: str
@@ -404,8 +406,8 @@ Effect: TypeAlias = Train | Evaluate | Predict | Assign | Send | SetTimer | Fini
 class Role:
     """Role of a rank in a run.
 
-    If the ranks of a role share its vector, drivers average each slice over its ranks and join
-    the slices. `Algorithm.init` gets the whole vector.
+    If the ranks of a role share one parameter vector, drivers average each slice over the ranks
+    that hold it and join the slices. `Algorithm.init` gets the whole vector.
 
     Attributes:
         name: Name such as "worker", "server" or "stage-0"; it also selects the model that a
@@ -416,7 +418,8 @@ class Role:
             a model, the task joins them.
         slice_index: Index, from 0, of the rank's estimate among the slices of the role's
             parameters.
-        num_slices: Number of these contiguous slices; their sizes differ by at most one entry.
+        num_slices: Number of the role's contiguous slices; their sizes differ by at most one
+            entry.
     """
 
     name: str
@@ -448,7 +451,7 @@ class WorkerState:
     """State of a worker with the fields that every driver reads; algorithms add their own.
 
     A state is a dataclass. Its fields are numbers, strings, tensors, dataclasses, and lists,
-    tuples and dicts of them, so that it can be copied, saved and resumed at any event.
+    tuples and dicts of these, so that a state can be copied, saved and resumed at any event.
 
     Attributes:
         rank: Rank of the worker.
@@ -467,9 +470,10 @@ class WorkerState:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the estimate is currently evaluated, if its `Role` allows it.
+        """Whether the estimate currently counts in evaluations, if the rank's `Role` allows it.
 
-        Standby servers, for example, count one at a time. If no state says so, all count.
+        Among a server and its standbys, for example, one counts at a time. If none does, all
+        count.
         """
         return True
 

@@ -16,7 +16,7 @@ def check_ranges(owner: object, **words: str) -> None:
     """Check attributes of `owner` against their ranges; see `check_range`.
 
     Raises:
-        ValueError: If one is out of range.
+        ValueError: If an attribute is out of range.
     """
     for name, allowed in words.items():
         check_range(name, getattr(owner, name), allowed)
@@ -26,7 +26,7 @@ def check_counts(owner: object, *names: str) -> None:
     """Check that these attributes of `owner` are whole numbers or None.
 
     Raises:
-        ValueError: If one is anything else, such as 1e6 or True.
+        ValueError: If an attribute is anything else, such as 1e6 or True.
     """
     for name in names:
         value = getattr(owner, name)
@@ -38,7 +38,7 @@ def check_choices(owner: object, **allowed: Sequence[str]) -> None:
     """Check that attributes of `owner` are among the allowed words.
 
     Raises:
-        ValueError: If one is anything else.
+        ValueError: If an attribute is not an allowed word.
     """
     for name, words in allowed.items():
         if (given := getattr(owner, name)) not in words:
@@ -62,7 +62,7 @@ def check_range(name: str, value: float | None, words: str) -> None:
             finite" and "or None".
 
     Raises:
-        ValueError: If it is out of range.
+        ValueError: If `value` is out of range.
     """
     low, high = _limits(words)
     is_within = words.endswith(" or None") if value is None else low <= value <= high

@@ -1,4 +1,4 @@
-"""Descriptions of an algorithm's messages, so that a network can reject all others."""
+"""Descriptions of an algorithm's messages, so that a network can reject any other message."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class TensorSpec:
         """
         is_limited, size = self.minimum > -math.inf or self.maximum < math.inf, None
         if (is_limited or self.dtype.is_floating_point) and tensor.numel():
-            # A NaN is both extremes. (`isfinite().all()` takes fifteen times as long.)
+            # A NaN makes both extremes NaN. (`isfinite().all()` takes fifteen times as long.)
             low, high = (extreme.item() for extreme in tensor.aminmax())
             is_finite = math.isfinite(low) and math.isfinite(high)
             if not (is_finite and self.minimum <= low and high <= self.maximum):
@@ -124,13 +124,13 @@ class MessageSpec:
     """Description of all messages of a kind.
 
     It must state everything that `handle` assumes: an index out of range would otherwise end
-    the run of an honest worker. A network also rejects floats that are far larger than is usual
-    among workers. A tensor with its own limits is checked only against these, so give limits to
-    tensors whose scale differs from the parameters'.
+    the run of an honest worker. A network also rejects floats that are far larger than usual
+    among the workers. A tensor with its own limits is checked only against those limits, so
+    give limits to tensors whose scale differs from the parameters'.
 
     Args:
-        tensors: Required tensors of the payload, by name; an example tensor describes one like
-            it.
+        tensors: Required tensors of the payload, by name; an example tensor stands for its own
+            dtype and shape.
         optional: Optional tensors of the payload, by name.
         numbers: Limits of the required numbers, by name: a `range` of whole numbers, or the
             smallest and the largest number. Numbers are always finite.
@@ -139,8 +139,8 @@ class MessageSpec:
             for any. A worker that was cut off is behind by all the rounds it has missed. Rounds
             are never negative.
         is_passed_on: Tensors are named ``RANK.name``. Worker RANK wrote them in the message's
-            round, and the others relay them unchanged. A secured network adds ``RANK.seal``,
-            which is relayed with the rest.
+            round, and other workers relay them unchanged. A secured network adds ``RANK.seal``,
+            which is relayed with them.
 
     >>> relayed = {f"{rank}.x": TensorSpec(torch.float32, (2,)) for rank in range(3)}
     >>> len(MessageSpec(optional=relayed, is_passed_on=True).specs)
@@ -168,7 +168,7 @@ class MessageSpec:
             for name, each in self.tensors.items()
         }
         object.__setattr__(self, "tensors", like)
-        # Looked up for each message that arrives.
+        # Built once, because each message that arrives is checked against them.
         object.__setattr__(self, "specs", {**like, **self.optional})
         object.__setattr__(self, "_limits", {**self.numbers, **self.optional_numbers})
 
@@ -206,7 +206,7 @@ class MessageSpec:
     def inspect(
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> tuple[str | None, dict[str, float | None]]:
-        """Also return the `TensorSpec.magnitude` of each tensor, if no value is forbidden."""
+        """Return `bad_values`, and each tensor's `TensorSpec.magnitude` if there are none."""
         sizes: dict[str, float | None] = {}
         for name, tensor in payload.items():
             spec = self.specs[name]

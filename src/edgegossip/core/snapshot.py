@@ -26,8 +26,8 @@ def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     after `assemble`. Keys of dicts must be numbers, strings or tuples of these.
 
     Raises:
-        TypeError: If an item is neither a dataclass, list, tuple, dict, str, number, bool, None
-            nor a tensor.
+        TypeError: If an item is not a dataclass, list, tuple, dict, str, number, bool, None or
+            tensor.
 
     >>> import torch
     >>> plain, tensors = dismantle({"x": (torch.ones(2), 3)})

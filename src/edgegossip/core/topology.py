@@ -1,8 +1,8 @@
 """Topologies: the workers that a worker sends to and receives from, in each round.
 
-One of the functions below, such as `ring(8)`, makes each topology. Undirected and directed,
+Each topology comes from one of the functions below, such as `ring(8)`. Undirected and directed,
 static and varying graphs all have the same two methods, `out_neighbors(rank, round)` and
-`in_neighbors(rank, round)`. `edgegossip.core.mixing` has the weights of mixing.
+`in_neighbors(rank, round)`. `edgegossip.core.mixing` computes the mixing weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgegossip.core.randomness import generator
 from edgegossip.core.ranges import check_ranges
 
 Edge: TypeAlias = tuple[int, int]
-"""(i, j): an edge from worker i to worker j; in an undirected topology also back."""
+"""(i, j): an edge from worker i to worker j; in an undirected topology, also from j to i."""
 
 NeighborLists: TypeAlias = tuple[tuple[int, ...], ...]
 """The neighbors of each rank, ascending."""
@@ -90,7 +90,7 @@ class ListedTopology(Topology):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CompleteTopology(Topology):
-    """All ranks except one, computed on request.
+    """Every worker's neighbors are all other workers, computed on request.
 
     Storing the edges of 10,000 workers would take 800 MB.
     """
@@ -108,7 +108,7 @@ class CompleteTopology(Topology):
 
 
 def ring(num_workers: int) -> Topology:
-    """Each worker exchanges with its predecessor and its successor.
+    """Each worker exchanges messages with its predecessor and its successor.
 
     Two workers share one edge; a single worker has none.
 
@@ -120,7 +120,7 @@ def ring(num_workers: int) -> Topology:
 
 
 def torus(rows: int, columns: int) -> Topology:
-    """A grid that wraps around: up, down, left and right; rank = row * columns + column.
+    """A grid with wraparound in both directions; rank = row * columns + column.
 
     A side of length two has single edges, and a side of length one has none: ``torus(1, n)`` is
     a ring.
@@ -139,7 +139,7 @@ def torus(rows: int, columns: int) -> Topology:
 
 
 def star(num_workers: int) -> Topology:
-    """Worker 0 exchanges with all others, which exchange only with it.
+    """Worker 0 exchanges messages with all other workers, which have no other neighbor.
 
     >>> star(4).out_neighbors(0, round=0), star(4).out_neighbors(3, round=0)
     ((1, 2, 3), (0,))
@@ -149,7 +149,7 @@ def star(num_workers: int) -> Topology:
 
 
 def complete(num_workers: int) -> Topology:
-    """Every worker exchanges with every other.
+    """Every worker exchanges messages with every other worker.
 
     Neighbors are listed on request, in time proportional to their number.
 
@@ -183,9 +183,9 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
         ValueError: If there is no such graph.
 
     References:
-        Steger & Wormald, "Generating random regular graphs quickly", Combinatorics,
-        Probability and Computing 1999. Here stubs are joined in batches, as in NetworkX. For
-        more than half of all edges, the missing ones are drawn.
+        Steger & Wormald, "Generating random regular graphs quickly", Combinatorics, Probability
+        and Computing 1999. Here stubs are joined in batches, as in NetworkX. If the graph has
+        more than half of all possible edges, the missing edges are drawn instead.
 
     >>> random_regular(6, degree=3, seed=0).out_neighbors(0, round=0)
     (1, 4, 5)
@@ -214,7 +214,7 @@ def directed_ring(num_workers: int) -> Topology:
 
 
 def directed_exponential(num_workers: int) -> Topology:
-    """Each worker sends 1, 2, 4, ... ranks ahead, which needs few edges and has short paths.
+    """Each worker sends 1, 2, 4, ... ranks ahead: few edges, short paths.
 
     References:
         Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep
@@ -229,8 +229,8 @@ def directed_exponential(num_workers: int) -> Topology:
 def one_peer_exponential(num_workers: int) -> Topology:
     """In round k, each worker sends to one other, ``2 ** (k % period)`` ranks ahead.
 
-    The period is ``ceil(log2(num_workers))``. For a power of two, weights 1/2 average exactly
-    within one period, at the cost of one message per worker and round.
+    The period is ``ceil(log2(num_workers))``. If `num_workers` is a power of two, weights of
+    1/2 average exactly within one period, at the cost of one message per worker and round.
 
     References:
         Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -252,8 +252,8 @@ def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) 
         directed: Whether an edge leads from i to j only.
 
     Raises:
-        ValueError: If an edge leaves the graph, is a loop or a duplicate, or if some worker
-            cannot reach every other.
+        ValueError: If an edge names a rank out of range, is a loop or a duplicate, or if some
+            worker cannot reach every other.
 
     >>> path = from_edges(3, [(0, 1), (1, 2)])
     >>> path.out_neighbors(1, round=0)

@@ -67,7 +67,7 @@ class Trainer(Protocol):
         """
 
     def prepare(self, request: Train, progress: float) -> Prepared | None:
-        """Begin training that others may join; None for a trainer that always trains alone."""
+        """Begin training that other trainers may join; None if this one always trains alone."""
         return None
 
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
@@ -102,7 +102,7 @@ class Trainer(Protocol):
 class Prepared(Protocol):
     """Training that is about to run, alone or together with that of other trainers.
 
-    The result does not depend on the others.
+    The result does not depend on the other trainers' work.
     """
 
     @property
@@ -110,12 +110,12 @@ class Prepared(Protocol):
         """Equal for training that can run together."""
 
     def train_with(self, others: Sequence[Any]) -> list[Outcome]:
-        """Do this and other work of the same key; return all outcomes, this one's first."""
+        """Run together with `others` of the same key; return all outcomes, this one's first."""
 
 
 @dataclass(slots=True, eq=False)
 class TrainingResult:
-    """Result of `Trainer.train`: see `Trained`. `cost` None means `Trainer.cost`."""
+    """Result of `Trainer.train`: see `Trained`. A `cost` of None means `Trainer.cost`."""
 
     params: Tensor
     num_samples: int
@@ -141,4 +141,4 @@ class TrainingResult:
 
 
 Outcome: TypeAlias = TrainingResult | TrainingError
-"""The outcomes of several trainings done together; some may fail while others succeed."""
+"""Outcome of one of several trainings done together; some may fail while others succeed."""

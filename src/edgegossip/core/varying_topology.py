@@ -19,7 +19,8 @@ from edgegossip.core.topology import Edge, Topology, from_edges_by_round
 def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
     """In each round every worker sends to one random other worker and receives from one.
 
-    A round's edges are a permutation without fixed points; all are equally likely.
+    A round's edges are a permutation without fixed points; all such permutations are equally
+    likely.
 
     Args:
         num_workers: Number of workers; a single one has no neighbors.

@@ -24,11 +24,11 @@ class Activity:
     Attributes:
         training: Spans of training.
         sending: Spans of a busy uplink, often during training.
-        crashed: Spans after crashes.
+        crashed: Spans from crashes to recoveries, or to the end of the run.
         unfinished: Spans from the last log entry to a crash or an early end. Work that was cut
             off is not in the log, so training cannot be distinguished from waiting.
-        present: Spans from the start, or a return from a crash, to the end of the worker or the
-            run.
+        present: All time, outages included, except from a finish to a later crash or the end of
+            the run.
         shares: Share of the run's virtual time for each kind. Each moment counts as the first
             of these that applies: crashed, training, sending, unfinished, waiting, finished.
     """
@@ -42,7 +42,7 @@ class Activity:
 
 
 def described(shares: Mapping[str, float]) -> str:
-    r"""The shares as text: training always, others if they are at least half a percent.
+    r"""The shares as text: training always, other kinds if at least half a percent.
 
     >>> described({"crashed": 0.0, "training": 0.25, "sending": 0.05, "waiting": 0.7})
     'training 25\xa0%, sending only 5\xa0%, waiting 70\xa0%'
@@ -63,7 +63,7 @@ def described(shares: Mapping[str, float]) -> str:
 
 
 def mean_shares(workers: Sequence[Activity]) -> dict[str, float]:
-    """Each kind's share of time, averaged over the workers, at least one."""
+    """Each kind's share of time, averaged over one or more workers."""
     kinds = workers[0].shares
     return {
         kind: sum(worker.shares[kind] for worker in workers) / len(workers) for kind in kinds

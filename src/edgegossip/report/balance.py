@@ -10,7 +10,7 @@ MAX_NAMED = 8
 
 
 def kept_shares(run: Run) -> list[float] | None:
-    """Mean share of its data that each worker trained on in a round.
+    """Mean share of its data on which each worker trained per round.
 
     None if the run was not balanced, or if a worker has not finished a round.
     """

@@ -28,7 +28,7 @@ from edgegossip.report.units import NO_BREAK, listing, written
 
 WIDTH, HEIGHT = 9.6, 3.7
 LEGEND_WIDTH = 130
-"""Width in letters, including 8 for the line before each name."""
+"""Width in characters, including 8 for the line before each name."""
 GREY = ("epoch-gossip", "stochastic-gradient-push", "paper")
 """Reference runs, which are drawn in gray as in every report."""
 
@@ -64,7 +64,7 @@ def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     >>> series_colors([{"series": [{"name": "epoch-gossip"}, {"name": "random"}]}])
     {'epoch-gossip': '#5b6470', 'random': '#0072b2'}
     """
-    # The rows of a map have the colours of its scale.
+    # The rows of a map have the colors of its scale.
     coloured = [panel for panel in panels if panel.get("kind") != "map"]
     names = list(dict.fromkeys(each["name"] for panel in coloured for each in panel["series"]))
     free = iter([*RUN_COLORS, SENDING, INK] * len(names))
@@ -87,7 +87,7 @@ def line_styles(colors: Mapping[str, str]) -> dict[str, str]:
 
 
 def _draw_legend(canvas: Figure, colors: Mapping[str, str]) -> None:
-    """Name the series of all panels once; the title names a single series."""
+    """Name the series of all panels once; a panel's title names a single series."""
     handles: dict[str, Any] = {}
     for axes in canvas.axes:
         found, labels = axes.get_legend_handles_labels()
@@ -132,7 +132,7 @@ class _Written(LogFormatter):
         self._unit = unit
 
     def __call__(self, value: float, place: int | None = None) -> str:
-        # It leaves out labels that would stand too close.
+        # The base class returns no text for labels that would be too close together.
         return _tick(value, self._unit) if super().__call__(value, place) else ""
 
 
@@ -143,7 +143,7 @@ def _write_powers(axis: Axis, unit: str) -> None:
 
 
 def _tick(value: float, unit: str) -> str:
-    # Two decimals of percentage points are for tables.
+    # Only tables show percentage points with two decimals.
     return f"{100 * value:g}{NO_BREAK}pp" if unit == "points" else written(value, unit)
 
 
@@ -154,7 +154,7 @@ def _draw_lines(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str])
         style, width = ("--", 1.2) if each["is_mark"] else (styles[each["name"]], 1.8)
         axes.plot(each["x"], each["y"], style, color=color, label=each["name"], linewidth=width)
         axes.plot(each["x"][-1:], each["y"][-1:], "o", color=color, markersize=4)
-    # Studies of before had no other scale than this one.
+    # Older studies had only this scale.
     unit = panel.get("x_unit", "number")
     if panel.get("is_x_log", False):
         axes.set_xscale("log")

@@ -30,21 +30,22 @@ _MARK = "library_name: edgegossip"
 
 
 def export(run: Path, out: Path | None = None, *, only: str | None = None) -> Path:
-    """Write `model.safetensors`, `config.json` and a model card, `README.md`, of a run.
+    """Write a run's `model.safetensors`, `config.json` and model card (`README.md`).
 
-    The card has the run's numbers, as text and as metadata that the Hugging Face hub reads, and
-    its figures.
+    The card contains the run's numbers, as text and as metadata that the Hugging Face hub
+    reads, and its figures.
 
     Args:
         run: Folder of a run, simulated or gathered, or of a comparison.
-        out: Folder to write; None for `export` in the run's own.
-        only: Run of a comparison to export.
+        out: Folder to write; None for `export` in the run's own folder.
+        only: Run to export if `run` is the folder of a comparison.
 
     Returns:
-        The folder.
+        The written folder.
 
     Raises:
-        UsageError: If `only` is missing for a comparison, or names none of its runs.
+        UsageError: If `only` is missing for a comparison, names none of its runs, or is given
+            for a single run.
         RunFolderError: If `run` holds no run or no model, a file in it is damaged, or `out` has
             a README.md of other origin or cannot be written.
     """
@@ -182,7 +183,7 @@ def _card(data: ReportData, tensors: Mapping[str, Tensor], pictures: list[Pictur
 
 
 def _plain(text: object) -> str:
-    """Text that Markdown shows as it is, in one line.
+    """Text that Markdown shows literally, on one line.
 
     >>> _plain("a|b <i>")
     'a&#124;b &#60;i&#62;'

@@ -32,7 +32,7 @@ LOG_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of the horizontal axis; in texts, {metric} names the vertical axis."""
+    """Quantity of the horizontal axis; {metric} in its caption stands for the vertical one."""
 
     name: str
     words: str
@@ -190,7 +190,7 @@ LABEL_WIDTH, LABEL_HEIGHT = 0.16, 0.065
 
 
 def label_target(axes: Axes, target: float, metric: MetricSpec) -> Annotation:
-    """Name the target's line at the end, and on the side, that the fewest curves cross."""
+    """Label the target's line at the end and on the side that the fewest curves cross."""
     to_axes = axes.transData + axes.transAxes.inverted()
     height = float(to_axes.transform((axes.get_xlim()[1], target))[1])
     curves = [
@@ -224,13 +224,13 @@ def label_target(axes: Axes, target: float, metric: MetricSpec) -> Annotation:
 def _vertical(
     metric: MetricSpec, curves: Sequence[Sequence[float]], target: float | None
 ) -> tuple[float, float]:
-    """Ends of the vertical axis; a falling curve is treated as a rising one upside down."""
+    """Limits of the vertical axis, computed from negated values if lower is better."""
     sign = 1 if metric.higher_is_better else -1
     curves = [[sign * value for value in curve] for curve in curves]
     known = [*itertools.chain(*curves), *([] if target is None else [sign * target])]
     low, high = max(min(known), _risen(curves)), max(known)
     spread = max(high - low, 0.02 if metric.is_share else 1e-6 * abs(high) or 1e-6)
-    # A flat curve gets as high a scale, or its labels would be alike.
+    # Even a flat curve gets a scale of some height, or its labels would be equal.
     low, high = high - 1.05 * spread, high + 0.08 * spread
     if not metric.higher_is_better:
         low, high = -high, -low
@@ -292,7 +292,7 @@ def write_name(
 def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     """Move heights in [0, 1] apart until neighbors are `gap` from each other.
 
-    If there are too many, the gap shrinks. The order from low to high is kept.
+    If there are too many heights, the gap shrinks. The order from low to high is kept.
 
     >>> [round(height, 2) for height in spread_out([0.9, 0.2, 0.95], gap=0.1)]
     [0.9, 0.2, 1.0]

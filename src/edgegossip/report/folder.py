@@ -22,7 +22,7 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """The numbers of one run; None if unknown or not reached. Values are of its metric."""
+    """The numbers of one run; None if unknown or not reached. Values are in its metric."""
 
     final_value: float | None = None
     best_value: float | None = None
@@ -41,7 +41,7 @@ class Summary:
 
 
 def summary_keys(metric: MetricSpec) -> dict[str, str]:
-    """Names in `summary.json` of those fields of `Summary` that depend on the metric."""
+    """Names in `summary.json` of the fields of `Summary` that depend on the metric."""
     worst = "min" if metric.higher_is_better else "max"
     return {
         "final_value": f"final_{metric.key}",
@@ -57,8 +57,8 @@ class Run:
 
     Attributes:
         name: Name of the run.
-        log: Its events.
-        summary: Its numbers.
+        log: Events of the run.
+        summary: Numbers of the run.
         workers: Use of time by each rank; empty if no virtual time passed.
     """
 
@@ -202,7 +202,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 def _summary(
     path: Path, log: RunLog, target: float | None, given: Mapping[str, Any]
 ) -> Summary:
-    """Use the given numbers, and compute those missing from the events."""
+    """Use the given numbers, and compute the missing ones from the events."""
     numbers = _from_events(log, target)
     keys = summary_keys(log.metric)
     for field in fields(Summary):

@@ -36,12 +36,12 @@ def draw_map(axes: Axes, panel: Mapping[str, Any]) -> None:
         _draw_cells(axes, x_edges, y_edges, values, panel["y_unit"])
     axes.set_xscale("log")
     axes.set_yscale("log")
-    # Before marks are drawn, which may lead beyond the cells.
+    # Set before marks are drawn, because they may extend beyond the cells.
     axes.set_xlim(x_edges[0], x_edges[-1])
     axes.set_ylim(y_edges[0], y_edges[-1])
     for each in panel["series"]:
         if each["is_mark"]:
-            axes.plot(each["x"], each["y"], color="white", linewidth=4)  # tells it from cells
+            axes.plot(each["x"], each["y"], color="white", linewidth=4)  # outline
             axes.plot(each["x"], each["y"], color=INK, label=each["name"], linewidth=1.8)
     axes.set_xticks(x, [number(each) for each in x])
     axes.set_yticks(y, [number(each) for each in y])

@@ -22,7 +22,7 @@ MAX_ROWS = 12
 """Maximum number of runs on the screen; the newest ones stay."""
 
 METRIC = "metric"
-"""Title of the column if metrics differ; otherwise, the metric's name is used."""
+"""Column title if the runs' metrics differ; otherwise, the metric's name is used."""
 COLUMNS = ("run", "done", "time", "epochs", METRIC, "sent", "commits", "samples/s", "left")
 
 
@@ -65,7 +65,7 @@ class LiveView:
         self._line_seconds = line_seconds
         self._last_line = -line_seconds
         self._statuses: dict[str, Status] = {}
-        self._roles = ""  # as they were said last
+        self._roles = ""  # as printed last
         is_terminal = self._console.is_terminal
         self._live = Live(console=self._console, transient=True) if is_terminal else None
 
@@ -98,7 +98,7 @@ class LiveView:
         )
         rows = zip(*map(cells, shown), strict=True)
         columns = [(name, row) for name, row in zip(titles(shown), rows, strict=True)]
-        # Only where there is a server are there commits.
+        # Runs without a server have no commits.
         kept = [each for each in columns if each[0] != "commits" or any(each[1])]
         for name, _ in kept:
             table.add_column(name, justify="left" if name == "run" else "right")

@@ -69,13 +69,14 @@ class WorkerLog:
         crashes: Times of crashes.
         recoveries: Times of returns after a crash.
         rests: Spans from a finish to a later crash.
-        finished: Time at which it finished; None if it has not, or not since a crash.
+        finished: Time at which the worker finished; None if it has not finished, or not since a
+            crash.
         commits: Times of commits to a server.
         num_samples: Total samples processed.
         num_steps: Total steps taken.
-        num_rounds: Number of rounds in which it sent parameters; 0 for algorithms without
-            rounds.
-        round_samples: Samples processed in those rounds.
+        num_rounds: Number of rounds in which the worker sent parameters; 0 for algorithms
+            without rounds.
+        round_samples: Samples processed in these rounds.
     """
 
     training: list[Span] = field(default_factory=list)
@@ -173,7 +174,7 @@ class RunLog:
 
         Raises:
             LookupError: If a field is missing; the log is then unchanged.
-            TypeError: If a field is of another type.
+            TypeError: If a field has the wrong type.
             ValueError: If a number is out of range.
         """
         now, ended = _seconds(event, "time"), None
@@ -212,7 +213,7 @@ class RunLog:
                 wall_seconds = _seconds(event, "wall_seconds")
                 ended = Ended(event["reason"], event["error"], wall_seconds)
         self.duration = max(self.duration, now)
-        # Only the last line says how it ended: an interrupted run may have gone on later.
+        # Only the last line says how the run ended: an interrupted run may have been resumed.
         self.ended = ended
 
     @property

@@ -49,8 +49,8 @@ DRAWING_ERRORS = (
     ValueError,
     TemplateError,
 )
-"""Errors that drawing invalid values raises."""
-# A topology may carry all its edges: enough to recognize it, not enough to bury the page.
+"""Errors that drawing invalid values can raise."""
+# A topology may list all its edges; this many characters identify it without filling the page.
 MAX_SETTING = 160
 
 
@@ -184,7 +184,7 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def platform_groups(run: Run) -> list[PlatformGroup]:
-    """Group the workers of a run."""
+    """Group the workers of a run by role and platform."""
     groups: dict[tuple[str, str], list[int]] = {}
     platforms, roles = run.log.header["platforms"], run.log.roles
     for rank, platform in enumerate(platforms):

@@ -48,7 +48,7 @@ def notices(folder: ReportData) -> list[str]:
 
 
 def faults(folder: ReportData) -> list[str]:
-    """Describe crashes and lost messages, with one sentence for equal faults."""
+    """Describe crashes and lost messages, in one sentence for all runs with equal faults."""
     told: dict[str, list[str]] = {}
     for run in folder.runs:
         sentence = _faults(run)
@@ -208,7 +208,7 @@ def _times_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _head_start(folder: ReportData) -> float | None:
-    """The baseline's time to the target over the fastest run's; None if undefined."""
+    """The baseline's time to the target divided by the fastest run's; None if undefined."""
     reached = _times_to_target(folder)
     if folder.baseline is None or folder.baseline not in reached:
         return None
@@ -251,7 +251,7 @@ def _data_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _traffic(folder: ReportData) -> str:
-    """Compare the data sent to reach the same target; results of whole runs differ."""
+    """Compare the data sent to reach the same target, because whole runs end differently."""
     sent = _data_to_target(folder)
     if len(sent) < 2:
         return ""

@@ -23,14 +23,15 @@ class CommitRow:
 
     Attributes:
         run: Run of the row.
-        servers: Ranks of the servers, in words; empty if no role names one.
+        servers: Ranks of the servers, in words; empty if no rank has a server's role.
         total: Commits of all workers.
         least: Commits of the worker with the fewest commits.
         most: Commits of the worker with the most commits.
         seconds: Mean seconds between two commits of a worker; None without commits.
         num_steps: Steps between two commits; None without commits.
         explicit_momentum: Momentum of the workers' optimizer; None if unknown.
-        implicit_momentum: Its median over the windows of a search; None without notes.
+        implicit_momentum: Median implicit momentum over the windows of a search; None without
+            notes.
     """
 
     run: Run
@@ -95,14 +96,14 @@ def explicit_momentum(run: Run) -> float | None:
 
 
 def windows(run: Run) -> list[Noted]:
-    """Those windows of a search for the commit rate that can be drawn."""
+    """The windows of a search for the commit rate that can be drawn."""
     notes = [note for note in run.log.notes if note.kind == SEARCH]
     return [note for note in notes if {"window", "rate"} <= {*note.numbers}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """One search for the commit rate, from its beginning to the next.
+    """One search for the commit rate, up to the beginning of the next.
 
     Attributes:
         rewards: The rates that were tried and their rewards, in order.
@@ -121,7 +122,7 @@ def searches(notes: Sequence[Noted]) -> list[Search]:
 
 def _search(notes: Sequence[Noted]) -> Search:
     tried = [each.numbers for each in notes if "reward" in each.numbers]
-    # A window without a reward searches no more: its rate is what was found.
+    # A window without a reward comes after the search: its rate is the one found.
     last = notes[-1].numbers
     return Search(
         rewards=[(each["rate"], each["reward"]) for each in tried],

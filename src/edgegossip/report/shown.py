@@ -11,7 +11,7 @@ from edgegossip.report.page import write_report
 
 
 class Report:
-    """Draws the report of a run or a comparison; as the output of a cell, a notebook shows it.
+    """Draws the report of a run or a comparison; a notebook shows it as the output of a cell.
 
     Args:
         run: Results of a run, or the folder of a run or a comparison.

@@ -219,7 +219,7 @@ def _draw_queues(run: Run, panel: Sequence[Axes], palette: Palette) -> None:
     below.set_ylabel("batches from below")
     above.set_ylabel("batches unanswered")
     for axes in panel:
-        # A queue that is empty all the time has an axis with room.
+        # Even a queue that is always empty gets an axis of some height.
         axes.set_ylim(0, max(1.0, axes.dataLim.y1) * 1.08)
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
@@ -229,7 +229,7 @@ def _draw_queue(
 ) -> None:
     if not notes:
         return
-    color, width = palette[stage], max(1.2, 3.0 - 0.7 * stage)  # equal ones are seen, too
+    color, width = palette[stage], max(1.2, 3.0 - 0.7 * stage)  # equal ones stay visible
     times = _chunks([note.time for note in notes], NUM_POINTS, np.max)
     lengths = _chunks([note.numbers[name] for note in notes], NUM_POINTS, np.mean)
     [thin] = axes.plot(times, lengths, color=color, linewidth=0.7, alpha=0.7)
@@ -243,7 +243,7 @@ def _draw_queue(
 def _chunks(
     values: Sequence[float], most: int, joined: Callable[[NDArray[np.float64]], float]
 ) -> NDArray[np.float64]:
-    """Cut the numbers into at most `most` chunks of about equal length."""
+    """Cut `values` into at most `most` chunks of about equal length, and join each chunk."""
     chunks = np.array_split(np.array(values), min(most, len(values)))
     return np.array([joined(chunk) for chunk in chunks])
 

@@ -56,7 +56,7 @@ def stage_rows(folder: ReportData) -> list[StageRow]:
 
 
 def stage_sentence(run: Run) -> str:
-    """Describe the busiest stage and those that wait; empty without stages."""
+    """Describe the busiest and the longest waiting stage; empty if fewer than two worked."""
     rows = [_row(run, stage) for stage in run.log.stages]
     known = [(row.worked, row.waited or 0.0, row.stage) for row in rows if row.worked]
     if len(known) < 2:
@@ -76,7 +76,7 @@ def stage_notes(run: Run, rank: Rank, *names: str) -> list[Noted]:
 
 
 def steady_state(run: Run) -> Span:
-    """The span from the last stage's first training to the first stage's last training.
+    """The span from the time when all stages have begun to train to the time when one stops.
 
     If this span is empty, the whole run is returned.
     """
@@ -147,7 +147,7 @@ def _sum(run: Run, ranks: Iterable[Rank], name: str) -> float | None:
     if not any(counts):
         return None
     return sum(
-        # One that has restarted counts from 0 again.
+        # A rank that has restarted counts from 0 again.
         after if after < before else after - before
         for found in counts
         for before, after in zip([0.0, *found], found, strict=False)
@@ -162,7 +162,7 @@ def worked_shares(workers: Sequence[Activity], edges: Spans) -> Spans:
         edges: Increasing times, [num_edges].
 
     Returns:
-        [num_edges - 1].
+        Shares, [num_edges - 1].
     """
     covered = np.zeros(len(edges))
     for worker in workers:

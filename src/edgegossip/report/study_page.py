@@ -68,7 +68,8 @@ def _require_drawable(figures: Sequence[Mapping[str, Any]]) -> None:
     """Validate the names and the size of figures.
 
     Raises:
-        ValueError: If one is invalid. Values that are not figures at all raise other errors.
+        ValueError: If a figure is invalid. Values that are not figures at all raise other
+            errors.
     """
     for figure in figures:
         if not re.fullmatch(r"\w[\w.-]{,99}", figure["name"], re.ASCII):

@@ -11,7 +11,7 @@ UNKNOWN = "\u2013"
 
 
 def number(value: float | None) -> str:
-    """Format a number with three significant digits and separated thousands.
+    """Format a number: three significant digits below 100, whole with commas from 100 on.
 
     >>> number(12.345), number(1437), number(0.5), number(None) == UNKNOWN
     ('12.3', '1,437', '0.5', True)
@@ -42,7 +42,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def metric_value(value: float | None, metric: MetricSpec, digits: int = 1) -> str:
-    """A value of a metric: a share as percent, others with four digits and their unit.
+    """Format a metric's value: a share as percent, other values with four digits and a unit.
 
     >>> error = MetricSpec(name="mean error", unit="years", higher_is_better=False)
     >>> metric_value(1.23456, error).split()
@@ -57,7 +57,7 @@ def metric_value(value: float | None, metric: MetricSpec, digits: int = 1) -> st
 
 
 def named_value(value: float | None, metric: MetricSpec) -> str:
-    """A value of a metric with its name.
+    """Format a metric's value with its name.
 
     >>> named_value(2.5, MetricSpec(name="perplexity", higher_is_better=False))
     'perplexity 2.5'

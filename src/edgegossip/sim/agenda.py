@@ -14,13 +14,13 @@ Entry: TypeAlias = tuple[Seconds, Rank, Any]
 
 
 class Agenda:
-    """Entries in the order of their times; those of one time in the order of insertion.
+    """Entries ordered by time; entries with equal times, by insertion.
 
     The heap holds each time once and compares floats only. Equal platforms finish at equal
-    times, so it is often far smaller than the number of entries.
+    times, so the heap is often far smaller than the number of entries.
 
     Attributes:
-        times: Heap of the times that have entries; the first one is the next.
+        times: Heap of the times that have entries; the first is the next time.
         serial: Number of the next entry. Serials are never used twice, and also distinguish
             messages and settings of timers.
 
@@ -71,12 +71,12 @@ class Agenda:
             yield from entries if isinstance(entries, deque) else (entries,)
 
     def keep(self, is_kept: Callable[[Entry], bool]) -> None:
-        """Drop all entries but some."""
+        """Drop all entries except those that `is_kept` accepts."""
         self.load([entry for entry in self if is_kept(entry)], self.serial)
 
     def load(self, entries: list[Entry], serial: int) -> None:
-        """Replace all entries; `entries` are in order."""
-        # In place, because the loop holds the list.
+        """Replace all entries; `entries` must be in order."""
+        # In place, because the simulator's loop holds the list.
         self.times.clear()
         self._at.clear()
         for entry in entries:

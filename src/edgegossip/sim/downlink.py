@@ -15,8 +15,9 @@ class Downlink:
     """The waiting and the arriving bytes at a downlink.
 
     Bytes pass as soon as they have arrived and the downlink is free; earlier messages go first.
-    The downlink is never idle while bytes wait, so the last message ends when a real one would.
-    The others end later in reality, because TCP shares a downlink among the senders.
+    The downlink is never idle while bytes wait, so the last message ends when it would on a
+    real downlink. Earlier messages end later in reality, because TCP shares a downlink among
+    the senders.
 
     Attributes:
         now: Time up to which bytes are accounted for.
@@ -34,7 +35,8 @@ class Downlink:
     flows: list[tuple[Seconds, float]] = field(default_factory=list)
 
     def receive(self, now: Seconds, last: Seconds, num_bytes: int, bandwidth: float) -> Seconds:
-        """Begin a message whose bytes arrive from `now` to `last`; return when all have passed.
+        """Begin a message that arrives from `now` to `last`; return the time when it has
+        passed.
 
         Messages that begin later do not change that time. `bandwidth` is in bytes/s.
         """
@@ -57,7 +59,7 @@ class Downlink:
         self.flows = [flow for flow in self.flows if flow[0] > until]
 
     def _end(self, last: Seconds, bandwidth: float) -> Seconds:
-        """The time, not before `last`, at which nothing waits any longer."""
+        """The first time, not before `last`, at which no bytes wait."""
         now, waiting = self.now, self.waiting
         for end, surplus in self._spans(bandwidth):
             if now >= last and waiting + surplus * (end - now) <= 0:
@@ -67,7 +69,7 @@ class Downlink:
         return now + waiting / -surplus if waiting else now
 
     def _spans(self, bandwidth: float) -> Iterator[tuple[Seconds, float]]:
-        """Ends of spans with a constant rate of arrival, and its excess over the bandwidth."""
+        """Spans of constant arrival rate: the end of each, and its rate minus the bandwidth."""
         rates = [rate for _, rate in reversed(self.flows)]
         inflows = reversed([*accumulate(rates)])
         for (last, _), inflow in zip(self.flows, inflows, strict=True):

@@ -33,7 +33,7 @@ class Ready:
 
 @dataclass(slots=True, eq=False)
 class InTraining:
-    """Running work and its virtual end."""
+    """Running training, which ends at its time in the agenda."""
 
     start: Seconds
     began: Seconds  # later than `start` if the platform was busy
@@ -48,7 +48,7 @@ class InTraining:
 
 @dataclass(slots=True, eq=False)
 class Evaluating:
-    """A running evaluation of `params` and its virtual end."""
+    """A running evaluation of `params`, which ends at its time in the agenda."""
 
     params: Tensor
 
@@ -67,7 +67,7 @@ class Delivery:
         first: Arrival of the first byte at the receiver's downlink.
         last: Arrival of the last byte there; unless the downlink is busy, the message is
             received then.
-        is_dropped: Whether the link loses it.
+        is_dropped: Whether the link loses the message.
         is_cut_off: Whether its sender crashed before the last byte left.
     """
 

@@ -1,4 +1,4 @@
-"""Evaluations that workers ask for."""
+"""Evaluations that workers request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakeEvaluator: TypeAlias = Callable[[Rank], Evaluates | None]
 
 @dataclass(frozen=True, slots=True)
 class FunctionEvaluator:
-    """A function that answers.
+    """An evaluator that calls a function.
 
     Args:
         measure: Returns loss and metrics of parameters.
@@ -43,7 +43,7 @@ class FunctionEvaluator:
 
 
 def nothing(rank: Rank) -> None:
-    """Find no answer."""
+    """Find no evaluator."""
 
 
 def same_for_all(

@@ -38,7 +38,7 @@ class Recover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """From `start` to `end`, nothing passes between the workers in `group` and the others.
+    """From `start` to `end`, nothing passes between the workers in `group` and all others.
 
     A message is lost if the partition separates its ends at any moment between the start of its
     transmission and its arrival.
@@ -70,7 +70,7 @@ class Drop:
 class Delay:
     """Messages take up to `seconds` longer (drawn uniformly) between `start` and `end`.
 
-    `sender` and `receiver` limit the fault as those of `Drop` do.
+    `sender` and `receiver` limit the fault as in `Drop`.
     """
 
     seconds: Seconds
@@ -90,11 +90,11 @@ Fault: TypeAlias = Crash | Recover | Partition | Drop | Delay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """The script of a run.
+    """The script of a run's faults.
 
     Args:
         script: Faults, in any order.
-        detection_time: Seconds until the others learn of a lost worker.
+        detection_time: Seconds until other workers learn that a worker is lost.
         seed: Seed for drops and delays.
 
     Raises:
@@ -154,7 +154,7 @@ class Faults:
         drop_probability: float = 0.0,
         detection_time: Seconds = 1.0,
     ) -> Faults:
-        """Make crashes at random times before `horizon`, with recoveries within half of it.
+        """Make crashes at random times before `horizon`, with recovery within `horizon / 2`.
 
         >>> faults = Faults.random(num_workers=4, horizon=10.0, seed=0, num_crashes=2)
         >>> [type(fault).__name__ for fault in faults.script]

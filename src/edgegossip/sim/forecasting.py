@@ -25,7 +25,8 @@ MakePredictor = Callable[[Rank], Predictor]
 class SimulatedMonitor(Watch):
     """Watches one platform and forecasts its throughput.
 
-    It reads its counters every full second; sensitivity and throttling are hidden from it.
+    It reads the platform's counters at every full second; sensitivity and throttling are hidden
+    from it.
 
     Args:
         platform: Watched platform.
@@ -46,8 +47,9 @@ def _whole_seconds(after: Seconds, until: Seconds) -> range:
 
 
 def default_predictor(platform: Platform) -> PerformancePredictor:
-    """Make a predictor without a profile; it forecasts the idle speed first, later the last
-    measured speed.
+    """Make a predictor without a profile.
+
+    It forecasts the idle speed first, and later the last measured speed.
     """
     return PerformancePredictor(platform.executors, seconds_alone=1 / platform.throughput)
 
@@ -90,10 +92,10 @@ def profile(
     contentions, seconds = [], []
     for number in range(num_samples):
         share = torch.rand(3, generator=random)
-        # Jobs often leave one of the three alone, and no load must be among the loads.
+        # Jobs often do not use one of the three resources, and one load must be empty.
         is_used = (torch.rand(3, generator=random) > 1 / 3) & (number > 0)
         cores, network, disk = (share * is_used).tolist()
-        # A gigabit link and a hard disk, filled.
+        # A saturated gigabit link and hard disk.
         contention = Contention(0.9 * cores, 125e6 * network, 250e6 * disk)
         error = noise * float(torch.randn(1, generator=random))
         slow_down = platform.sensitivity.slow_down(contention)

@@ -32,7 +32,7 @@ class Machines:
         self._make_trainer = make_trainer
         self._make_predictor = make_predictor
         self._incarnations = [0] * len(platforms)
-        # Getting data ready, training, evaluating.
+        # By data preparation, training or evaluation.
         self._busy_until: list[Seconds] = [0.0] * len(platforms)
         self._trainers: dict[Rank, Trainer] = {}
         self._monitors = [self._new_monitor(rank) for rank in range(len(platforms))]

@@ -42,7 +42,7 @@ class Membership:
         """List the ranks whose parameters count.
 
         For each role and slice, these are the online ranks whose state says that they count. If
-        there are none, all online ranks count, and if no rank is online, all ranks.
+        no state says so, all online ranks count; if none is online, all ranks count.
         """
         roles = [role_of(rank) for rank in range(len(states))]
         holds = [(role.name, role.slice_index) for role in roles]
@@ -56,9 +56,7 @@ class Membership:
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None
     ) -> bool:
-        """Whether a partition separates two workers now or did so at some time after
-        `since`.
-        """
+        """Whether a partition separates two workers now or did after `since`."""
         since = now if since is None else since
         return any(
             p.start <= now and since < p.end and p.separates(one, other)
@@ -82,7 +80,7 @@ class Membership:
         self.believed_lost = {pair: back for pair, back in known if pair[0] != rank}
 
     def recover(self, rank: Rank, now: Seconds) -> Iterator[Notice]:
-        """Bring `rank` back: report lost workers to it, and its return to the others."""
+        """Bring `rank` back: report lost workers to it, and its return to the other workers."""
         self.is_online[rank] = True
         del self.offline_since[rank]
         yield from self.detect(now, of=rank)
@@ -90,7 +88,7 @@ class Membership:
             if other == rank or not is_online:
                 continue
             if (other, rank) not in self.believed_lost:
-                # It came back before anyone noticed, but what it held is gone all the same.
+                # It came back before anyone noticed, but its state is lost all the same.
                 yield other, WorkerLost(rank)
             self.believed_lost[other, rank] = True
             if not self.are_separated(other, rank, now):
@@ -98,20 +96,20 @@ class Membership:
                 yield other, WorkerJoined(rank, has_restarted=True)
 
     def changes(self, now: Seconds, lasting: Seconds) -> Iterator[Notice]:
-        """Report newly lost and newly reachable workers to everyone."""
+        """Report newly lost and newly reachable workers to all workers."""
         yield from self.detect(now, lasting)
         yield from self.heal(now)
 
     def detect(
         self, now: Seconds, lasting: Seconds = 0.0, of: Rank | None = None
     ) -> Iterator[Notice]:
-        """Report losses to all workers that do not know them, or only to worker `of`.
+        """Report losses to all workers that do not know of them, or only to worker `of`.
 
         Only losses that have lasted at least `lasting` seconds are reported.
         """
         everyone = range(len(self.is_online))
         is_divided = any(p.start <= now < p.end for p in self.partitions)
-        # Few of thousands of workers are offline at a time, so not all pairs are looked at.
+        # Few of thousands of workers are offline at a time, so only pairs with one are checked.
         offline = [rank for rank in everyone if not self.is_online[rank]]
         for one in everyone if of is None else [of]:
             if not self.is_online[one]:

@@ -20,8 +20,8 @@ class Network:
 
     An uplink carries one message after another, in the order of sending. A downlink takes
     messages in the order in which their first bytes arrive; ties keep the order of sending.
-    Bytes are forwarded as they arrive, so a message between two equally fast ends takes the
-    time of one.
+    Bytes are forwarded as they arrive, so a message between two equally fast ends takes only as
+    long as at one end.
 
     Args:
         links: Latencies and bandwidths.
@@ -42,8 +42,7 @@ class Network:
     def send(
         self, now: Seconds, record: WorkerRecord, sender: Rank, effect: Send, serial: int
     ) -> Delivery:
-        """Transmit a message as soon as its sender's uplink is free; `serial` is its key for
-        draws.
+        """Transmit a message when its sender's uplink is free; `serial` keys its random draws.
 
         Raises:
             LocalProtocolError: If the receiver is not another worker.
@@ -96,6 +95,6 @@ class Network:
         return delivery.first, FirstByte(delivery)
 
     def receive(self, now: Seconds, record: WorkerRecord, delivery: Delivery) -> Seconds:
-        """Queue a message whose first byte arrives; return when it has passed."""
+        """Queue a message whose first byte arrives; return the time when it has passed."""
         bandwidth = self._platforms[delivery.receiver].downlink
         return record.downlink.receive(now, delivery.last, delivery.num_bytes, bandwidth)

@@ -21,7 +21,7 @@ class Sensitivity:
     task that loses half of the cores takes twice as long.
 
     Args:
-        cores: Sensitivity of training to the cores that others use, in [0, 1).
+        cores: Sensitivity of training to the cores that other processes use, in [0, 1).
         network: Added slowdown per byte/s.
         disk: Added slowdown per byte/s.
     """
@@ -47,10 +47,11 @@ class ContentionTrace:
     Args:
         times: Ascending seconds, beginning with 0.
         contentions: One for each time.
-        period: Seconds until it repeats; infinite to keep the last one.
+        period: Seconds until the trace repeats; infinite to keep the last contention.
 
     Raises:
-        ValueError: If times and contentions do not match.
+        ValueError: If times and contentions do not match, or times do not ascend from 0 to
+            below the period.
     """
 
     times: tuple[Seconds, ...]
@@ -68,15 +69,16 @@ class ContentionTrace:
 
 @dataclass(frozen=True, slots=True)
 class ThrottlingTrace:
-    """A slowdown that no monitor shows, such as heat: `slow_downs[k]` from `times[k]` on.
+    """A slowdown that no monitor shows, as by heat: `slow_downs[k]` from `times[k]` on.
 
     Args:
         times: Ascending seconds, beginning with 0.
         slow_downs: Slowdown factors, at least 1; one for each time.
-        period: Seconds until it repeats; infinite to keep the last one.
+        period: Seconds until the trace repeats; infinite to keep the last slowdown.
 
     Raises:
-        ValueError: If times and slowdowns do not match, or one is below 1.
+        ValueError: If times and slowdowns do not match, times do not ascend from 0 to below the
+            period, or a slowdown is below 1.
     """
 
     times: tuple[Seconds, ...]
@@ -155,11 +157,11 @@ class Platform:
         return self.throughput * self.executors
 
     def contention(self, now: Seconds) -> Contention:
-        """Use of the platform by others at `now`."""
+        """The contention at `now`."""
         return Contention() if self.trace is None else self.trace.at(now)[0]
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Mean use by others from `start` to `end`, as a monitor would see it."""
+        """Mean contention from `start` to `end`, as a monitor would see it."""
         if self.trace is None or start >= end:
             return self.contention(end)
         now, sums = start, [0.0, 0.0, 0.0]
@@ -194,7 +196,7 @@ class Platform:
         return done
 
     def _speed(self, now: Seconds) -> tuple[float, Seconds]:
-        """Samples per second of all executors at `now`, and the time at which they change."""
+        """Samples per second of all executors at `now`, and the time at which this changes."""
         speed, end = self.total_throughput, math.inf
         if self.trace is not None:
             contention, end = self.trace.at(now)
@@ -211,8 +213,7 @@ UNEVEN_SPEEDS = (1.0, 0.8, 0.33, 0.25)
 def uneven(
     num_workers: int = 4, throughput: float = 1000.0, speeds: Sequence[float] = UNEVEN_SPEEDS
 ) -> tuple[Platform, ...]:
-    """Platforms whose speeds cycle through 1, 0.8, 0.33 and 0.25 times `throughput`
-    (samples/s).
+    """Platforms whose speeds cycle through `speeds`, times `throughput` (samples/s).
 
     >>> [platform.throughput for platform in uneven(4)]
     [1000.0, 800.0, 330.0, 250.0]
@@ -225,8 +226,8 @@ def paper(throughput: float = 250.0) -> tuple[Platform, ...]:
     """Make two CPU and two GPU platforms, like the four in the EdgeGossip paper.
 
     The paper does not state speeds. Here a CPU platform has four executors of `throughput`
-    samples/s, and a GPU platform has one that is 12 times as fast. The ratio of three is the
-    smaller of the paper's two imbalances.
+    samples/s, and a GPU platform has one that is 12 times as fast. The resulting ratio of three
+    is the smaller of the paper's two imbalances.
 
     >>> [platform.total_throughput for platform in paper()]
     [3000.0, 3000.0, 1000.0, 1000.0]

@@ -40,7 +40,7 @@ class Pool(Protocol):
     """The interface of a compute pool, as the simulator needs it."""
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Make trainers that run here from those of `make_trainer`."""
+        """Make trainers that run in this pool from those of `make_trainer`."""
 
     def train(
         self, trainer: Trainer, request: Train, progress: float
@@ -79,8 +79,8 @@ class _Deferred(Generic[T]):
 class _Later:
     """Training that runs alone, in the caller's thread, when its result is needed.
 
-    A `_Deferred` of `train_alone` does the same with one more object for each worker, so that
-    the processor's caches hold less of a large run.
+    A `_Deferred` of `train_alone` does the same but takes one more object per worker, so the
+    processor's caches hold less of a large run.
     """
 
     __slots__ = ("_outcome", "_progress", "_request", "_trainer")
@@ -104,7 +104,7 @@ class _Later:
 
 
 class _Waiting:
-    """Training that starts when its result, or one that waits with it, is needed."""
+    """Training that starts when its result, or that of training waiting with it, is needed."""
 
     __slots__ = ("_start", "outcome", "prepared")
 
@@ -178,9 +178,7 @@ class ComputePool:
         return waiting
 
     def _start(self, first: _Waiting) -> None:
-        """Start all waiting requests, together where possible and the group of `first`
-        first.
-        """
+        """Start all waiting requests in groups that run together, that of `first` first."""
         waiting = [first, *(each for each in self._waiting if each is not first)]
         self._waiting = []
         groups: dict[Hashable, list[_Waiting]] = {}
@@ -196,7 +194,7 @@ class ComputePool:
                     each.outcome = partial(_pick, outcomes, index)
 
     def close(self) -> None:
-        """Drop tasks that have not begun and wait for the others."""
+        """Drop tasks that have not begun, and wait for the running ones."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 

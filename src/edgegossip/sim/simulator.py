@@ -69,9 +69,9 @@ class Simulator(Generic[State]):
     """A discrete-event loop: pop the earliest event, handle it, and carry out its effects.
 
     Two runs with equal arguments process the same events at the same virtual times in the same
-    order, and end with the same result, bit for bit. Ties are broken by insertion. Nothing here
-    reads a clock or draws from a global generator. The loop waits for real training only when
-    virtual time reaches the end of that training.
+    order, and end with the same result, bit for bit. Ties are broken by insertion order.
+    Nothing here reads a clock or draws from a global generator. The loop waits for real
+    training only when virtual time reaches the end of that training.
 
     The run is over when every online worker has finished and no work or message is in flight.
     Neither a timer nor a future recovery keeps it open, unless no worker is online.
@@ -178,7 +178,7 @@ class Simulator(Generic[State]):
         return self.is_over
 
     def estimates(self) -> dict[Rank, Tensor]:
-        """The parameters to evaluate: those of a role's online workers, or else of all."""
+        """The parameters to evaluate, for the ranks that `Membership.evaluated` selects."""
         ranks = self._membership.evaluated(self._algorithm.role, self.states)
         return {rank: self.states[rank].estimate for rank in ranks}
 
@@ -231,7 +231,7 @@ class Simulator(Generic[State]):
         self._agenda.push(self.now, rank, Assigned(*self._get_ready(rank)))
 
     def _get_ready(self, rank: Rank) -> tuple[int, float]:
-        """Prepare a platform's data; return the amount of data and the cost of a pass."""
+        """Schedule data preparation; return the number of samples and the cost of a pass."""
         trainer = self._machines.trainer(rank)
         self._machines.occupy(rank, self.now, trainer.setup_cost)
         return trainer.num_samples, trainer.epoch_cost
@@ -284,7 +284,7 @@ class Simulator(Generic[State]):
         self._observer.sent(self.now, rank, receiver, message, delivery.num_bytes, uplink)
         if delivery.is_dropped:
             self._lose(delivery, "dropped")
-            # Messages are told apart by their serial, also those that never arrive.
+            # Every message has its own serial, even one that never arrives.
             self._agenda.serial += 1
         else:
             self._num_open += 1
@@ -293,7 +293,7 @@ class Simulator(Generic[State]):
 
     def _receive(self, rank: Rank, first_byte: FirstByte) -> None:
         delivery, at = first_byte.delivery, first_byte.delivery.last
-        # A message that is lost by now takes none of the downlink.
+        # A message that is already lost does not use the downlink.
         if self._membership.loss(delivery, self.now) is None:
             at = self._network.receive(self.now, self._records[rank], delivery)
         self._agenda.push(at, rank, delivery)
@@ -357,7 +357,7 @@ class Simulator(Generic[State]):
         self.states[rank] = self._new_state(rank)
         self._observer.changed(self.now, rank, "recovered")
         notices = list(self._membership.recover(rank, self.now))
-        # At once, before any message that is due now: it learns who is lost, then starts.
+        # Before any message that is due now, the worker learns who is lost, and then starts.
         for receiver, event in notices:
             if receiver == rank:
                 self._handle(rank, event)
@@ -372,8 +372,8 @@ class Simulator(Generic[State]):
             self._agenda.push(self.now, rank, event)
 
 
-# Not bound methods, which would put each simulator, and its models, into a reference cycle:
-# those of a study piled up until the memory was full. Subclasses cannot override these.
+# Not bound methods, which would put each simulator, and its models, into a reference cycle: the
+# simulators of a study piled up until memory was full. Subclasses cannot override these.
 _RESOLVE: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
     Start: Simulator._start,
     InTraining: Simulator._finish_training,

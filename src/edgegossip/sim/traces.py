@@ -38,7 +38,7 @@ _JOBS: dict[BatchJob, tuple[Contention, ...]] = {"word-count": _WORD_COUNT, "sor
 def phones(
     path: Path, num_workers: int, throughput: float, seed: int = 0
 ) -> tuple[Platform, ...]:
-    """Draw phones, with replacement, with speeds from the AI-Benchmark list.
+    """Draw phones with replacement; their speeds are from the AI-Benchmark list.
 
     Args:
         path: JSON, plain or gzipped: a list of objects with "Model" and "CPU_F_AI_Score", the
@@ -69,7 +69,7 @@ def phones(
 def gpus(
     path: Path, num_workers: int, job: str = "ResNet-18 (batch size 64)", seed: int = 0
 ) -> tuple[Platform, ...]:
-    """Draw GPUs, with replacement, with their measured speeds on a single job.
+    """Draw GPUs with replacement; their speeds are those measured on a single job.
 
     Args:
         path: JSON, plain or gzipped, of the Gavel study (github.com/stanford-futuredata/gavel,
@@ -118,16 +118,16 @@ def batch_jobs(
     """The load of jobs like WordCount and Sort, which run in sequence with pauses.
 
     A job goes through its phases (map, shuffle, reduce; read, shuffle, merge, write). Each
-    phase uses cores, network and disk differently, and jobs differ in intensity. The duration
+    phase uses cores, network and disk differently, and phases vary in intensity. The duration
     of a phase or a pause has an exponential distribution and is unpredictable. The loads are
     not measured, but modeled on such jobs on a machine with eight cores and one disk.
 
     Args:
         seed: Seed of the draws; use a different one for each platform.
         phase: Mean seconds of a phase or pause, that is, between two changes of the load.
-        intensity: Load relative to the usual one, in (0, 2]; jobs vary by up to a third.
-        period: Seconds after which everything repeats.
-        job: "word-count" or "sort" for this kind of job only; None for both at random.
+        intensity: Load relative to the usual one, in (0, 2]; phases vary by up to a third.
+        period: Seconds after which the trace repeats.
+        job: "word-count" or "sort" for only that kind of job; None for both kinds at random.
 
     Raises:
         ValueError: If a number is out of range, or the kind of job is unknown.
@@ -172,7 +172,7 @@ def _read(path: Path, hint: str) -> Any:  # noqa: ANN401
         with opener(path, "rb") as file:
             text: bytes = file.read(
                 _MAX_BYTES + 1
-            )  # a packed one may be far larger than it looks
+            )  # a compressed file may be far larger than it looks
         if len(text) > _MAX_BYTES:
             raise ValueError(f"it holds more than {_MAX_BYTES:,} bytes")
         return json.loads(text.decode())

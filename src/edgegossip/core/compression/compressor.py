@@ -50,7 +50,8 @@ class Compressor(ABC):
         """Decompress any payload that `schema` allows into a vector, float32 [numel]; never
         raises.
 
-        All its entries are finite. Other tensors of the payload are ignored.
+        All entries of the vector are finite. Tensors of the payload that are not in `schema`
+        are ignored.
         """
 
     @abstractmethod
@@ -77,7 +78,7 @@ class Compressor(ABC):
 
 
 class PartwiseCompressor(Compressor):
-    """A compressor that can handle the parts of a vector separately and send them as one.
+    """A compressor that can handle the parts of a vector separately and send them together.
 
     Its payload is one tensor of bytes, because each tensor in a message adds about 60 bytes to
     the header. `PerLayer` uses the parts; without it, the vector is one part.
@@ -146,7 +147,7 @@ class PartwiseCompressor(Compressor):
 
 
 class Values(PartwiseCompressor):
-    """A compressor that sends every entry; its number of bytes is constant."""
+    """A compressor that sends every entry; the number of bytes depends only on the sizes."""
 
 
 @dataclass(frozen=True)

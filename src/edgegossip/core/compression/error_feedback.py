@@ -1,4 +1,4 @@
-"""Error feedback: a memory, for any compressor, of the part held back."""
+"""Error feedback: for any compressor, a memory of the part held back."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Feedback:
 def feed_back(
     compressor: Compressor, vector: Tensor, error: Tensor, *key: int | str
 ) -> Feedback:
-    r"""Compress `vector` and the error held back before, and remember the new error.
+    r"""Compress `vector` plus the previous error, and compute the new error.
 
     .. math:: v = x + e, \qquad q = C(v), \qquad e' = v - q
 
-    so that all sent vectors and the current error add up to all the vectors, up to rounding.
-    With a compressor that contracts by :math:`\delta` and vectors no longer than :math:`G`,
-    :math:`\|e\|` stays below :math:`2 G / \delta`.
+    so that all sent vectors plus the current error equal the sum of all vectors, up to
+    rounding. With a compressor that contracts by :math:`\delta` and vectors no longer than
+    :math:`G`, :math:`\|e\|` stays below :math:`2 G / \delta`.
 
     Args:
         compressor: C.

@@ -38,10 +38,10 @@ def fit(
         weights: Weights of their squared errors, [count].
         num_levels: Number of levels, at most 256.
         thresholds: Initial thresholds between cells, [num_levels - 1]. The error never exceeds
-            theirs.
+            that of these thresholds.
 
     Returns:
-        Level of each magnitude, [count], and the levels, ascending, [num_levels].
+        Index of each magnitude's level, [count], and the levels, ascending, [num_levels].
 
     >>> magnitudes = np.float32([1.0, 1.25, 8.0, 8.0])
     >>> codes, levels = fit(magnitudes, np.ones(4), 2, np.array([2.0]))
@@ -63,10 +63,11 @@ def fit(
 def guarantee(numel: int, num_levels: int) -> tuple[float, Doubles]:
     r"""Thresholds between levels with a guarantee for any vector of unit root mean square.
 
-    All magnitudes are at most :math:`\sqrt d`. The lowest cell has those below :math:`t`, whose
-    share of the energy is at most :math:`t^2`. The ends of every other cell have the same ratio
-    :math:`r = (\sqrt d / t)^{1/(L - 1)}`. In a cell with ends :math:`a` and :math:`ra` the mean
-    captures at least :math:`4 r / (1 + r)^2` of the energy (Kantorovich's inequality), so that
+    All magnitudes are at most :math:`\sqrt d`. The lowest cell holds those below :math:`t`,
+    whose share of the energy is at most :math:`t^2`. The ends of every other cell have the same
+    ratio :math:`r = (\sqrt d / t)^{1/(L - 1)}`. In a cell with ends :math:`a` and :math:`ra`
+    the mean captures at least :math:`4 r / (1 + r)^2` of the energy (Kantorovich's inequality),
+    so that
 
     .. math:: \delta = (1 - t^2) \, \frac{4 r}{(1 + r)^2}
 

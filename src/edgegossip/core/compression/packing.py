@@ -19,7 +19,7 @@ MAX_WIDTH = 32
 """Maximum bits of a number."""
 
 BLOCK = 16
-"""Gaps that share a width; 32 and 64 are worse on real models."""
+"""Number of gaps that share a width; 32 and 64 compress real models less."""
 
 _LANES = np.arange(8, dtype=np.uint64)[:, None]
 NUM_WIDTHS = 16
@@ -52,8 +52,8 @@ def packed_num_bytes(count: int, width: int) -> int:
 def pack(numbers: Integers, width: int) -> Bytes:
     """Write numbers in [0, 2**width) with `width` bits each, in groups of eight.
 
-    Whole bytes come first: the lowest of all numbers, then the next. The remaining bits of
-    eight numbers fill a whole number of bytes, and are combined in one 64-bit word.
+    Whole bytes come first: the lowest byte of every number, then the next byte. The remaining
+    bits of eight numbers fill a whole number of bytes, and are combined in one 64-bit word.
 
     Args:
         numbers: [count].
@@ -92,12 +92,12 @@ def unpack(data: Bytes, width: int, count: int) -> Positions:
 
 
 def pack_positions(positions: Positions, numel: int) -> Bytes:
-    """Write positions in a vector by the Golomb-Rice code of their gaps.
+    """Write positions in a vector with the Golomb-Rice code of their gaps.
 
     A gap of g omitted entries is written as g >> width zeros, a one, and the lowest `width`
     bits of g. Important entries are often close together (in a layer, a filter, the inputs of a
     neuron), so each `BLOCK` of gaps has its own width. The widths come first, then all lowest
-    bits by width, then the ones and zeros, so that equal items are read together.
+    bits by width, then the ones and zeros, so that items of equal width are read together.
 
     Args:
         positions: Ascending, each less than `numel`; [count].
@@ -123,9 +123,9 @@ def pack_positions(positions: Positions, numel: int) -> Bytes:
 
 
 def unpack_positions(data: Bytes, count: int, numel: int) -> Positions:
-    """Read the bytes of `pack_positions`: ascending, [count], or fewer from other bytes.
+    """Read the bytes of `pack_positions` as ascending positions, [count].
 
-    Positions from other bytes may be `numel` or more.
+    Other bytes may give fewer positions, and positions of `numel` or more.
 
     >>> unpack_positions(pack_positions(np.array([3, 4, 11]), 12), 3, 12).tolist()
     [3, 4, 11]
@@ -167,7 +167,7 @@ def _usual_width(numel: int, count: int) -> int:
 
 
 def _base_width(numel: int, count: int) -> int:
-    """Minimum of the candidate widths; most unusual blocks need a smaller width."""
+    """Smallest candidate width; most unusual blocks need less than the usual width."""
     return max(0, _usual_width(numel, count) - NUM_WIDTHS + 4)
 
 

@@ -1,4 +1,4 @@
-"""Compressing each layer of a model separately."""
+"""Compression of each layer of a model separately."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(frozen=True)
 class PerLayer(Compressor):
-    """Compresses each part of a vector separately, and sends them as one.
+    """Compresses each part of a vector separately, and sends the parts together.
 
-    Layers differ in the size of their entries, so choosing the largest ones overall could omit
-    some layers forever. Each layer therefore keeps its share (at least one entry) and has its
-    own scale.
+    Layers differ in the magnitude of their entries, so choosing the largest ones overall could
+    omit some layers forever. Each layer therefore keeps its share (at least one entry) and has
+    its own scale.
 
     Args:
         inner: Compressor of each part.
         sizes: Entries of each part, in order.
 
     Raises:
-        ValueError: If there is no size or one is less than 1; on use, if the sizes do not add
-            up to the length of a vector.
+        ValueError: If `sizes` is empty or contains a size less than 1; on use, if the sizes do
+            not add up to the length of a vector.
 
     >>> import torch
     >>> from edgegossip.core.compression.sparse import TopK

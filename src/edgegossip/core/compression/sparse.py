@@ -28,13 +28,14 @@ from edgegossip.core.randomness import derive_seed, generator
 
 @dataclass(frozen=True)
 class Sparse(PartwiseCompressor):
-    """Base of the compressors that keep some entries of each part and send their positions.
+    """Base of the compressors that keep some entries of each part and encode their positions.
 
     `values` compresses the kept entries in the same parts. A composition of contractions is a
     contraction, and their factors multiply.
 
     Args:
-        keep_ratio: Share of the entries to keep, in (0, 1], rounded, at least one per part.
+        keep_ratio: Share of the entries to keep, in (0, 1]; rounded to whole entries, at least
+            one per part.
         values: Compressor of the kept entries.
 
     Raises:

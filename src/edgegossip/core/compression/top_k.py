@@ -44,7 +44,7 @@ def _candidates(bits: Magnitudes, count: int) -> Positions:
     """Ascending positions, at least `count`, that include the largest entries."""
     numel = len(bits)
     sample = bits[:: max(1, numel // 2**17)] & 0x7FFFFFFF
-    # The expected number of the sample's entries, and six standard deviations more.
+    # The expected number of kept entries in the sample, plus six standard deviations.
     expected = count / numel * len(sample)
     rank = int(expected + 6 * expected**0.5 + 6)
     if rank < len(sample) < numel:

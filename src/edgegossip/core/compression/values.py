@@ -15,7 +15,7 @@ from edgegossip.core.compression.levels import Doubles, fit, guarantee
 from edgegossip.core.compression.packing import Bytes, pack, packed_num_bytes, padded, unpack
 
 ROUNDING = 2.0**-16
-"""Largest squared error of rounding to eight bits of mantissa, over the squared value."""
+"""Largest squared error of rounding to eight bits of mantissa, divided by the squared value."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Sign(Values):
 
     .. math:: C(x) = \frac{\|x\|_1}{d} \operatorname{sign}(x)
 
-    for a part with :math:`d` entries; zeros count as positive. An entry takes 1 bit and a part
-    2 bytes. :math:`\|C(x) - x\|^2 = \|x\|^2 - \|x\|_1^2 / d`, so :math:`\delta \ge 1 / d`; it
-    is 2/3 for any number of normally distributed entries.
+    for a part with :math:`d` entries; zeros count as positive. Each entry takes 1 bit, and each
+    part 2 more bytes. :math:`\|C(x) - x\|^2 = \|x\|^2 - \|x\|_1^2 / d`, so :math:`\delta \ge 1
+    / d`; for many normally distributed entries, it is about :math:`2 / \pi`.
 
     References:
         Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient
@@ -94,18 +94,18 @@ class Quantize(Values):
 
     with magnitudes :math:`\ell_0 < \ell_1 < \ldots`, fitted to the vector by the algorithm of
     Lloyd and Max for the least squared error: each level is the mean of the values rounded to
-    it. Each part has its own scale :math:`s` (2 bytes), and all share the levels (2 bytes
+    it. Each part has its own scale :math:`s` (2 bytes), and all parts share the levels (2 bytes
     each). Rounding is deterministic: with error feedback, a smaller error is worth more than an
     unbiased one.
 
-    :math:`\delta` holds for any vector: see `levels.guarantee`. It decreases with the length of
-    the longest part, :math:`d`, slowly except for few bits: 0.78, 0.72 and 0.67 for 4 bits and
-    10,000, 100,000 and 1,000,000 entries, 0.998 for 8 bits, about :math:`1.4 / \sqrt d` for 2.
-    Practical losses are far smaller: 4 bits lose 0.03 to 0.6 % of :math:`\|x\|^2` for entries
-    kept by top-k, and 1 % for normally distributed ones.
+    :math:`\delta` holds for any vector: see `levels.guarantee`. It decreases with the length
+    :math:`d` of the longest part, slowly unless there are few bits: 0.78, 0.72 and 0.67 for 4
+    bits and 10,000, 100,000 and 1,000,000 entries, 0.998 for 8 bits, about :math:`1.4 / \sqrt
+    d` for 2. Practical losses are far smaller: 4 bits lose 0.03 to 0.6 % of :math:`\|x\|^2` for
+    entries kept by top-k, and 1 % for normally distributed ones.
 
     Args:
-        bits: Bits of an entry, with its sign, in [2, 8].
+        bits: Bits per entry, including its sign, in [2, 8].
 
     References:
         S. P. Lloyd, "Least squares quantization in PCM", 1982. These levels replace the
