@@ -124,7 +124,8 @@ class Placement:
     def take(self, seat: Seat) -> list[Job]:
         """Take the seat's next jobs; wait for one if the seat has none in progress.
 
-        The result is empty if enough jobs are in progress or none are waiting, and at the end.
+        With jobs in progress, the result is empty if they suffice or no others wait. At the
+        end, it is always empty.
         """
         with self._lock:
             while not self._is_closed:

@@ -126,7 +126,7 @@ def summarize(
         baseline: Name of the reference run.
         target_accuracy: The comparison's own target, or the baseline's best accuracy minus
             `target_gap` (default 0.005). With another metric, the field is named, for example,
-            `target_mae`, and the gap may be relative to the value.
+            `target_mae`, and unless it is in percent, the gap is relative to the value.
         throughput_bound: Bound on the gain from not waiting: the sum of throughputs / (number
             of workers x the smallest), over workers with data, on idle machines, without
             communication costs.

@@ -170,7 +170,7 @@ class Comparison:
         bytes_reference: Name of a dense run with one step per round, which defines the bytes of
             uncompressed push-sum; None to compute no ratios of bytes. See `Traffic.ratios`.
         tunable: For some runs, by name, arguments of the recipe that matter in addition to
-            `lr`, with the values that `edgegossip plan` tries, the likeliest first.
+            `lr`, with the values that `edgegossip plan` tries, the most promising first.
 
     Raises:
         ValueError: If a name cannot be a folder's; `baseline`, `bytes_reference` or `tunable`

@@ -71,7 +71,7 @@ class ADSP(ADSPPlus):
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, Algorithms 1 and 2, and the published code.
         Departures, in addition to those of `ADSPPlus`: the default reward; `growth`, without
         which it takes ten windows to find a rate of ten; the loss is measured on validation
-        data; the search does not end before a window in which the loss falls.
+        data; below the highest rate, the search does not end before the loss falls in a window.
     """
 
     reward: Reward = LogSlope()

@@ -48,8 +48,8 @@ class CommitSearch:
 
     A window tries a rate. While rewards rise, the next window tries a higher one. The first
     window without improvement ends the search, and the best rate is kept. Until the loss falls
-    in some window, the search continues upward: more commits mean less implicit momentum, which
-    stops a divergence.
+    in some window, the search continues upward, at most to the highest rate: more commits mean
+    less implicit momentum, which stops a divergence.
 
     A later search begins at the current rate. Searches that began below it ended at a rate of 1
     in most of 36 runs, because rewards differ by less than their noise once the loss falls

@@ -90,14 +90,14 @@ class ParameterServer(Committing):
 
     **Elections** (`standby` above 0). A worker that misses its server waits 0.1 to 0.5 seconds
     and asks all others for their votes. Only ranks that also miss their server vote, and only
-    for a candidate whose model is at least as new as their own. A candidate is elected by more
-    than half of all ranks, including rank 0. Each message carries its sender's *term*; one with
-    an older term is ignored, so two servers are never in effect at once. A server that cannot
-    reach more than half of all ranks merges nothing; it follows the elected one once the
-    network is whole again. A former server that comes back no longer serves; rank 0 can then
-    only vote. While no part of the network has more than half of the ranks, all wait; after
-    `patience` the run ends with an error and can be resumed. The model of the active server is
-    evaluated.
+    for a candidate whose model is at least as new as their own. A candidate needs the votes of
+    more than half of all ranks; rank 0 counts as one of them. Each message carries its sender's
+    *term*; one with an older term is ignored, so two servers are never in effect at once. A
+    server that cannot reach more than half of all ranks merges nothing; it follows the elected
+    one once the network is whole again. A former server that comes back no longer serves; rank
+    0 can then only vote. While no part of the network has more than half of the ranks, all
+    wait; after `patience` the run ends with an error and can be resumed. The model of the
+    active server is evaluated.
 
     **Several servers** (`num_servers` above 1). Ranks 0 to `num_servers - 1` are servers, and
     workers have the ranks after them. A worker cuts each commit into one piece per server, and

@@ -24,7 +24,7 @@ WINDOW: Seconds = 20.0
 MIN_INTERVAL: Seconds = 0.5
 """Minimum seconds between two commits: a step of the fastest worker."""
 RATES = (0.15, 0.45, 0.05)
-"""Candidate learning rates for all methods, with the likeliest first."""
+"""Candidate learning rates for all methods, with the most promising first."""
 
 
 @dataclass(frozen=True, kw_only=True)
