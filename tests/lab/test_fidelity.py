@@ -64,6 +64,7 @@ def test_rounds_count_when_the_last_worker_has_sent_them(setting: Setting) -> No
     assert found["seconds to target"] is None
 
 
+@thorough
 def test_without_rounds_an_epoch_is_as_many_samples_as_there_are(setting: Setting) -> None:
     results = fidelity.run_simulated(setting, "gosgd", PLATFORMS, 2.0)
     assert results.folder is not None

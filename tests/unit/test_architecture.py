@@ -201,6 +201,7 @@ def asked(node: ast.AST) -> Iterator[ast.AST]:
             yield node.cls
 
 
+@thorough
 def test_nobody_outside_asks_which_algorithm_it_has() -> None:
     for file in FILES:
         known = {

@@ -181,6 +181,7 @@ def test_both_ends_of_an_edge_have_the_same_replica_bit_by_bit(faults: Faults) -
     assert require_equal_replicas(simulator, 25) == 2 * NUM_WORKERS
 
 
+@thorough
 @pytest.mark.parametrize("probability", [0.05, 0.3])
 def test_lost_messages_are_made_good(probability: float) -> None:
     faults = Faults(script=(Drop(probability=probability),), seed=2)

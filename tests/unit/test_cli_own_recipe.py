@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.complaints import complaint
 from tests.small_runs import ALGORITHMS, ctrl_c_at, repeatable_events, summary
+from tests.tiers import thorough
 
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
@@ -121,9 +122,10 @@ def test_compare_takes_all(own: str, capsys: pytest.CaptureFixture[str]) -> None
             ["launch", "own.py:single", "-n", "2"],
             "has 4 workers, and no argument num_workers or num_stages that -n 2 could set",
         ),
-        (
+        pytest.param(
             ["launch", "synthetic-gradients/quickstart", "-n", "2"],
             "this run has the whole model on one machine; choose one in stages with --only",
+            marks=thorough,
         ),
         (["run", "fails.py:single"], r"fails\.py, line 2: ZeroDivisionError"),
     ],

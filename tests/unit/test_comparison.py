@@ -55,6 +55,7 @@ def test_a_target_follows_the_baseline_where_none_is_given(tmp_path: Path) -> No
     assert kept["target_accuracy"] == results["epoch-gossip"].best_accuracy - 0.25
 
 
+@thorough
 def test_bytes_are_set_beside_those_of_the_dense_run(tmp_path: Path) -> None:
     # On a ring of 4 each worker sends twice a round, in the complete graph three times.
     experiments = {"dense": quick("gossip"), "all-reduce": quick("all-reduce")}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from tests.compressors import NAMES, PARTWISE, compressor_for, draws, normal, squared_norm
-from tests.tiers import first
+from tests.tiers import by_name, first
 from torch import Tensor
 
 from edgegossip.core import codec
@@ -20,7 +20,13 @@ from edgegossip.core.schema import MessageSpec
 
 MAX = float(torch.finfo(torch.float32).max)
 few = settings(max_examples=12)
-each = pytest.mark.parametrize("name", NAMES)
+each = pytest.mark.parametrize(
+    "name",
+    by_name(
+        {name: name for name in NAMES},
+        ["bfloat16", "sign", "quantize-3", "top-sign", "random", "top-quantize-4-per-layer"],
+    ),
+)
 
 
 @st.composite

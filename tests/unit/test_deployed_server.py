@@ -57,6 +57,7 @@ def out(ended: Path, tmp_path: Path) -> Path:
     return shutil.copytree(ended, tmp_path / "run")
 
 
+@thorough
 def test_each_says_its_role_and_how_many_commits_it_has_seen(ended: Path) -> None:
     found = [summary(ended / "workers" / str(rank)) for rank in range(NUM_WORKERS)]
     assert [each["role"] for each in found] == ["server", *["worker"] * (NUM_WORKERS - 1)]

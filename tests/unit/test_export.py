@@ -102,6 +102,7 @@ def compared(out: Path) -> dict[str, Results]:
     return eg.compare(eg.Comparison(experiments=runs, baseline="gossip"), out=out)
 
 
+@thorough
 @pytest.mark.usefixtures("undrawn")
 def test_of_a_comparison_one_run_is_chosen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

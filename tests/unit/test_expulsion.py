@@ -254,6 +254,7 @@ def test_a_certificate_in_the_place_of_a_revoked_one_is_good(
     assert is_refused(machines.endpoints[0], old, 2)
 
 
+@thorough
 def test_who_has_not_the_list_yet_brings_nobody_back(
     machines: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,6 +268,7 @@ def test_who_has_not_the_list_yet_brings_nobody_back(
     exchange(second, third)
 
 
+@thorough
 def test_one_without_the_authority_bans_a_certificate(machines: Machines) -> None:
     banned = load_certificate(machines.folder(2) / "worker-2.pem").serial_number
     first = machines.open(0, banned=[banned])

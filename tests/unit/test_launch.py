@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from tests.small_runs import events, summary, tensors
+from tests.tiers import thorough
 
 from edgegossip.cli.recipe import pick
 from edgegossip.core.errors import RunFolderError, TrainingError
@@ -356,6 +357,7 @@ def test_free_ports_are_different() -> None:
     assert len(set(free_ports(20))) == 20
 
 
+@thorough
 def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring, seconds = [], 0.02
 

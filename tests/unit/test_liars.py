@@ -87,9 +87,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "diloco": DiLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)),
 }
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-some_algorithms = pytest.mark.parametrize(
-    "algorithm", by_name(ALGORITHMS, ["gossip", "gosgd", "sparse-push", "diloco"])
-)
+some_algorithms = pytest.mark.parametrize("algorithm", by_name(ALGORITHMS, ["gosgd", "diloco"]))
 
 
 def with_values(algorithm: Algorithm[Any], value: float | Callable[[int], float]) -> Lie:

@@ -153,6 +153,7 @@ def test_processes_may_not_even_ask_for_the_data_of_others(
     assert allowed[4:] == [(), (2,)]
 
 
+@thorough
 def test_only_sums_travel_back(out: Path) -> None:
     measured_by_all(out)
     told = json.loads(measured_path(out, 0).read_text())

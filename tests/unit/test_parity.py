@@ -16,9 +16,10 @@ from edgegossip.core.algorithm import Algorithm
 from edgegossip.net.memory import MemoryNetwork
 
 EACH = {**ALL, "alone": ALONE}
+FEW = {"adsp", "gossip", "gosgd", "sparse-push", "gossip-balanced-gossip", "pipelined-diloco"}
 
 
-@pytest.mark.parametrize("algorithm", by_name(EACH))
+@pytest.mark.parametrize("algorithm", by_name(EACH, FEW))
 def test_hosts_end_with_the_simulators_bits(algorithm: Algorithm[Any]) -> None:
     recorder, states = simulate(algorithm)
     network = MemoryNetwork()

@@ -239,6 +239,7 @@ def test_each_rung_takes_the_best_of_the_one_before(machines: Path) -> None:
 # The command.
 
 
+@thorough
 def test_the_plan_says_what_to_type_and_why(
     machines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

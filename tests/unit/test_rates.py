@@ -109,6 +109,7 @@ def test_workers_8_times_as_fast_are_at_one_rate_in_one_round(
     require_one_rate_a_round(rates)
 
 
+@thorough
 def test_one_that_comes_back_trains_at_the_rate_of_the_others(
     rates: Rates, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.run_folders import Event, ended, evaluations, header, write_run
+from tests.tiers import thorough
 from tests.unit.test_report import PageReader, read_page, story_of
 
 from edgegossip.report.folder import Run, read_folder
@@ -170,6 +171,7 @@ def test_a_run_in_which_no_time_passed_has_no_shares(tmp_path: Path) -> None:
 # The page.
 
 
+@thorough
 def test_the_page_shows_stages_their_work_queues_and_gradients(
     shown: tuple[Path, PageReader],
 ) -> None:
@@ -185,6 +187,7 @@ def test_the_page_shows_stages_their_work_queues_and_gradients(
     assert {"stage-work.svg", "stage-queues.svg", "stage-gradients.png"} <= names
 
 
+@thorough
 def test_all_stages_are_said_to_train_and_are_named(shown: tuple[Path, PageReader]) -> None:
     folder, reader = shown
     story = story_of(folder)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiers import thorough
 from tests.unit.test_report import PageReader
 
 from edgegossip.core.errors import RunFolderError
@@ -151,6 +152,7 @@ def test_a_map_may_have_no_number_at_all() -> None:
     assert map_words(empty)[0] == "least at 0.001: none"
 
 
+@thorough
 def test_a_map_is_drawn_with_only_its_line_in_the_legend() -> None:
     figure_ = figure("bars") | {"panels": [map_panel()]}
     assert list(series_colors(figure_["panels"])) == []

@@ -39,6 +39,7 @@ def test_an_option_that_takes_several_values_is_not_swept() -> None:
     assert values.swept == {"--lr": ["0.1", "0.2"]}
 
 
+@thorough
 def test_values_can_be_added_and_nothing_is_done_twice(tmp_path: Path) -> None:
     first = swept(tmp_path, "--lr", "0.05", "0.1")
     second = swept(tmp_path, "--lr", "0.05", "0.1", "0.001", "--resume")

@@ -215,6 +215,7 @@ def test_reports_of_falling_metrics_are_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "figures/perplexity-time.png").exists()
 
 
+@thorough
 def test_runs_of_different_metrics_are_not_compared(tmp_path: Path) -> None:
     runs = {"one": experiment(regression()), "two": experiment(regression(target_metric="R2"))}
     with pytest.raises(

@@ -125,6 +125,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     assert "Notebook failed (OSError: no space is left) - gossip goes on" in record.message
 
 
+@thorough
 def test_a_resumed_run_is_told_from_its_beginning(tmp_path: Path) -> None:
     first, second = Notebook(), Notebook()
     with ctrl_c_at(8, ALGORITHMS["gosgd"]), pytest.raises(Interrupted):
@@ -136,6 +137,7 @@ def test_a_resumed_run_is_told_from_its_beginning(tmp_path: Path) -> None:
     assert told_of(second) == [each.time for each in results.history]
 
 
+@thorough
 def test_each_run_of_a_comparison_is_tracked(tmp_path: Path) -> None:
     notebook = Notebook()
     runs = {name: small_run(name) for name in ("gosgd", "gossip")}

@@ -183,6 +183,7 @@ def leave_soon(learner: Learner, loop: TrainingLoop) -> None:
             loop.step(learner.step(x), BATCH)
 
 
+@thorough
 @pytest.mark.parametrize("min_workers", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_that_is_left_alone_goes_on_unless_it_is_told_not_to(
     caplog: pytest.LogCaptureFixture, min_workers: int | None

@@ -289,6 +289,7 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
         take_part(SHORT, 0, MemoryNetwork().transport(0), out=tmp_path / "file" / "0")
 
 
+@thorough
 def test_a_worker_with_other_settings_ends_and_the_others_go_on_without_it(
     crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
