@@ -61,9 +61,9 @@ class ADPSGD(Asynchronous[ADPSGDState]):
 
     While its own request is open, a worker averages with no other worker, because two exchanges
     must not change the same parameters. It defers requests from lower ranks and declines those
-    from higher ones. In any cycle of waiting workers, one would be asked by a higher rank and
-    would decline, so such cycles are impossible on any graph. If two workers ask each other at
-    once, the lower rank gets the answer.
+    from higher ones. In any cycle of waiting workers, one worker would be asked by a higher
+    rank and would decline, so such cycles are impossible on any graph. If two workers ask each
+    other at once, the lower rank gets the answer.
 
     A lost request costs only an exchange. A lost answer takes :math:`d` out of the sum: the
     partner has moved, and the worker that asked has not. With `resend_after` neither happens: a
@@ -72,8 +72,8 @@ class ADPSGD(Asynchronous[ADPSGDState]):
     was only cut off, the mean moves by :math:`d / n`. A worker that comes back neither asks nor
     averages until it has taken over the first model that a neighbor sends. Neighbors send one
     as soon as they see the worker, and with each request. An exchange sends two vectors. A
-    worker keeps one more while its request is open and, with `resend_after`, one for its last
-    answer to each neighbor.
+    worker keeps one more vector while its request is open and, with `resend_after`, one for its
+    last answer to each neighbor.
 
     Args:
         topology: Undirected communication graph; may vary with the round of the worker that

@@ -32,7 +32,7 @@ def step_or_default(step: float | None, compressor: Compressor, numel: int) -> f
 
 
 def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
-    """Warn once per run about a step that may diverge or is too small to be useful.
+    """Warn once per run about a step that may cause divergence or is too small to be useful.
 
     This is not an error, because some graphs allow larger steps than others.
     """

@@ -34,7 +34,7 @@ class DiLoCoState(RoundState):
         velocity: :math:`u`, [num_params].
         error: :math:`e_i`, the part that compression has held back so far, [num_params].
         updates: Known updates of this round, by the worker that made them.
-        told: By neighbor, the workers whose updates it already has, as keys.
+        told: By neighbor, the workers whose updates that neighbor already has, as keys.
         missing: Workers whose updates were missing at the end of the last round, as keys.
         repairs_until: Round before which updates include parts of the model.
         has_missed: The worker has come back and lacks updates that the others have.
@@ -65,13 +65,13 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     *Flooding* brings every :math:`q_j` to every worker. A round has as many exchanges as this
     takes on the graph (7 in a directed ring of 8, 1 in a complete graph), and in each exchange
-    a worker relays the updates that each neighbor may not know yet. On every graph that is
-    strongly connected over its period, all workers therefore have the same :math:`x` and
-    :math:`u`, bit for bit, so momentum can act on them. In push-sum, where workers never quite
-    agree, momentum over rounds would enlarge their differences.
+    a worker relays to each neighbor the updates that this neighbor may not know yet. On every
+    graph that is strongly connected over its period, all workers therefore have the same
+    :math:`x` and :math:`u`, bit for bit, so momentum can act on them. In push-sum, where
+    workers never quite agree, momentum over rounds would enlarge their differences.
 
-    Flooding causes more traffic: in a directed ring a worker sends :math:`n - 1` updates per
-    round, while push-sum sends one message. With more neighbors than needed, a worker receives
+    Flooding causes more traffic than push-sum: in a directed ring, a worker sends :math:`n - 1`
+    updates per round instead of one message. With more neighbors than needed, a worker receives
     some updates twice. DiLoCo suits about ten workers; for hundreds, use `DifferencePush`.
 
     A worker ignores an update that has not arrived by the end of the round. A message that is
@@ -259,8 +259,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params = state.params + change
 
     def _mean(self, state: DiLoCoState, is_complete: bool) -> Tensor:
-        """Mean of the updates, averaged with the worker's own update if any is missing
-        unexpectedly.
+        """Mean of the updates, averaged with the worker's own if another is unexpectedly
+        missing.
 
         If workers average over different sets, differences between their models may grow. For
         example, if workers in a line hear only their neighbors, the averaging matrix has

@@ -5,9 +5,9 @@
 Push-sum needs such links, because its messages carry mass.
 
 A link leads from one worker to another and has an end at each. It is used in *sessions*: the
-sender begins a new one, numbered by its clock, whenever it or the receiver has been away. A
-session has a message for every round in which the topology has the link. A message from an
-earlier session is rejected, because its sender has taken it back or has restarted.
+sender begins a new session, numbered by its clock, whenever either end has been away. A session
+has a message for every round in which the topology has the link. A message from an earlier
+session is rejected, because its sender has taken it back or has restarted.
 
 Algorithms whose messages carry no mass do not need reliable links. `ChocoGossip` asks for the
 whole replica after a missed increment, and `DiLoCo` averages models part by part.
@@ -23,7 +23,7 @@ from typing import Generic, TypeAlias, TypeVar
 from edgegossip.core.protocol import Effect, Message, Rank, Seconds, Send, SetTimer
 
 NextRound: TypeAlias = Callable[[int], int]
-"""Returns the first round, from a given one on, in which the link exists."""
+"""Returns the first round, at or after a given round, in which the link exists."""
 RESEND = "resend"
 """The timer for awaited answers."""
 
@@ -73,7 +73,7 @@ def send_again(
 
 
 def timer(awaiting: Sequence[Awaiting[C]]) -> list[Effect]:
-    """Wake the worker when the first awaited message is due."""
+    """Wake the worker when the first unanswered message is due."""
     due = min((each.due for each in awaiting), default=math.inf)
     return [SetTimer(RESEND, due)] if due < math.inf else []
 
@@ -211,7 +211,7 @@ class ReliableLinks(Generic[C]):
 
     def resend(self, now: Seconds) -> list[Effect]:
         """Resend overdue messages of all links."""
-        # Fixed intervals would repeat messages on a full link faster than it drains.
+        # Fixed intervals would repeat messages on a full link faster than the link drains.
         return send_again(self._firsts(), now, growth=1.5)
 
     def acknowledge(self, sender: Rank, message: Message) -> list[Effect]:
@@ -237,7 +237,7 @@ class ReliableLinks(Generic[C]):
     # Receiving.
 
     def inlet(self, sender: Rank, next_round: NextRound) -> Inlet:
-        """The end of the link from `sender`."""
+        """This worker's end of the link from `sender`."""
         link = self.inlets.get(sender)
         if link is None:
             link = self.inlets[sender] = Inlet(self.first_session, next_round(0))

@@ -66,8 +66,8 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
 
     References:
         Aketi, Singh & Rabaey, 2021, arXiv:2102.05715. The method is reconstructed: the first
-        author's code of that week averages trained models for about 50 rounds without training,
-        in full precision and with step 1. Departures: `compensation_compressor` and
+        author's code from the same week averages trained models for about 50 rounds without
+        training, in full precision and with step 1. Departures: `compensation_compressor` and
         `compensate_every`.
     """
 

@@ -242,8 +242,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return self._pass_on(state, event, now)
 
     def _pass_on(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
-        """Let the inner algorithm handle `event`, and hold back the training that it requests.
-        """
+        """Let the inner algorithm handle `event`, and hold back its training requests."""
         effects = self.inner.handle(state.inner, event, now)
         state.params, state.round = state.inner.params, state.inner.round
         if state.is_spare:
@@ -385,9 +384,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return self.balancer.balance(*self._known(state))
 
     def _handle_failures(self, state: BalancedState, shares: Shares) -> list[Effect]:
-        """Apply the failure policy to this worker; give back inherited data once few have
-        failed.
-        """
+        """Apply the failure policy; give back inherited data once few platforms have failed."""
         has_too_many = self.balancer.has_too_many_failures(shares)
         if self.on_failure == "halt":
             self.balancer.require_few_failures(shares)

@@ -50,8 +50,8 @@ class ADSP(ADSPPlus):
     ADSP extends `ADSPPlus`. During each window the server measures its model's loss on
     validation data, and a reward measures how fast the loss fell. While rewards rise, the next
     window tries a higher rate (see `CommitSearch`). The best rate is kept until the epoch is
-    over, or until the loss has risen by `loss_rise` between the ends of two windows. A new
-    search then begins from the current rate.
+    over, or until the loss has risen by `loss_rise` between the ends of two successive windows.
+    A new search then begins from the current rate.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.

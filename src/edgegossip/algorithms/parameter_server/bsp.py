@@ -40,7 +40,7 @@ class BSP(ParameterServer):
         if any(j not in state.waiting for j in self.training(state)):
             return []
         ranks = sorted(state.waiting)
-        # An old update added to this round's would overshoot what either leads to.
+        # An old update, added to this round's updates, would overshoot.
         version = state.version
         if fresh := [j for j in ranks if state.waiting[j].numbers["version"] == version]:
             self.merge(state, fresh, 1 / len(fresh))

@@ -53,7 +53,7 @@ class Leading(Sharing):
 
     @property
     def others(self) -> range:
-        """The other servers."""
+        """Ranks of the other servers."""
         return range(1, self.num_servers)
 
     def init(self, rank: Rank, params: Tensor) -> SharingState:

@@ -1,4 +1,4 @@
-"""Several servers that share the model: each has a slice, and every worker uses all of them.
+"""Several servers that share the model: each has a slice, and every worker uses all servers.
 
 A worker acts as with a single server, but sends commits in pieces, one to each server. An
 answer counts once all its pieces have arrived. `Sharing` makes the servers agree.
@@ -118,7 +118,7 @@ class SeveralServers:
             case Started():
                 state.life = now if event.has_rejoined else 0.0
             case Received(sender, Message(kind="again")) if sender in self._servers[1:]:
-                # A server needs only its own piece; rank 0 asks for others.
+                # Another server asks only for its own piece; rank 0 asks for all pieces.
                 commit = state.inner.commit
                 pieces = [] if commit is None else self._cut(state, Send(SERVER, commit))
                 return [each for each in pieces if each.receiver == sender]

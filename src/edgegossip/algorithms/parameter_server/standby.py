@@ -1,6 +1,6 @@
 """One rank of a parameter server whose workers can take the server's place.
 
-Each worker has the server's model from its last answer, and the values that the server must
+Each worker has the model from the server's last answer, and the values that the server must
 keep. A newly elected server (see `Election`) acts like one that has restarted: it asks all
 ranks for the newest model. A serving worker keeps training, so a rank has up to two halves.
 

@@ -84,7 +84,7 @@ class Stages(StageLinks):
 
     @abstractmethod
     def give_up(self, state: StageState) -> list[Effect]:
-        """Forget all batches above, which will not be answered."""
+        """Forget all batches sent up; they will not be answered."""
 
     # Common to all algorithms.
 
@@ -113,8 +113,9 @@ class Stages(StageLinks):
                     # life.
                     state.next_batch = int(now * _NUMBERS_A_SECOND)
                     state.left_alone_since = None
-                    # Workers of the first stage that exchange messages tell it their round.
-                    # Otherwise the stages above know the round that it had reached.
+                    # Workers of the first stage that exchange messages tell a returned one
+                    # their round. Otherwise the stages above know the round that it had
+                    # reached.
                     is_known = self.inner.traits.topology is not None
                     state.asks_round = event.has_rejoined and not is_known
                 effects = self._drive(state, event, now)
@@ -183,7 +184,7 @@ class Stages(StageLinks):
 
     def _end_if_done(self, state: StageState, now: Seconds) -> list[Effect]:
         """Finish once all workers below have finished or are lost; until then they might need
-        this one.
+        this stage.
         """
         if state.has_ended or self.stage(state.rank) == 0:
             return []
