@@ -120,8 +120,7 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class StageState(WorkerState):
-    """State of a worker; `params` are its stage's, `round` is the first stage's last known
-    round.
+    """State of a worker: its stage's `params`, and the first stage's last known `round`.
 
     Attributes:
         inner: In the first stage: the state of its own algorithm.
