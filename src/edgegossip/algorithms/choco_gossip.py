@@ -44,7 +44,7 @@ class Replica:
     increments: dict[int, Payload] = field(default_factory=dict)
 
     def hear(self, message: Message) -> None:
-        """Keep an increment; a late one fills its gap, and a repeated one changes nothing."""
+        """Keep an increment; a late one fills a gap, and a repetition changes nothing."""
         if message.round >= self.round:
             self.increments[message.round] = message.payload
 
@@ -113,8 +113,8 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     undetected: a message sent before the crash may arrive after its sender has come back, and
     the two replicas differ from then on.
 
-    Each worker holds its own replica and one of each neighbor. The paper keeps only the sum of
-    the neighbors' replicas, from which a lost neighbor could not be removed.
+    Each worker holds its own replica and one replica of each neighbor. The paper keeps only the
+    sum of the neighbors' replicas, from which a lost neighbor could not be removed.
 
     Args:
         topology: Undirected communication graph that never changes, because a replica needs all

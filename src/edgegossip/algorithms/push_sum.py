@@ -77,8 +77,8 @@ class PushSum(LocalSteps[P], Generic[P]):
     Links that lose messages need `resend_after`: messages are then resent until they are
     acknowledged, and each is merged once. The sender takes back mass that a lost worker has not
     acknowledged. If that worker was only cut off and had merged the mass, the mass exists
-    twice, both numerator and weight. This does not move any estimate out of the range of the
-    workers' estimates.
+    twice, both numerator and weight. Duplicate mass does not move any estimate out of the range
+    of the workers' estimates.
 
     A worker that no longer receives anything gradually gives away its mass. At a weight below
     :math:`2^{-60}`, before rounding errors grow, its numerator and weight are both multiplied
@@ -130,7 +130,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     @abstractmethod
     def offers(self, state: P, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        """Make this round's offers to `receivers`, at least one worker."""
+        """Make this round's offers to `receivers` (at least one)."""
 
     @abstractmethod
     def read(

@@ -1,13 +1,13 @@
-"""Reliable links: messages are kept until they are answered, and are handled once.
+"""Reliable links: messages are kept until they are answered, and delivered once.
 
 `Awaiting` holds a message that may be resent, such as the open request of `ADPSGD`.
 `ReliableLinks` builds on it: each message is acknowledged, and delivered once and in order.
 Push-sum needs such links, because its messages carry mass.
 
-A link leads from one worker to another and has an end at each. It is used in *sessions*: the
-sender begins a new session, numbered by its clock, whenever either end has been away. A session
-has a message for every round in which the topology has the link. A message from an earlier
-session is rejected, because its sender has taken it back or has restarted.
+A link leads from one worker to another and has an end at each. A link is used in *sessions*:
+the sender begins a new session, numbered by its clock, whenever either end has been away. A
+session has a message for every round in which the topology has the link. A message from an
+earlier session is rejected, because its sender has taken it back or has restarted.
 
 Algorithms whose messages carry no mass do not need reliable links. `ChocoGossip` asks for the
 whole replica after a missed increment, and `DiLoCo` averages models part by part.

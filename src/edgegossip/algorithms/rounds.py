@@ -86,7 +86,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     off and is more than a round behind does the same after its training, and the others do not
     wait for its missed rounds.
 
-    With three or more neighbors, the second most advanced one counts, so a single lying
+    With three or more neighbors, the second most advanced neighbor counts, so a single lying
     neighbor cannot send a worker to the end of the run.
 
     Args:
@@ -365,7 +365,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return self._resume(state, now)
 
     def _will_skip(self, state: S, other: Rank, exchange: int) -> bool:
-        """Whether `other` is so far behind this worker and the others that it will skip."""
+        """Whether `other` is so far behind its neighbors that it will skip rounds."""
         if not self._is_far(exchange, state.exchange):
             return False
         own = self.topology.all_in_neighbors(state.rank)

@@ -52,8 +52,8 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         consensus_step: See `SparsePush`.
         compensation_rounds: Number of averaging rounds after the last training round, at least
             0.
-        compensation_compressor: Compressor of the differences in these rounds, which use its
-            own consensus step.
+        compensation_compressor: Compressor of the differences in these rounds, which use this
+            compressor's own consensus step.
         compensate_every: Number of training rounds per round that averages with
             `compensation_compressor`, at least 1; None for no such rounds.
         local_steps: See `PushSum`.

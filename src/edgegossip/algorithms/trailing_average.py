@@ -56,8 +56,8 @@ class TrailingAverage(Algorithm[TrailingState]):
     stored. Averaging removes the noise that a large learning rate and few steps between
     exchanges leave in the parameters, as decaying the learning rate would.
 
-    A model that arrives between two rounds counts at the end of the next one. A worker that has
-    lost its memory begins a new average, as does a worker whose parameters were unsound.
+    A model that arrives between two rounds counts at the end of the next round. A worker that
+    has lost its memory begins a new average, as does a worker whose parameters were unsound.
     Running statistics of normalization layers are averaged like parameters.
 
     Args:

@@ -84,10 +84,10 @@ class EdgeGossip(Algorithm[BalancedState]):
     failures. A late or lost forecast blocks no worker: after `timeout` the last known forecast
     is used.
 
-    A failed platform relays the model untrained if others wait for it. Otherwise it rests until
-    a forecast says that it has recovered, and makes one forecast per pass of the fastest
-    worker. To keep its measurements up to date, it spends at most a tenth of the time on single
-    steps.
+    A failed platform relays the model untrained if other workers wait for it. Otherwise it
+    rests until a forecast says that it has recovered, and makes one forecast per pass of the
+    fastest worker. To keep its measurements up to date, it spends at most a tenth of the time
+    on single steps.
 
     Virtual time is charged for forecasts, for aggregation (before the first epoch, which
     reduces that epoch's share), for looks at aggregated points (a third of a sample for each

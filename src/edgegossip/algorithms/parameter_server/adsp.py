@@ -86,7 +86,7 @@ class ADSP(ADSPPlus):
 
     @property
     def max_rate(self) -> int:
-        """The highest rate that the minimum interval allows; 1000 without one."""
+        """The highest rate that the minimum interval allows; 1000 if the interval is 0."""
         return max(1, int(self.window / self.min_interval)) if self.min_interval else 1000
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401

@@ -67,8 +67,8 @@ class BatchTune(Algorithm[BatchTuneState]):
     reported. The inner algorithm averages updates regardless of the batch size.
 
     Args:
-        inner: Any parameter server; one with a barrier after a fixed number of steps gains the
-            most.
+        inner: Any parameter server; an algorithm with a barrier after a fixed number of steps
+            gains the most.
         smoothing: Weight of the previous estimate of the speed, in [0, 1); 0 uses only the last
             piece of training.
 

@@ -35,7 +35,7 @@ class Tried:
     def note(self) -> Note:
         """Make a note of the fields, without unknown values.
 
-        The time is omitted, because each note has one.
+        The time is omitted, because each note has its own.
         """
         known = {name: value for name, value in asdict(self).items() if value is not None}
         del known["at"]

@@ -1,4 +1,4 @@
-"""Elections: workers elect another server by majority once theirs is lost.
+"""Elections: workers elect another server by majority once their server is lost.
 
 Each server has its own term, a whole number; `term` modulo the number of ranks is the rank that
 serves in it. No term therefore has two servers, even if voters lose their memory. The highest
@@ -50,7 +50,7 @@ class Election:
         num_ranks: Total number of ranks, each with a vote.
         term: Term of the followed server.
         promised: The highest term that has this rank's vote.
-        stands_for: The term of this rank's candidacy; `UNKNOWN` without one.
+        stands_for: The term of this rank's candidacy; `UNKNOWN` if there is none.
         votes: Voters for that term, as keys.
         lost: Unreachable ranks, as keys.
         is_leading: This rank serves.

@@ -113,7 +113,7 @@ class Halves:
     def _keep_fresh(
         self, state: StandbyState, server: ServerState, effects: list[Effect]
     ) -> list[Effect]:
-        """Give the new model to the most recent committers, even if the server answers others.
+        """Send the new model to the most recent committers, even when answering another worker.
 
         The worker on this rank waits until they have the model, as other workers wait for their
         answers. Otherwise it would commit without pause and starve the other workers.

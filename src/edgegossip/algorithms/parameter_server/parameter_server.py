@@ -81,12 +81,12 @@ class ParameterServer(Committing):
     evaluated.
 
     **Losses.** A worker that comes back asks for the model (`pull`) and continues in the round
-    of the slowest other worker; the others do not wait for its missed rounds. A worker pauses
-    while the server is lost, and gives up after `patience`, as does a server that has lost all
-    its workers. A server that restarts asks all workers for their latest model and takes the
-    newest. Every answer lists how many commits of each worker the server's model holds, so
-    missing commits are resent and nothing is counted twice. While no worker has reported a
-    model, the server also waits for lost workers, for at most `patience`.
+    of the slowest other worker; other workers do not wait for its missed rounds. A worker
+    pauses while the server is lost, and gives up after `patience`, as does a server that has
+    lost all its workers. A server that restarts asks all workers for their latest model and
+    takes the newest. Every answer lists how many commits of each worker the server's model
+    holds, so missing commits are resent and nothing is counted twice. While no worker has
+    reported a model, the server also waits for lost workers, for at most `patience`.
 
     **Elections** (`standby` above 0). A worker that misses its server waits 0.1 to 0.5 seconds
     and asks all other ranks for their votes. Only ranks that also miss their server vote, and
@@ -116,8 +116,8 @@ class ParameterServer(Committing):
         num_rounds: Commits that each worker makes before it finishes.
         resend_after: Seconds until an unanswered commit is resent; each further wait is longer
             by the same amount. None never resends; safe only on lossless links.
-        patience: Seconds for which a worker waits for a lost server, and a server that has lost
-            all its workers waits for the first to come back.
+        patience: Seconds for which a worker waits for a lost server, and for which a server
+            that has lost all its workers waits for one to return.
         rate_ratio: Learning rate of the workers relative to the task's, above 0.
         momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds implicit
             momentum. None keeps the task's.
@@ -377,7 +377,7 @@ class ParameterServer(Committing):
         return [*self._ask(state, now), SetTimer(PATIENCE, now + self.patience)]
 
     def _ask(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Ask workers for their newest model, because the server has lost its own."""
+        """Ask workers for their newest model, because the server has lost its own model."""
         show = Message("show", state.round)
         effects: list[Effect] = [Send(j, show) for j in state.unseen if j not in state.lost]
         if effects and self.resend_after is not None:

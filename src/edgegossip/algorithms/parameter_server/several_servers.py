@@ -55,7 +55,7 @@ class SeveralServersState(WorkerState):
 
     Attributes:
         inner: State that a worker of a single server would have.
-        life: Time of the last return, if any; pieces from an earlier life count as older.
+        life: Time of the last return, or 0; pieces from an earlier life count as older.
         serial: Serial number of the worker's last commit.
         epoch: Epoch of the last request for this worker's model; answers from earlier epochs no
             longer count.
@@ -244,7 +244,7 @@ class SeveralServers:
         }
 
     def _between_servers(self, piece: TensorSpec) -> dict[str, MessageSpec]:
-        """Orders, reports on the pieces that a server holds, requests for them, and slices."""
+        """Orders, reports on the pieces that a server holds, requests to report, and slices."""
         ahead, num_workers = self.algorithm.num_rounds, self.algorithm.num_workers
         order: dict[str, Limits] = {
             **_LABELS,

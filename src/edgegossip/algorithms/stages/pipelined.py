@@ -46,8 +46,9 @@ class Pipelined(Stages):
     - One batch in flight with several first-stage workers is split learning; if `inner`
       averages these workers' models, it is SplitFed.
 
-    A lost stage stops all stages below it; the next one below raises `ServerLostError` after
-    `patience`. If the lost stage comes back earlier, batches that were in flight start again.
+    A lost stage stops all stages below it; the stage directly below raises `ServerLostError`
+    after `patience`. If the lost stage comes back earlier, batches that were in flight start
+    again.
 
     Args:
         inner: See `StageLinks`.

@@ -143,8 +143,8 @@ class StageState(WorkerState):
         num_in_vain: Number of timeouts, minus one for each later answer; at least 0.
         ended: Workers below that will send nothing more, as keys.
         has_ended: This worker will send nothing more.
-        left_alone_since: Time since which all workers below are lost; None while one is
-            present.
+        left_alone_since: Time since which all workers below have been lost; None while any is
+            reachable.
         num_told: Number of times that the worker has announced its end.
         asks_round: The worker has come back, and continues in the round of the next answer.
     """
@@ -198,7 +198,7 @@ class StageState(WorkerState):
     def note(self, stage: int, measured: Mapping[str, float]) -> Note:
         """Note queues and counts together with the measurements.
 
-        A stage notes them at its first training and every tenth after it, when it gives up
+        A stage makes a note at its first training and every tenth after that, when it gives up
         batches, and when it stops sending.
 
         Fields:

@@ -5,9 +5,9 @@ stage. Batches go up as activations with labels. Answers come down, with or with
 A worker has at most `max_passed` unanswered batches above it, so a slow stage slows down the
 stages below it, and memory stays bounded.
 
-Another algorithm, `inner`, keeps the models of the first stage's workers together. It requests
-training and exchanges the first stage's parameters as if they were a whole model. Its requests
-are carried out batch by batch, and each batch goes up.
+Another algorithm, `inner`, keeps the models of the first stage's workers together. The inner
+algorithm requests training and exchanges the first stage's parameters as if they were a whole
+model. Its requests are carried out batch by batch, and each batch goes up.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class Stages(StageLinks):
         return [*effects, *self._watch(state, now)]
 
     def _watch(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Restart the wait for the next answer, if one is due."""
+        """Restart the wait for the next answer, if an answer is due."""
         if self.forget_after is None:
             return []
         if not state.pending:
