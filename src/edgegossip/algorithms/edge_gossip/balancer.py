@@ -16,7 +16,7 @@ _HALVINGS = 30  # of the interval in which the stable correction lies
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    r"""Share of each platform in the next epoch.
+    r"""Each platform's share of its data in the next epoch.
 
     Attributes:
         keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform, or one without data.

@@ -165,7 +165,7 @@ class Committing(Algorithm[State]):
             )
 
     def _go_back(self, state: CommitterState, event: Trained, now: Seconds) -> list[Effect]:
-        """Drop progress from unsound parameters, and ask for the model."""
+        """Drop progress made from unsound parameters, and ask for the model."""
         state.params, state.commit, state.committed = event.params, None, None
         state.num_asked, state.num_steps = 0, 0
         state.is_due, state.has_moved = False, False

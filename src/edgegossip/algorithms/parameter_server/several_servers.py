@@ -75,7 +75,7 @@ SharedState: TypeAlias = SharingState | SeveralServersState
 
 
 class SeveralServers:
-    """Dispatches each event to the right half of a rank.
+    """Dispatches each event of a rank to the behavior of a server or a worker.
 
     Args:
         algorithm: Algorithm with `num_servers` above 1.

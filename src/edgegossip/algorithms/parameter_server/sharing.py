@@ -1,9 +1,9 @@
 """One of several servers: it holds a slice of the model and handles events in rank 0's order.
 
-All servers run the same algorithm, each on its own slice. No decision of a server depends on
-the entries of the model. Servers that receive the same events in the same order therefore make
-the same decisions: which workers to merge in a round, when to answer, and with which numbers.
-Rank 0 puts events in order (`Leading`) and sends each as an *order*, which has no tensors; the
+All servers run the same algorithm, each on its own slice. No server decision depends on the
+entries of the model. Servers that receive the same events in the same order therefore make the
+same decisions: which workers to merge in a round, when to answer, and with which numbers. Rank
+0 puts events in order (`Leading`) and sends each as an *order*, which has no tensors; the
 pieces of commits and copies come from the workers themselves.
 
 An *epoch* is a sequence of orders from a common start. If a server has lost its slice, rank 0

@@ -149,7 +149,7 @@ class Stages(StageLinks):
         return effects
 
     def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
-        """Drop progress from unsound parameters."""
+        """Drop progress made from unsound parameters."""
         effects = [*self._give_up(state), *self.answer(state, state.present)]
         # These answers belong to the same batches, or to later ones.
         state.answers.clear()
