@@ -49,31 +49,31 @@ class ADPSGD(Asynchronous[ADPSGDState]):
 
     After a block of local steps, with probability :math:`p` and if no request is open, worker
     :math:`i` sends its :math:`x_i` to a random neighbor :math:`j` and trains on. The neighbor
-    answers with half of their difference, and both move by it:
+    answers with half of the difference, and both workers move by it:
 
     .. math::
         d = \tfrac12 (x_i^{sent} - x_j), \qquad x_j \leftarrow x_j + d, \qquad
         x_i \leftarrow x_i - d
 
-    Both workers keep the progress that they make in the meantime; :math:`j` adds its own to the
-    average at the end of its block. Only training changes the sum over all workers and answers
-    in flight.
+    Both workers keep the progress that they make in the meantime; :math:`j` adds its own
+    progress to the average at the end of its block. Only training changes the sum over all
+    workers and answers in flight.
 
     While its own request is open, a worker averages with no other worker, because two exchanges
-    must not change the same parameters. It defers requests from lower ranks and declines those
-    from higher ones. In any cycle of waiting workers, one would be asked by a higher rank and
-    would decline, so such cycles are impossible on any graph. If two workers ask each other at
-    once, the lower rank gets the answer.
+    must not change the same parameters. It defers requests from lower ranks and declines
+    requests from higher ranks. In any cycle of waiting workers, one worker would be asked by a
+    higher rank and would decline, so such cycles are impossible on any graph. If two workers
+    ask each other at once, the lower rank gets the answer.
 
     A lost request costs only an exchange. A lost answer takes :math:`d` out of the sum: the
     partner has moved, and the worker that asked has not. With `resend_after` neither happens: a
     request is repeated until it is answered, and gets the same answer again. If the partner is
     lost during an exchange, however, the worker gives up. If that partner had already moved and
     was only cut off, the mean moves by :math:`d / n`. A worker that comes back neither asks nor
-    averages until it has taken over the first model that a neighbor sends. Neighbors send one
-    as soon as they see the worker, and with each request. An exchange sends two vectors. A
-    worker keeps one more while its request is open and, with `resend_after`, one for its last
-    answer to each neighbor.
+    averages until it has taken over the first model that a neighbor sends. Neighbors send a
+    model as soon as they see the worker, and with each request. An exchange sends two vectors.
+    A worker keeps one more vector while its request is open and, with `resend_after`, one for
+    its last answer to each neighbor.
 
     Args:
         topology: Undirected communication graph; may vary with the round of the worker that

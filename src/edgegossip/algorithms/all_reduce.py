@@ -32,17 +32,18 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
 
     Averaging takes two exchanges. The vector is cut into :math:`n` chunks and worker :math:`i`
     owns chunk :math:`i`. In the first exchange every worker sends each chunk to its owner,
-    which averages them. In the second the owners send the averages to all. Each worker sends
-    :math:`2 (n - 1) / n` vectors, the minimum possible, and all workers end with the same
-    result, bit for bit.
+    which averages the copies that arrive. In the second exchange the owners send the averages
+    to all. Each worker sends :math:`2 (n - 1) / n` vectors, the minimum possible, and all
+    workers end with the same result, bit for bit.
 
     With SGD (also with momentum and weight decay), equal batch sizes and one local step, this
     is single-machine SGD on the union of the workers' batches, because the update is linear in
-    the gradients. This does not hold for optimizers with a nonlinear update, such as Adam.
+    the gradients. The equality does not hold for optimizers with a nonlinear update, such as
+    Adam.
 
-    If a worker is lost, the others keep their own versions of its chunk until the chunk is
-    averaged again. A worker that comes back between the two exchanges has averaged nothing and
-    sends an empty chunk. A chunk of the wrong length is ignored.
+    If a worker is lost, the others keep their own versions of the lost worker's chunk until the
+    chunk is averaged again. A worker that comes back between the two exchanges has averaged
+    nothing and sends an empty chunk. A chunk of the wrong length is ignored.
 
     Args:
         topology: The complete graph.

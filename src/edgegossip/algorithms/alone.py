@@ -26,11 +26,11 @@ from edgegossip.core.schema import MessageSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Alone(Algorithm[WorkerState]):
-    """Plain SGD on each worker's own data: the baseline for every exchange.
+    """Plain SGD on each worker's own data: the baseline for algorithms that exchange models.
 
-    With one worker it trains a whole model on one machine. Within `Decoupled` and `Pipelined`,
-    that worker trains the first stage; after coming back, it continues in the latest round that
-    the stages above know.
+    With one worker, `Alone` trains a whole model on one machine. Within `Decoupled` and
+    `Pipelined`, this worker trains the first stage; after a restart, it continues in the latest
+    round that the stages above know.
 
     Args:
         num_rounds: Number of rounds of training before a worker finishes.

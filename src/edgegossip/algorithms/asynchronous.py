@@ -1,7 +1,7 @@
 """Asynchronous training: blocks of steps in sequence, without waiting.
 
-`Asynchronous` implements the life of a worker: it trains block by block, begins exchanges with
-random neighbors, and keeps track of lost workers. A derived algorithm handles finished blocks
+`Asynchronous` implements the life of a worker: it trains block by block, draws random neighbors
+for exchanges, and keeps track of lost workers. A derived algorithm handles finished blocks
 (`learn`) and messages (`receive`).
 """
 

@@ -44,12 +44,12 @@ class Replica:
     increments: dict[int, Payload] = field(default_factory=dict)
 
     def hear(self, message: Message) -> None:
-        """Keep an increment; a late one fills its gap, and a repeated one changes nothing."""
+        """Keep an increment; a late one fills a gap, and a repetition changes nothing."""
         if message.round >= self.round:
             self.increments[message.round] = message.payload
 
     def restart(self, message: Message) -> None:
-        """Start again from the neighbor's replica before `message.round`."""
+        """Start again from the neighbor's replica as of the start of `message.round`."""
         if message.round >= self.round:
             self.params, self.round = message.payload["params"], message.round
             self.increments = {r: q for r, q in self.increments.items() if r >= self.round}
@@ -89,8 +89,8 @@ class ChocoState(RoundState):
 class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     r"""Train, send a compressed difference, and step toward the neighbors' replicas.
 
-    The sum of all increments of a worker is its replica :math:`\hat x_i`, which its neighbors
-    also hold. In each round worker :math:`i`
+    A worker's replica :math:`\hat x_i`, which its neighbors also hold, is its initial
+    parameters plus the sum of its increments. In each round worker :math:`i`
 
     1. takes `local_steps` SGD steps,
     2. sends :math:`q_i = C(x_i - \hat x_i)`, and receives :math:`q_j`,
@@ -103,18 +103,18 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     ends of an edge have the same two replicas. With ``Identity()`` and :math:`\gamma = 1` this
     is `Gossip`.
 
-    A lost neighbor does not count in a round, nor does one whose increment comes too late. A
-    missing increment is noticed when a `timeout` ends the round. The worker reports the gap,
-    and the neighbor answers with its whole replica. Until then, the worker does not step toward
-    this neighbor. The neighbor may still step toward the worker, which moves the mean by
-    :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` per round. A worker that comes back takes
-    over the replica of its most advanced neighbor, as its parameters and as its own replica. It
+    A lost neighbor does not count in a round, nor does a neighbor whose increment comes too
+    late. A missing increment is noticed when a `timeout` ends the round. The worker reports the
+    gap, and the neighbor answers with its whole replica. Until then, the worker does not step
+    toward this neighbor. The neighbor may still step toward the worker, which moves the mean by
+    :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` per round. A returning worker adopts the
+    replica of its most advanced neighbor, as its parameters and as its own replica. The worker
     and each neighbor then restart with whole replicas of each other. One case remains
     undetected: a message sent before the crash may arrive after its sender has come back, and
     the two replicas differ from then on.
 
-    Each worker holds its own replica and one of each neighbor. The paper keeps only the sum of
-    the neighbors' replicas, from which a lost neighbor could not be removed.
+    Each worker holds its own replica and one replica of each neighbor. The paper keeps only the
+    sum of the neighbors' replicas, from which a lost neighbor could not be removed.
 
     Args:
         topology: Undirected communication graph that never changes, because a replica needs all

@@ -8,8 +8,7 @@ from edgegossip.core.compression.compressor import Compressor
 from edgegossip.core.protocol import Rank
 
 TOO_LITTLE = 1e-4
-"""Smallest useful step; with smaller ones, agreement would take more than ten thousand rounds.
-"""
+"""Smallest useful step; with smaller steps, agreement would take over ten thousand rounds."""
 
 
 def require_step(step: float | None) -> None:
@@ -32,9 +31,9 @@ def step_or_default(step: float | None, compressor: Compressor, numel: int) -> f
 
 
 def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
-    """Warn once per run about a step that may diverge or is too small to be useful.
+    """Warn once per run about a step that may cause divergence or is too small to be useful.
 
-    This is not an error, because some graphs allow larger steps than others.
+    A large step is not an error, because some graphs allow larger steps than others.
     """
     suited = compressor.consensus_step(numel)
     if rank != 0:

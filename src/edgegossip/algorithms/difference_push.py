@@ -32,8 +32,7 @@ class DifferencePush(PushSum[DifferencePushState]):
     In each round worker :math:`i` takes `local_steps` SGD steps from :math:`z_i = x_i / w_i` to
     :math:`z_i'` and sets :math:`x_i = w_i z_i'`. For every link :math:`i \to j` of the round
     both ends have the same replica :math:`r_{ij}` of the sender's estimate. The sender sends a
-    compressed difference, both ends correct their replica, and mass flows according to the
-    replica:
+    compressed difference, both ends correct their replicas, and mass flows according to them:
 
     .. math::
         r_{ij} &\leftarrow r_{ij} + C(z_i - r_{ij}) \\
@@ -47,9 +46,9 @@ class DifferencePush(PushSum[DifferencePushState]):
     memory is needed. As the workers approach each other, differences and compression errors
     shrink. The estimates therefore reach the mean, unlike those of `SparsePush`.
 
-    `DifferencePush` needs more memory: a worker keeps one vector for each worker that it sends
-    to, and one for each that it receives from. Receivers of exactly the same messages share one
-    vector.
+    `DifferencePush` needs more memory than `SparsePush`: a worker keeps one vector for each
+    worker that it sends to, and one for each that it receives from. Receivers of exactly the
+    same messages share one vector.
 
     Without compression and with step 1 this is `StochasticGradientPush` up to rounding.
 

@@ -34,7 +34,7 @@ class DiLoCoState(RoundState):
         velocity: :math:`u`, [num_params].
         error: :math:`e_i`, the part that compression has held back so far, [num_params].
         updates: Known updates of this round, by the worker that made them.
-        told: By neighbor, the workers whose updates it already has, as keys.
+        told: By neighbor, the workers whose updates that neighbor already has, as keys.
         missing: Workers whose updates were missing at the end of the last round, as keys.
         repairs_until: Round before which updates include parts of the model.
         has_missed: The worker has come back and lacks updates that the others have.
@@ -65,25 +65,25 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
 
     *Flooding* brings every :math:`q_j` to every worker. A round has as many exchanges as this
     takes on the graph (7 in a directed ring of 8, 1 in a complete graph), and in each exchange
-    a worker relays the updates that each neighbor may not know yet. On every graph that is
-    strongly connected over its period, all workers therefore have the same :math:`x` and
-    :math:`u`, bit for bit, so momentum can act on them. In push-sum, where workers never quite
-    agree, momentum over rounds would enlarge their differences.
+    a worker relays to each neighbor the updates that this neighbor may not know yet. On every
+    graph that is strongly connected over its period, all workers therefore have the same
+    :math:`x` and :math:`u`, bit for bit, so momentum can act on them. In push-sum, where
+    workers never quite agree, momentum over rounds would enlarge their differences.
 
-    Flooding causes more traffic: in a directed ring a worker sends :math:`n - 1` updates per
-    round, while push-sum sends one message. With more neighbors than needed, a worker receives
+    Flooding causes more traffic than push-sum: in a directed ring, a worker sends :math:`n - 1`
+    updates per round instead of one message. With more neighbors than needed, a worker receives
     some updates twice. DiLoCo suits about ten workers; for hundreds, use `DifferencePush`.
 
     A worker ignores an update that has not arrived by the end of the round. A message that is
     lost or arrives after the `timeout` therefore costs part of a round, and the models differ
-    from then on. A worker that misses an update, hears from a lost worker again, or has itself
-    come back reports this with its next update. For `repair_rounds` rounds, all workers then
-    add the next part of :math:`x` and :math:`u` to each update, and average these parts.
-    Afterward they agree again, if enough rounds remain. In some graphs, such as rings, the
-    paths around a lost worker take more exchanges than a round has. Distant workers then hear
-    nothing of each other until the lost worker is back, and their models stay apart. A worker
-    that misses the update of a worker that is not lost uses half of its own :math:`q_i` plus
-    half of the mean as :math:`g`; otherwise differences could grow.
+    until they are repaired. A worker that misses an update, hears from a lost worker again, or
+    has itself come back reports this with its next update. For `repair_rounds` rounds, all
+    workers then add the next part of :math:`x` and :math:`u` to each update, and average these
+    parts. Afterward they agree again, if enough rounds remain. In some graphs, such as rings,
+    the paths around a lost worker take more exchanges than a round has. Distant workers then
+    hear nothing of each other until the lost worker is back, and their models stay apart. A
+    worker that misses the update of a worker that is not lost uses half of its own :math:`q_i`
+    plus half of the mean as :math:`g`; otherwise differences could grow.
 
     Running statistics of normalization layers are compressed too, but averaged without
     momentum. Coarse values may make a small variance negative: with fewer than 4 bits, use a
@@ -97,8 +97,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         num_rounds: Number of rounds of training and flooding.
         local_steps: SGD steps in a round, at least 1.
         compressor: :math:`C`.
-        outer_momentum: :math:`\beta`, in [0, 1). It lengthens steps by a factor of :math:`1 /
-            (1 - \beta)`, so halve the learning rate.
+        outer_momentum: :math:`\beta`, in [0, 1). Momentum lengthens steps by a factor of
+            :math:`1 / (1 - \beta)`, so halve the learning rate.
         outer_lr: :math:`\alpha`, above 0.
         repair_rounds: Number of parts in which the model is sent to repair differences.
         timeout: See `Synchronous`; must be well above the duration of a round of training.
@@ -259,12 +259,13 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params = state.params + change
 
     def _mean(self, state: DiLoCoState, is_complete: bool) -> Tensor:
-        """Mean of the updates, averaged with the worker's own update if any is missing
-        unexpectedly.
+        """Mean of the updates, averaged with the worker's own if another is unexpectedly
+        missing.
 
         If workers average over different sets, differences between their models may grow. For
         example, if workers in a line hear only their neighbors, the averaging matrix has
-        negative eigenvalues. Mixing in half of the identity raises them to at least 0.
+        negative eigenvalues. Mixing in half of the identity raises these eigenvalues to at
+        least 0.
         """
         mean = torch.zeros_like(state.params)
         for rank in sorted(state.updates):

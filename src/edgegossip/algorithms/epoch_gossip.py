@@ -17,7 +17,7 @@ class EpochGossip(NeighborAveraging[RoundState]):
 
     1. runs mini-batch SGD over its local data,
     2. sends its parameters to its neighbors according to the mixing matrix,
-    3. receives theirs and merges:
+    3. receives their parameters and merges:
        :math:`x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j`.
 
     On the complete graph this is a barrier for all workers: all wait for the slowest. With

@@ -16,7 +16,7 @@ class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
 
     1. takes `local_steps` SGD steps on its own data,
     2. sends :math:`x_i` to its neighbors :math:`N(i)`,
-    3. waits for theirs and averages:
+    3. waits for their models and averages:
        :math:`x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Push-sum in synchronous rounds: averaging over directed graphs that may change in time."""
+"""Push-sum in synchronous rounds: averaging over directed graphs that may change over time."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _MAX_GROWTH = 2.0**10
 """Largest factor by which the sum of all weights may have grown.
 
 The sum is `num_workers` until a worker is cut off. If that worker had merged a message whose
-acknowledgment was lost, the sender takes the mass back, and it exists twice. At worst such a
-cut doubles the sum; in practice it adds a share of one worker's weight, and each worker would
-need more than ten such cuts to reach this factor. Above it, a worker scales its numerator and
-weight down, which does not change its estimate, so no honest worker claims more.
+acknowledgment was lost, the sender takes the mass back, and the mass exists twice. At worst
+such a cut doubles the sum; in practice it adds a share of one worker's weight, and each worker
+would need more than ten such cuts to reach this factor. Above this limit, a worker scales its
+numerator and weight down, which does not change its estimate, so no honest worker claims more.
 """
 
 
@@ -69,25 +69,25 @@ class PushSum(LocalSteps[P], Generic[P]):
         w_i \leftarrow w_i + \gamma \Bigl(\sum_{j \to i} p_j w_j - d_i p_i w_i\Bigr)
 
     For any :math:`q`, a sender gives away exactly the mass that its receivers get. Therefore,
-    **exchanges never change the sums of numerators and of weights over all workers, including
-    those in flight**. On every graph that is strongly connected over its period, the estimates
-    tend to the quotient of the sums. Late mass is merged in the next exchange, or at once by a
+    **exchanges never change the sums of numerators and of weights over all workers and messages
+    in flight**. On every graph that is strongly connected over its period, the estimates tend
+    to the quotient of the sums. Late mass is merged in the next exchange, or at once by a
     finished worker. The share of a lost neighbor stays with the sender.
 
     Links that lose messages need `resend_after`: messages are then resent until they are
     acknowledged, and each is merged once. The sender takes back mass that a lost worker has not
     acknowledged. If that worker was only cut off and had merged the mass, the mass exists
-    twice, both numerator and weight. This does not move any estimate out of the range of the
-    workers' estimates.
+    twice, both numerator and weight. Duplicate mass does not move any estimate out of the range
+    of the workers' estimates.
 
     A worker that no longer receives anything gradually gives away its mass. At a weight below
     :math:`2^{-60}`, before rounding errors grow, its numerator and weight are both multiplied
     by :math:`2^{30}`. Its estimate does not change, and each time at most :math:`2^{-30}` of
     mass is created.
 
-    A crashed worker has lost its mass. When the worker comes back, each in-neighbor sends half
-    of its mass, and its round. If no in-neighbor is reachable, the worker starts from the
-    initial parameters with a weight of :math:`2^{-30}`.
+    A crashed worker has lost its mass. When the worker comes back, each in-neighbor sends it
+    half of its own mass, and its own round. If no in-neighbor is reachable, the worker starts
+    from the initial parameters with a weight of :math:`2^{-30}`.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.
@@ -130,7 +130,7 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     @abstractmethod
     def offers(self, state: P, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        """Make this round's offers to `receivers`, at least one worker."""
+        """Make this round's offers to `receivers` (at least one)."""
 
     @abstractmethod
     def read(
@@ -308,7 +308,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return Mass(sender, message.round, vector, share, part)
 
     def _merge_arrived(self, state: P) -> None:
-        """Merge all mass up to the current round."""
+        """Merge all arrived mass from rounds up to the current one."""
         due = [mass for mass in state.arrived if mass.round <= state.round]
         if due:
             state.arrived = [mass for mass in state.arrived if mass.round > state.round]

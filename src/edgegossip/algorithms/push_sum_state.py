@@ -44,7 +44,7 @@ class PushSumState(RoundState):
         before_exchange: Numerator and weight before this round's shares were given away; None
             once the others' shares are merged.
         arrived: Mass that waits to be merged.
-        links: Links to and from its neighbors.
+        links: Links to and from the worker's neighbors.
         needy: Workers that have lost their mass and need new mass, as keys.
         has_ended: The worker's rounds are over; arriving mass is merged at once.
         has_finished: The worker has returned `Finish`.

@@ -1,11 +1,11 @@
-"""Reliable links: messages are kept until they are answered, and are handled once.
+"""Reliable links: messages are kept until they are answered, and delivered once.
 
 `Awaiting` holds a message that may be resent, such as the open request of `ADPSGD`.
 `ReliableLinks` builds on it: each message is acknowledged, and delivered once and in order.
 Push-sum needs such links, because its messages carry mass.
 
-A link leads from one worker to another and has an end at each. It is used in *sessions*: the
-sender begins a new one, numbered by its clock, whenever it or the receiver has been away. A
+A link leads from one worker to another and has an end at each. A link is used in *sessions*:
+the sender begins a new session, numbered by its clock, whenever either end has been away. A
 session has a message for every round in which the topology has the link. A message from an
 earlier session is rejected, because its sender has taken it back or has restarted.
 
@@ -23,7 +23,7 @@ from typing import Generic, TypeAlias, TypeVar
 from edgegossip.core.protocol import Effect, Message, Rank, Seconds, Send, SetTimer
 
 NextRound: TypeAlias = Callable[[int], int]
-"""Returns the first round, from a given one on, in which the link exists."""
+"""Returns the first round, at or after a given round, in which the link exists."""
 RESEND = "resend"
 """The timer for awaited answers."""
 
@@ -73,7 +73,7 @@ def send_again(
 
 
 def timer(awaiting: Sequence[Awaiting[C]]) -> list[Effect]:
-    """Wake the worker when the first awaited message is due."""
+    """Wake the worker when the first unanswered message is due."""
     due = min((each.due for each in awaiting), default=math.inf)
     return [SetTimer(RESEND, due)] if due < math.inf else []
 
@@ -211,7 +211,7 @@ class ReliableLinks(Generic[C]):
 
     def resend(self, now: Seconds) -> list[Effect]:
         """Resend overdue messages of all links."""
-        # Fixed intervals would repeat messages on a full link faster than it drains.
+        # Fixed intervals would repeat messages on a full link faster than the link drains.
         return send_again(self._firsts(), now, growth=1.5)
 
     def acknowledge(self, sender: Rank, message: Message) -> list[Effect]:
@@ -237,7 +237,7 @@ class ReliableLinks(Generic[C]):
     # Receiving.
 
     def inlet(self, sender: Rank, next_round: NextRound) -> Inlet:
-        """The end of the link from `sender`."""
+        """This worker's end of the link from `sender`."""
         link = self.inlets.get(sender)
         if link is None:
             link = self.inlets[sender] = Inlet(self.first_session, next_round(0))

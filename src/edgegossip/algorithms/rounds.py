@@ -1,8 +1,8 @@
 """Synchronous rounds: train, exchange with the neighbors, mix, repeat.
 
-`Synchronous` waits for the neighbors' messages, and handles lost messages and lost and
-returning neighbors. An algorithm derived from `RoundBased` only has to provide the payloads to
-send (`outgoing`) and to mix the received ones (`mix`).
+`Synchronous` waits for the neighbors' messages, and handles lost messages, lost neighbors and
+returning ones. An algorithm derived from `RoundBased` defines its training (`work`), the
+payloads to send (`outgoing`) and how to mix the received ones (`mix`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class RoundState(WorkerState):
 
     Attributes:
         exchange: Number of completed exchanges; a round has one or more.
-        is_exchanging: The worker has sent its messages of this exchange and waits for its
-            neighbors'.
+        is_exchanging: The worker has sent its messages in this exchange and waits for those of
+            its neighbors.
         inbox: Messages of this exchange and later ones, by exchange and sender.
-        first_exchange: By neighbor, the first exchange in which the worker waits for it; 0 by
-            default, infinite while the neighbor is lost.
+        first_exchange: By neighbor, the first exchange in which the worker waits for that
+            neighbor; 0 by default, infinite while the neighbor is lost.
         lost: Workers that cannot be reached, as keys.
         catch_up: Neighbors' answers while the worker catches up; None otherwise.
         ahead: Catch-up messages from neighbors in later rounds, by sender.
@@ -80,13 +80,13 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     A round consists of training and one or more exchanges, in which all workers send, wait for
     their neighbors' messages, and mix. A worker waits for its neighbors only, so neighbors are
-    at most one exchange apart while no worker is lost. Workers do not wait for a lost neighbor;
-    each adds that neighbor's weight to its own. A worker that comes back takes over the
-    parameters and the round of its most advanced neighbor, and tells all neighbors in which
-    exchange it continues. A worker that was only cut off and is more than a round behind does
-    the same after its training, and the others do not wait for its missed rounds.
+    at most one exchange apart while no worker is lost. Workers do not wait for a lost neighbor,
+    and mix without it. A returning worker adopts the parameters and round of its most advanced
+    neighbor, and tells all neighbors in which exchange it continues. A worker that was only cut
+    off and is more than a round behind does the same after its training, and the others do not
+    wait for its missed rounds.
 
-    With three or more neighbors, the second most advanced one counts, so a single lying
+    With three or more neighbors, the second most advanced neighbor counts, so a single lying
     neighbor cannot send a worker to the end of the run.
 
     Args:
@@ -136,8 +136,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         """Messages of `send` and `announce`, by kind; `params` ([num_params]) as for `init`."""
 
     def message(self, kind: str, exchange: int, payload: Payload) -> Message:
-        """Make a message of `exchange`, with its round and, unless it is the round's first
-        exchange, its place in the round.
+        """Make a message for `exchange`, with its round and, after the round's first exchange,
+        its place in the round.
         """
         round, place = divmod(exchange, self.exchanges_per_round)
         return Message(kind, round, payload, {"exchange": place} if place else {})
@@ -328,7 +328,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return self._resume(state, now)
 
     def _resume(self, state: S, now: Seconds) -> list[Effect]:
-        """Take over the most advanced neighbor's parameters and round, if any answered."""
+        """Adopt the most advanced neighbor's parameters and round, if any neighbor answered."""
         answers, state.catch_up = state.catch_up, None
         if answers:
             reached = {j: self.exchange_of(answer) for j, answer in answers.items()}
@@ -365,7 +365,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return self._resume(state, now)
 
     def _will_skip(self, state: S, other: Rank, exchange: int) -> bool:
-        """Whether `other` is so far behind this worker and the others that it will skip."""
+        """Whether `other` is so far behind its neighbors that it will skip rounds."""
         if not self._is_far(exchange, state.exchange):
             return False
         own = self.topology.all_in_neighbors(state.rank)

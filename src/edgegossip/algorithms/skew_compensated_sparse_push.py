@@ -52,8 +52,8 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         consensus_step: See `SparsePush`.
         compensation_rounds: Number of averaging rounds after the last training round, at least
             0.
-        compensation_compressor: Compressor of the differences in these rounds, which use its
-            own consensus step.
+        compensation_compressor: Compressor of the differences in these rounds, which use this
+            compressor's own consensus step.
         compensate_every: Number of training rounds per round that averages with
             `compensation_compressor`, at least 1; None for no such rounds.
         local_steps: See `PushSum`.
@@ -66,8 +66,8 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
 
     References:
         Aketi, Singh & Rabaey, 2021, arXiv:2102.05715. The method is reconstructed: the first
-        author's code of that week averages trained models for about 50 rounds without training,
-        in full precision and with step 1. Departures: `compensation_compressor` and
+        author's code from the same week averages trained models for about 50 rounds without
+        training, in full precision and with step 1. Departures: `compensation_compressor` and
         `compensate_every`.
     """
 

@@ -20,7 +20,8 @@ class TrailingState(WorkerState):
 
     Attributes:
         inner: State of the inner algorithm.
-        average: The trailing average of its estimates; None before the first round.
+        average: The trailing average of the inner algorithm's estimates; None before the first
+            round.
         num_averaged: Number of estimates in the average.
     """
 
@@ -55,15 +56,15 @@ class TrailingAverage(Algorithm[TrailingState]):
     stored. Averaging removes the noise that a large learning rate and few steps between
     exchanges leave in the parameters, as decaying the learning rate would.
 
-    A model that arrives between two rounds counts at the end of the next one. A worker that has
-    lost its memory begins a new average, as does a worker whose parameters were unsound.
+    A model that arrives between two rounds counts at the end of the next round. A worker that
+    has lost its memory begins a new average, as does a worker whose parameters were unsound.
     Running statistics of normalization layers are averaged like parameters.
 
     Args:
         inner: Any algorithm that counts rounds.
         window: :math:`w`, at least 1, in rounds. 1 uses the inner algorithm alone. Under
-            `EdgeGossip`, a round visits only the workers' mean keep ratio of the data, so for a
-            window of one epoch, give the inverse of that ratio.
+            `EdgeGossip`, a round visits only a share of the data, on average the mean keep
+            ratio; for a window of one epoch, give the inverse of that ratio.
 
     Raises:
         ValueError: If `window` is out of range.
@@ -121,7 +122,7 @@ class TrailingAverage(Algorithm[TrailingState]):
         return effects
 
     def _update(self, state: TrailingState) -> None:
-        """Make a new average with the newest estimate; the old one may be in use elsewhere."""
+        """Update the average in a new tensor; the old tensor may be in use elsewhere."""
         state.num_averaged += 1
         weight = max(1 / state.num_averaged, 2 / (self.window + 1))
         newest = state.inner.estimate

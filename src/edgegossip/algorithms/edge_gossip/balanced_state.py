@@ -39,8 +39,8 @@ class BalancedState(WorkerState):
         step_cost: Cost of a step in that training, in training samples.
         rest_seconds: Seconds between two forecasts of a failed platform that no worker waits
             for; 0 for a platform that does not rest.
-        pass_left: Remainder of the pass before the next forecast, for algorithms that train by
-            steps.
+        pass_left: Remainder of the pass before the next forecast, in training samples, for
+            algorithms that train by steps.
         forecasts: Last forecast of each platform (``spread="exact"``).
         fastest: The fastest known platform (``spread="gossip"``).
         lost: Workers that cannot be reached, as keys.

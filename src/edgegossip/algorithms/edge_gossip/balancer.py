@@ -16,12 +16,12 @@ _HALVINGS = 30  # of the interval in which the stable correction lies
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    r"""Share of each platform in the next epoch.
+    r"""Each platform's share of its data in the next epoch.
 
     Attributes:
         keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform, or one without data.
-        step_ratios: [E] :math:`p_i / \max_j p_j` of platforms that train, which scales the
-            steps of a round so that all take equally long; 0 for the others.
+        step_ratios: [E] :math:`p_i / \max_j p_j` for platforms that train: the factor for the
+            steps of a round with which all take equally long; 0 for the others.
         seconds: [E] :math:`T_i`, time for all data of a platform; infinite if it has failed.
         has_failed: [E] :math:`F_i`, whether a platform has failed.
     """
@@ -77,15 +77,15 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class Balancer:
-    r"""Give every platform such an amount of data that all finish together.
+    r"""Size every platform's share of its data so that all platforms finish together.
 
     With predicted throughput :math:`p_i` and :math:`|X_i|` samples, platform :math:`i` has
-    failed if :math:`p_i <` `min_throughput`; for the others,
+    failed if :math:`p_i` is 0 or below `min_throughput`; for the others,
 
     .. math:: T_i = |X_i| / p_i, \qquad r_i = \min_j T_j / T_i
 
-    so the fastest platform keeps all of its data. If a share above `max_failed_share` has
-    failed, the caller decides what to do.
+    so the fastest platform keeps all of its data. If the share of failed platforms exceeds
+    `max_failed_share`, the caller decides what to do.
 
     Args:
         min_throughput: Samples per second below which a platform counts as failed, at least 0;

@@ -70,8 +70,8 @@ class Fastest:
 
     A worker that knows no faster worker considers itself the fastest, at age 0. A received
     value ages by one in each epoch of the worker, and is forgotten above `max_age`. If the
-    fastest worker slows down or is lost, all workers therefore know after `max_age` epochs. On
-    a complete graph, a minimum reaches all workers after :math:`O(\log E)` random pushes.
+    fastest worker slows down or is lost, all workers therefore notice after `max_age` epochs.
+    On a complete graph, a minimum reaches all workers after :math:`O(\log E)` random pushes.
 
     Attributes:
         seconds: :math:`T_j` of the fastest known worker; infinite for none.
@@ -119,7 +119,7 @@ def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, Messag
 
 
 def with_forecast(schema: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:
-    """Describe all messages with the fastest worker's numbers (``spread="gossip"``)."""
+    """Add the fastest worker's numbers to all messages of `schema` (``spread="gossip"``)."""
     more: dict[str, Limits] = {_SECONDS: (0, math.inf), _AGE: range(_OLDEST)}
     return {
         kind: replace(spec, optional_numbers={**spec.optional_numbers, **more})

@@ -49,14 +49,15 @@ def choose_heirs(
     Args:
         heirs: Current heir of each platform's data, as `heirs_by` finds it. A recovered
             platform gets its data back. A spare that inherited the data would then have none,
-            so it keeps the data, and both train on it.
+            so it keeps the data, and both platforms train on it.
         shares: Shares of the platforms; failed ones are marked.
         throughputs: [E] samples per second.
         spares: Platforms without their own data; each takes over the data of one platform.
         reachable: For each platform, the ranks whose data it can reach; None for all of them.
 
     Returns:
-        The heir of each failed platform's data, if there is one; also spares that keep theirs.
+        The heir of each failed platform's data, if there is one; also spares that keep a
+        recovered platform's data.
 
     >>> from edgegossip.algorithms.edge_gossip.balancer import Balancer
     >>> throughputs = [100.0, 80.0, 0.0]

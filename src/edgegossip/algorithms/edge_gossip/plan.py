@@ -21,7 +21,7 @@ MOST_BLOCKS = 12
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    r"""Factor of an epoch's change of the parameters, from the share of data that was visited.
+    r"""Factor for an epoch's change of the parameters, from the share of data that was visited.
 
     Attributes:
         mean_keep_ratio: :math:`\bar r`, the mean share of all training workers; None (no
@@ -36,7 +36,7 @@ class Correction:
         r"""Return :math:`(\bar r / r)^{\beta (1 - f)}`.
 
         Args:
-            kept: The share that was actually done, :math:`r`; the planned one may be wrong
+            kept: The share that was actually done, :math:`r`; the planned share may be wrong
                 after a short slowdown.
             focus: :math:`f`, the part of this share that was chosen for its high loss.
         """
@@ -64,7 +64,7 @@ class EpochPlan:
         params: Current parameters, [num_params].
         outputs: As in `Trained`.
         pass_samples: Total samples that the pass visits; 0 before the first block.
-        correction: Factor of the change of the parameters.
+        correction: Factor for the change of the parameters.
         layout: Layout of `params`; see `Started`.
         metrics: As in `Trained`, of the newest block.
         has_changed: The amount of work has been adjusted since the plan was made.

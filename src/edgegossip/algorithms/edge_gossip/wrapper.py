@@ -58,40 +58,41 @@ OnFailure: TypeAlias = Literal["continue", "halt", "reassign"]
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeGossip(Algorithm[BalancedState]):
-    r"""Train each worker on such a share of its data that all finish together.
+    r"""Train each worker on a share of its data, chosen so that all workers finish together.
 
     Before each epoch worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all its
     data would take :math:`T_i = |X_i| / p_i`. It then trains on the share :math:`r_i = \min_j
     T_j / T_i` (Algorithm 1, `Balancer`), whose samples its trainer chooses (Algorithm 2,
-    `AccuracyAware`). The inner algorithm asks for epochs or steps and does not notice the
-    change:
+    `AccuracyAware`). The inner algorithm asks for epochs or steps and does not notice their
+    adjustment:
 
     - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
-      forecast again, and the rest is adjusted so that the epoch still ends on time. Without a
-      correction, the fastest worker's data would dominate. The change of the parameters is
-      therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where :math:`r_i` is the
-      share that was done, :math:`\bar r` the mean share (`exact` only), and :math:`f` the share
-      of samples chosen for their high loss (`Trained.metrics["focus"]`).
+      forecast again, and the remaining work is adjusted so that the epoch still ends on time.
+      Without a correction, the fastest worker's data would dominate. The change of the
+      parameters is therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where
+      :math:`r_i` is the share that was done, :math:`\bar r` the mean share (`exact` only), and
+      :math:`f` the share of samples chosen for their high loss (`Trained.metrics["focus"]`).
     - `Steps(n)` become :math:`\max(1, \mathrm{round}(s_i n))` steps, where :math:`s_i = p_i /
       \max_j p_j` is the speed relative to the highest. Passes visit the share :math:`r_i` of
       the data, and the next forecast is made at the end of a pass. With `gossip`, :math:`s_i =
       r_i`, which suits only equal amounts of data.
 
     Workers learn :math:`\min_j T_j` in one of two ways. `exact`: each of :math:`E` workers
-    sends its forecast to every other one, :math:`E (E - 1)` small messages per epoch. `gossip`:
-    the minimum spreads with the inner algorithm's own messages, which grow by about 60 bytes
+    sends its forecast to all others, :math:`E (E - 1)` small messages per epoch. `gossip`: the
+    minimum spreads with the inner algorithm's own messages, which grow by about 60 bytes
     (`Fastest`); the first epoch is then not balanced, and the balancer does not notice
     failures. A late or lost forecast blocks no worker: after `timeout` the last known forecast
     is used.
 
-    A failed platform relays the model untrained if others wait for it. Otherwise it rests until
-    a forecast says that it has recovered, and makes one forecast per pass of the fastest
-    worker. To keep its measurements up to date, it spends at most a tenth of the time on single
-    steps.
+    A failed platform relays the model untrained if other workers wait for it. Otherwise it
+    rests until a forecast says that it has recovered, and makes one forecast per pass of the
+    fastest worker. To keep its measurements up to date, it spends at most a tenth of the time
+    on single steps.
 
-    Virtual time is charged for forecasts, for aggregation (before the first epoch, whose share
-    it reduces), for looks at aggregated points (a third of a sample for each point), and for
-    training. The correction has no effect if all workers would take the same time.
+    Virtual time is charged for forecasts, for aggregation (before the first epoch, which
+    reduces that epoch's share), for looks at aggregated points (a third of a sample for each
+    point), and for training. The correction has no effect if a pass would take all workers
+    equally long.
 
     Args:
         inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. A parameter
@@ -100,8 +101,8 @@ class EdgeGossip(Algorithm[BalancedState]):
         balancer: Algorithm 1, with its thresholds.
         on_failure: Policy if more platforms have failed than the balancer allows (which only
             `exact` can detect): "continue" without them, "halt" the run with a `PlatformError`,
-            or "reassign" the data of each to a spare, or else to the fastest platform that can
-            reach it.
+            or "reassign" each failed platform's data to a spare, or else to the fastest
+            platform that can reach it.
         spares: Workers without data that stay idle until they get a failed platform's data.
         reachable: For each worker, the ranks whose data it can reach; None for all of them.
         max_keep_ratio: Share of its data that the fastest worker keeps each epoch, in (0, 1];
@@ -112,24 +113,24 @@ class EdgeGossip(Algorithm[BalancedState]):
         correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weights all data
             equally, but amplifies the noise of workers with few steps. At 1/2, with equal
             amounts of data, the noise of all workers counts the same.
-        max_mean_factor: Limit of the factors' mean over all workers, at least 1. If speeds
-            differ so much that :math:`\beta` would exceed the limit, the largest :math:`\beta`
-            within it is used: a mean of 2 diverges, because each worker's change already leads
-            close to its own minimum in the directions of large curvature.
+        max_mean_factor: Limit on the mean of the factors over all workers, at least 1. If
+            speeds differ so much that :math:`\beta` would exceed this limit, the largest
+            :math:`\beta` that respects it is used: a mean of 2 diverges, because each worker's
+            change already leads close to its own minimum in the directions of large curvature.
         timeout: Seconds to wait for forecasts; None for 5 % of the worker's own epoch. A failed
             platform does not wait.
         max_age: Epochs after which `gossip` forgets the fastest worker; None for
             :math:`2 (1 + \lceil \log_2 E \rceil)`.
 
     Raises:
-        ValueError: If a number, rank or name is out of range.
+        ValueError: If a number or rank is out of range, or a name is unknown.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: each worker computes its own ratio, without a central balancer; blocks,
         `gossip`, spares, the treatment of steps and the behavior of failed platforms are ours;
         the cost of the look at aggregated points is part of :math:`|X_i|`; the correction,
-        which for :math:`\beta = 1` is the one of Wang et al., "FedNova", NeurIPS 2020,
+        which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS 2020,
         arXiv:2007.07481.
     """
 
@@ -241,7 +242,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return self._pass_on(state, event, now)
 
     def _pass_on(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
-        """Let the inner algorithm handle `event`, and hold its training back."""
+        """Let the inner algorithm handle `event`, and hold back its training requests."""
         effects = self.inner.handle(state.inner, event, now)
         state.params, state.round = state.inner.params, state.inner.round
         if state.is_spare:
@@ -383,7 +384,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         return self.balancer.balance(*self._known(state))
 
     def _handle_failures(self, state: BalancedState, shares: Shares) -> list[Effect]:
-        """Apply the failure policy to this worker, if too many platforms have failed."""
+        """Apply the failure policy; give back inherited data once few platforms have failed."""
         has_too_many = self.balancer.has_too_many_failures(shares)
         if self.on_failure == "halt":
             self.balancer.require_few_failures(shares)

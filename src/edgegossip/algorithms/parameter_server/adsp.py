@@ -50,8 +50,8 @@ class ADSP(ADSPPlus):
     ADSP extends `ADSPPlus`. During each window the server measures its model's loss on
     validation data, and a reward measures how fast the loss fell. While rewards rise, the next
     window tries a higher rate (see `CommitSearch`). The best rate is kept until the epoch is
-    over, or until the loss has risen by `loss_rise` between the ends of two windows. A new
-    search then begins from the current rate.
+    over, or until the loss has risen by `loss_rise` between the ends of two successive windows.
+    A new search then begins from the current rate.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -86,7 +86,7 @@ class ADSP(ADSPPlus):
 
     @property
     def max_rate(self) -> int:
-        """The highest rate that the minimum interval allows; 1000 without one."""
+        """The highest rate that the minimum interval allows; 1000 if the interval is 0."""
         return max(1, int(self.window / self.min_interval)) if self.min_interval else 1000
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401

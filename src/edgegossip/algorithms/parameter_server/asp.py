@@ -1,4 +1,4 @@
-"""ASP: workers commit after every step, without waiting."""
+"""ASP: workers commit after every step, without waiting for each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgegossip.core.protocol import Effect, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class ASP(ParameterServer):
-    r"""Commit after every step, independently of the others.
+    r"""Commit after every step, independently of other workers.
 
     The server merges each commit on arrival, :math:`W \leftarrow W + U_i / M`, and answers at
     once.

@@ -67,16 +67,16 @@ class BatchTune(Algorithm[BatchTuneState]):
     reported. The inner algorithm averages updates regardless of the batch size.
 
     Args:
-        inner: Any parameter server; one with a barrier after a fixed number of steps gains the
-            most.
+        inner: Any parameter server; an algorithm with a barrier after a fixed number of steps
+            gains the most.
         smoothing: Weight of the previous estimate of the speed, in [0, 1); 0 uses only the last
             piece of training.
 
     References:
         Chen, Wang & Li, "Round-robin synchronization: mitigating communication bottlenecks in
         parameter servers" (R2SP), INFOCOM 2019. The published code of Hu, Wang & Wu, AAAI 2020,
-        arXiv:1911.06949, uses it as a baseline, with this formula. Departures: speeds are
-        measured continuously, not once; sizes are rounded, not truncated.
+        arXiv:1911.06949, uses this method as a baseline, with this formula. Departures: speeds
+        are measured continuously, not once; sizes are rounded, not truncated.
     """
 
     inner: ParameterServer
@@ -109,7 +109,7 @@ class BatchTune(Algorithm[BatchTuneState]):
         return self.inner.warnings(setting)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """The inner algorithm's messages, each with a speed or a ratio."""
+        """The inner algorithm's messages; commits also carry a speed, and answers a ratio."""
         specs = dict(self.inner.schema(params))
         speed, ratio = {_SPEED: (0, _MAX_SPEED)}, {_RATIO: (1 / _MAX_RATIO, _MAX_RATIO)}
         for kind, numbers in (("commit", speed), ("params", ratio)):

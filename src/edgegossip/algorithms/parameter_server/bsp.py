@@ -17,9 +17,9 @@ class BSP(ParameterServer):
     .. math:: W \leftarrow W + \frac{1}{M} \sum_{i=1}^{M} U_i
 
     Updates are summed in rank order, so speeds change durations but never results. Workers do
-    not wait for lost ones; :math:`M` is then the number of workers that have committed. A
-    worker that was absent when the others passed the barrier has trained from an older model.
-    Its commit is answered but not added, like that of a straggler with backup workers.
+    not wait for lost workers; :math:`M` is then the number of commits that are added. A worker
+    that was absent when the others passed the barrier has trained from an older model. Its
+    commit is answered but not added, like a straggler's commit in training with backup workers.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -40,7 +40,7 @@ class BSP(ParameterServer):
         if any(j not in state.waiting for j in self.training(state)):
             return []
         ranks = sorted(state.waiting)
-        # An old update added to this round's would overshoot what either leads to.
+        # An old update, added to this round's updates, would overshoot.
         version = state.version
         if fresh := [j for j in ranks if state.waiting[j].numbers["version"] == version]:
             self.merge(state, fresh, 1 / len(fresh))

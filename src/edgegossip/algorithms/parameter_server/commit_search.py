@@ -15,12 +15,12 @@ class Tried:
 
     Attributes:
         at: End time.
-        window: Number in the current search, from 1.
+        window: Number since the current search began, from 1.
         rate: Commits requested from each worker.
         reward: Reward in the search; None outside a search.
         loss: Loss at the end of the window.
         num_commits: Commits of all workers in the window.
-        implicit_momentum: Momentum by Theorem 1; None without commits.
+        implicit_momentum: Momentum by Theorem 1 (`implicit_momentum`); None without commits.
     """
 
     at: Seconds
@@ -35,7 +35,7 @@ class Tried:
     def note(self) -> Note:
         """Make a note of the fields, without unknown values.
 
-        The time is omitted, because each note has one.
+        The time is omitted, because each note has its own.
         """
         known = {name: value for name, value in asdict(self).items() if value is not None}
         del known["at"]
@@ -46,7 +46,7 @@ class Tried:
 class CommitSearch:
     """State of the search, which is part of a server's state.
 
-    A window tries a rate. While rewards rise, the next window tries a higher one. The first
+    A window tries a rate. While rewards rise, the next window tries a higher rate. The first
     window without improvement ends the search, and the best rate is kept. Until the loss falls
     in some window, the search continues upward, at most to the highest rate: more commits mean
     less implicit momentum, which stops a divergence.

@@ -165,7 +165,7 @@ class Committing(Algorithm[State]):
             )
 
     def _go_back(self, state: CommitterState, event: Trained, now: Seconds) -> list[Effect]:
-        """Drop progress from unsound parameters, and ask for the model."""
+        """Drop progress made from unsound parameters, and ask for the model."""
         state.params, state.commit, state.committed = event.params, None, None
         state.num_asked, state.num_steps = 0, 0
         state.is_due, state.has_moved = False, False
@@ -177,7 +177,7 @@ class Committing(Algorithm[State]):
 
     def _learn(self, state: CommitterState, event: Trained) -> None:
         if state.has_moved:
-            # Answers from the meantime stay in, but statistics must be as they were measured.
+            # Answers that arrived during training stay in, but statistics must be as measured.
             moved = state.params + event.delta
             state.params = self._layout(state).with_statistics(moved, event.params)
         else:
@@ -202,7 +202,7 @@ class Committing(Algorithm[State]):
         return [*self._send_again(state, now), *self.committed(state, now)]
 
     def _send_again(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Resend the open commit or pull, if the server is reachable."""
+        """Send or resend the open commit or pull, if the server is reachable."""
         message = Message("pull", state.round) if state.is_pulling else state.commit
         if message is None or not state.has_server:
             return []

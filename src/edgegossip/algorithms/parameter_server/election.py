@@ -1,9 +1,9 @@
-"""Elections: workers elect another server by majority once theirs is lost.
+"""Elections: workers elect another server by majority once their server is lost.
 
 Each server has its own term, a whole number; `term` modulo the number of ranks is the rank that
 serves in it. No term therefore has two servers, even if voters lose their memory. The highest
 term counts: a rank that hears of a higher term follows that term's server, and steps down if it
-serves itself.
+was the server.
 
 A worker that misses its server waits for a short random time. It then asks all others to vote
 for a term of its own, which is higher than all known terms. A vote is given
@@ -27,7 +27,7 @@ from edgegossip.core.schema import MessageSpec
 
 ELECTION = "election"
 UNKNOWN = -1
-"""Term of a returned worker, which does not know any yet."""
+"""Term of a returned worker, which knows no term yet."""
 MAX_TERM = 2**53
 AGE = {"as_of": range(UNKNOWN, MAX_TERM), "num_commits": range(2**63)}
 """Limits of the numbers of an `Age`."""
@@ -50,7 +50,7 @@ class Election:
         num_ranks: Total number of ranks, each with a vote.
         term: Term of the followed server.
         promised: The highest term that has this rank's vote.
-        stands_for: The term of this rank's candidacy; `UNKNOWN` without one.
+        stands_for: The term of this rank's candidacy; `UNKNOWN` if there is none.
         votes: Voters for that term, as keys.
         lost: Unreachable ranks, as keys.
         is_leading: This rank serves.
@@ -151,7 +151,9 @@ class Election:
     # Standing and voting.
 
     def stand(self, age: Age, now: Seconds) -> list[Effect]:
-        """Ask all ranks for votes, in a new term if another candidate has a higher one."""
+        """Ask for missing votes, in a new term if another candidate is ahead or votes stay
+        split.
+        """
         if not self.misses_leader:
             return []
         self.num_attempts = min(self.num_attempts + 1, 100)

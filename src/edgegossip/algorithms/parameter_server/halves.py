@@ -49,7 +49,7 @@ class StandbyState(WorkerState):
         election: Election, which knows the rank that serves.
         worker: The half that trains; None on rank 0.
         server: The half that serves; None on ranks that do not.
-        copy: The newest received model of the server; None without one.
+        copy: The newest model received from the server; None if there is none.
         age: Age of that model.
         recent: On the server: workers that have committed, as keys, most recent last.
         held: The answer to the worker on this rank, held back until other ranks have its model.
@@ -113,10 +113,10 @@ class Halves:
     def _keep_fresh(
         self, state: StandbyState, server: ServerState, effects: list[Effect]
     ) -> list[Effect]:
-        """Give the new model to the most recent committers, even if it answers another worker.
+        """Send the new model to the most recent committers, even when answering another worker.
 
-        The worker on this rank waits until they have it, as the others wait for their answers.
-        Otherwise it would commit without pause and starve the others.
+        The worker on this rank waits until they have the model, as other workers wait for their
+        answers. Otherwise it would commit without pause and starve the other workers.
         """
         answers = {
             each.receiver: each

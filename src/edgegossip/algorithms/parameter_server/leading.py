@@ -1,8 +1,9 @@
-"""Rank 0 of several servers, which tells all of them the order of events.
+"""Rank 0 of several servers: it tells all of them the order of events.
 
 A commit counts as arrived once all servers hold their pieces of it, so no order has to wait. If
-the worker is lost before that, no order mentions the commit. A worker counts as lost while any
-server has lost it. Only an evaluation needs all slices, which are then sent to rank 0.
+its worker is lost before then, no order mentions the commit. A worker counts as lost while any
+server has lost it. Only an evaluation needs all slices; the other servers then send theirs to
+rank 0.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Leading(Sharing):
 
     @property
     def others(self) -> range:
-        """The other servers."""
+        """Ranks of the other servers."""
         return range(1, self.num_servers)
 
     def init(self, rank: Rank, params: Tensor) -> SharingState:
@@ -121,7 +122,7 @@ class Leading(Sharing):
                 return self._begin_anew(state, lead, state.epoch + 1, now)
             lead.held.pop(rank, None)  # after a checkpoint it counts anew
             repeated = self._repeat(state, lead, rank)
-            # Workers must report again the models that they reported to it in the meantime.
+            # Workers must report again: the returned server has missed their models.
             return [*repeated, *self._order(state, lead, RESEND, now)]
         if not (event.has_restarted and state.epoch):
             return []
@@ -159,7 +160,7 @@ class Leading(Sharing):
                 lead.heard[sender] = int(numbers["epoch"])
             if len(lead.heard) < len(self.others):
                 return []
-            # If all servers have restarted, workers may still know a later order.
+            # If all servers have restarted, workers may still know a later epoch.
             newest = max(*lead.heard.values(), int(1000 * now))
             return self._begin_anew(state, lead, newest + 1, now)
         if numbers["epoch"] != state.epoch:
@@ -228,7 +229,7 @@ class Leading(Sharing):
     def _is_under_way(
         self, lead: Lead, what: str, worker: Rank = 0, piece: tuple[float, float] = (0.0, 0)
     ) -> bool:
-        """Return whether such an order already exists and will be resent."""
+        """Return whether this order already exists and will be resent."""
         found = (WHAT.index(what), worker, *piece)
         names = ("what", "worker", "life", "serial")
         return (
@@ -238,7 +239,7 @@ class Leading(Sharing):
         )
 
     def _settle(self, state: SharingState, lead: Lead, now: Seconds) -> list[Effect]:
-        """Order all ready events, and evaluate complete models."""
+        """Issue orders for all ready events, and evaluate complete models."""
         effects: list[Effect] = []
         missed = {j for j in self.single.workers if self._is_missed(state, lead, j)}
         for worker in sorted(missed - state.inner.lost.keys()):

@@ -5,10 +5,10 @@ new model in return. The base class delivers each commit, counts it exactly once
 lost messages, network cuts and restarts. A derived algorithm decides when a worker commits
 (`is_due`), and when and how the server merges and answers (`serve`).
 
-Each answer states how many commits of each worker its model includes. This suffices to continue
-after the server has lost its memory. The server then asks all workers for their latest model
-and takes the newest. Workers resend the commits that this model lacks. A worker is the
-authority on its own commits: no copy can count more of them than the worker does.
+Each answer states how many commits of each worker its model includes. These counts suffice to
+continue after the server has lost its memory. The server then asks all workers for their latest
+model and takes the newest. Workers resend the commits that this model lacks. A worker is the
+authority on its own commits: a higher count is believed only if two other workers report it.
 """
 
 from __future__ import annotations
@@ -81,34 +81,34 @@ class ParameterServer(Committing):
     evaluated.
 
     **Losses.** A worker that comes back asks for the model (`pull`) and continues in the round
-    of the slowest other worker; the others do not wait for its missed rounds. A worker pauses
-    while the server is lost, and gives up after `patience`, as does a server that has lost all
-    its workers. A server that restarts asks all workers for their latest model and takes the
-    newest. Every answer lists how many commits of each worker the server's model holds, so
-    missing commits are resent and nothing is counted twice. While no worker has reported a
-    model, the server also waits for lost workers, for at most `patience`.
+    of the slowest other worker; other workers do not wait for its missed rounds. A worker
+    pauses while the server is lost, and gives up after `patience`, as does a server that has
+    lost all its workers. A server that restarts asks all workers for their latest model and
+    takes the newest. Every answer lists how many commits of each worker the server's model
+    holds, so missing commits are resent and nothing is counted twice. While no worker has
+    reported a model, the server also waits for lost workers, for at most `patience`.
 
     **Elections** (`standby` above 0). A worker that misses its server waits 0.1 to 0.5 seconds
-    and asks all others for their votes. Only ranks that also miss their server vote, and only
-    for a candidate whose model is at least as new as their own. A candidate needs the votes of
-    more than half of all ranks; rank 0 counts as one of them. Each message carries its sender's
-    *term*; one with an older term is ignored, so two servers are never in effect at once. A
-    server that cannot reach more than half of all ranks merges nothing; it follows the elected
-    one once the network is whole again. A former server that comes back no longer serves; rank
-    0 can then only vote. While no part of the network has more than half of the ranks, all
-    wait; after `patience` the run ends with an error and can be resumed. The model of the
-    active server is evaluated.
+    and asks all other ranks for their votes. Only ranks that also miss their server vote, and
+    only for a candidate whose model is at least as new as their own. A candidate needs the
+    votes of more than half of all ranks; rank 0 counts as one of them. Each message carries its
+    sender's *term*; a message with an older term is ignored, so at most one server is ever
+    active. A server that cannot reach more than half of all ranks merges nothing; it follows
+    the elected server once the network is whole again. A former server that comes back no
+    longer serves; rank 0 can then only vote. While no part of the network has more than half of
+    the ranks, all ranks wait; after `patience` the run ends with an error and can be resumed.
+    The model of the active server is evaluated.
 
     **Several servers** (`num_servers` above 1). Ranks 0 to `num_servers - 1` are servers, and
     workers have the ranks after them. A worker cuts each commit into one piece per server, and
     has its answer once all pieces of the answer have arrived. Once all servers have confirmed
-    their pieces, rank 0 tells them to use the commit. Every slice therefore includes the same
-    commits in every answer, and `BSP` and `FixedADACOMM` produce the model of a single server,
+    their pieces, rank 0 tells them to use the commit. In every answer, all slices therefore
+    include the same commits, and `BSP` and `FixedADACOMM` produce the model of a single server,
     bit for bit. A worker that any server has lost counts as lost. If a server restarts, or
-    continues from another point than the others, all servers start again from the newest model
-    of any worker, each with its slice. If a server is lost for good, workers end after
-    `patience` with an error that names its rank. An answer takes two more short messages
-    between servers: 10 ms on links of 5 ms latency.
+    continues from a different point than the others, all servers start again from the newest
+    model of any worker, each with its slice. If a server is lost for good, workers end after
+    `patience` with an error that names the server's rank. An answer takes two more short
+    messages between servers: 10 ms on links with 5 ms latency.
 
     Args:
         num_workers: :math:`M`, the number of workers that train; the run has `num_servers` more
@@ -116,8 +116,8 @@ class ParameterServer(Committing):
         num_rounds: Commits that each worker makes before it finishes.
         resend_after: Seconds until an unanswered commit is resent; each further wait is longer
             by the same amount. None never resends; safe only on lossless links.
-        patience: Seconds for which a worker waits for a lost server, and a server that has lost
-            all its workers waits for the first to come back.
+        patience: Seconds for which a worker waits for a lost server, and for which a server
+            that has lost all its workers waits for one to return.
         rate_ratio: Learning rate of the workers relative to the task's, above 0.
         momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds implicit
             momentum. None keeps the task's.
@@ -170,7 +170,8 @@ class ParameterServer(Committing):
         return []
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
-        """Settings for worker `rank` in each answer, and values that it keeps for `recall`.
+        """Settings for worker `rank` in each answer, and values that the worker keeps for
+        `recall`.
 
         They include all names in `limits`, and may include those in `optional_limits`.
         """
@@ -376,7 +377,7 @@ class ParameterServer(Committing):
         return [*self._ask(state, now), SetTimer(PATIENCE, now + self.patience)]
 
     def _ask(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Ask workers for their newest model, because the server has lost its own."""
+        """Ask workers for their newest model, because the server has lost its own model."""
         show = Message("show", state.round)
         effects: list[Effect] = [Send(j, show) for j in state.unseen if j not in state.lost]
         if effects and self.resend_after is not None:
@@ -396,7 +397,8 @@ class ParameterServer(Committing):
         """Return whether all reachable workers have reported their model.
 
         A worker that pulls has restarted, and has no model. A lost worker may have a newer
-        model than the others, but the server waits for it only if no other worker has one.
+        model than the others, but the server waits for it only if no other worker has reported
+        a model.
         """
         if len(state.pulling) == self.num_workers:
             return True

@@ -1,4 +1,4 @@
-"""Rewards of a commit rate: how fast the loss fell while it was tried."""
+"""Rewards of a commit rate: how fast the loss fell while the rate was tried."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reward(Protocol):
 
     @property
     def num_looks(self) -> int:
-        """Number of losses used; the first is at the start and the last at the end."""
+        """Number of losses used, from the start to the end of the window."""
 
     def __call__(self, looks: Sequence[Look]) -> float:
         """Rate the window: higher is better, and above 0 only if the loss fell."""
@@ -32,7 +32,7 @@ class Reward(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LogSlope:
-    r"""The least-squares slope of the logarithm of the loss; robust, and the default.
+    r"""Negative least-squares slope of the logarithm of the loss; robust, and the default.
 
     .. math:: r = -\frac{\sum_k (t_k - \bar t)\, \ln \ell_k}{\sum_k (t_k - \bar t)^2}
 
@@ -111,8 +111,8 @@ class PaperReward:
     .. math:: r = \frac{a^2}{1 / (\ell_{end} - c) - b}
 
     With as many parameters as losses, noise is not smoothed. The sign flips if :math:`1 /
-    (\ell_{end} - c) < b`, so a window with a rising loss may get a good rating. It is therefore
-    not the default.
+    (\ell_{end} - c) < b`, so a window with a rising loss may get a good rating. This reward is
+    therefore not the default.
 
     Args:
         final_loss: :math:`\ell_{end}`, the loss at which training ends; 0.7 for CIFAR-10 in the

@@ -1,4 +1,4 @@
-"""Several servers that share the model: each has a slice, and every worker uses all of them.
+"""Several servers that share the model: each has a slice, and every worker uses all servers.
 
 A worker acts as with a single server, but sends commits in pieces, one to each server. An
 answer counts once all its pieces have arrived. `Sharing` makes the servers agree.
@@ -55,7 +55,7 @@ class SeveralServersState(WorkerState):
 
     Attributes:
         inner: State that a worker of a single server would have.
-        life: Time of the last return, if any; pieces from an earlier life count as older.
+        life: Time of the last return, or 0; pieces from an earlier life count as older.
         serial: Serial number of the worker's last commit.
         epoch: Epoch of the last request for this worker's model; answers from earlier epochs no
             longer count.
@@ -75,7 +75,7 @@ SharedState: TypeAlias = SharingState | SeveralServersState
 
 
 class SeveralServers:
-    """Dispatches each event to the right half of a rank.
+    """Dispatches each event of a rank to the behavior of a server or a worker.
 
     Args:
         algorithm: Algorithm with `num_servers` above 1.
@@ -118,7 +118,7 @@ class SeveralServers:
             case Started():
                 state.life = now if event.has_rejoined else 0.0
             case Received(sender, Message(kind="again")) if sender in self._servers[1:]:
-                # A server needs only its own piece; rank 0 asks for others.
+                # Another server asks only for its own piece; rank 0 asks for all pieces.
                 commit = state.inner.commit
                 pieces = [] if commit is None else self._cut(state, Send(SERVER, commit))
                 return [each for each in pieces if each.receiver == sender]
@@ -244,7 +244,7 @@ class SeveralServers:
         }
 
     def _between_servers(self, piece: TensorSpec) -> dict[str, MessageSpec]:
-        """Orders, reports on the pieces that a server holds, requests for them, and slices."""
+        """Orders, reports on the pieces that a server holds, requests to report, and slices."""
         ahead, num_workers = self.algorithm.num_rounds, self.algorithm.num_workers
         order: dict[str, Limits] = {
             **_LABELS,

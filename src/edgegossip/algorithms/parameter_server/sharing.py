@@ -1,9 +1,9 @@
 """One of several servers: it holds a slice of the model and handles events in rank 0's order.
 
-All servers run the same algorithm, each on its own slice. No decision of a server depends on
-the entries of the model. Servers that receive the same events in the same order therefore make
-the same decisions: which workers to merge in a round, when to answer, and with which numbers.
-Rank 0 puts events in order (`Leading`) and sends each as an *order*, which has no tensors; the
+All servers run the same algorithm, each on its own slice. No server decision depends on the
+entries of the model. Servers that receive the same events in the same order therefore make the
+same decisions: which workers to merge in a round, when to answer, and with which numbers. Rank
+0 puts events in order (`Leading`) and sends each as an *order*, which has no tensors; the
 pieces of commits and copies come from the workers themselves.
 
 An *epoch* is a sequence of orders from a common start. If a server has lost its slice, rank 0
@@ -76,7 +76,7 @@ class Lead:
 
     Attributes:
         orders: Orders that a server may not have carried out yet, by number.
-        held: Last report from each other server about its pieces.
+        held: Last report from each of the other servers about its pieces.
         fresh: By kind, the workers (as keys) with a new piece that no order names yet.
         ordered: Label of the last ordered commit of each worker.
         put_off: Evaluations and timers that are ordered only while a worker trains; otherwise
@@ -85,7 +85,7 @@ class Lead:
         num_looked: Number of this epoch's evaluations for which all slices have arrived.
         num_asked: Number of running evaluations.
         num_stale: Number of running evaluations that an earlier epoch requested.
-        heard: Epochs that other servers report while rank 0 knows of none.
+        heard: Epochs that other servers report while rank 0 knows no epoch.
         is_timed: The resend timer is set.
         num_sends: Number of recent repeats, each of which lengthens the wait.
     """
@@ -108,7 +108,7 @@ class Lead:
     def patience(self, resend_after: Seconds | None) -> Seconds:
         """Return the time to wait for a confirmation.
 
-        Fixed intervals would repeat messages on a full link faster than it drains.
+        Fixed intervals would repeat messages on a full link faster than the link drains.
         """
         assert resend_after is not None
         return resend_after * _GROWTH**self.num_sends
@@ -118,8 +118,8 @@ class Lead:
         self.num_sends = min(self.num_sends + 1, _MOST_GROWN)
 
     def hasten(self) -> None:
-        """Wait less, because a confirmation has arrived; with half of all messages lost, one
-        takes four tries.
+        """Wait less after a confirmation, which takes four tries if half of all messages are
+        lost.
         """
         self.num_sends = max(0, self.num_sends - 3)
 
@@ -207,7 +207,7 @@ class Sharing:
         return rank - self.num_servers + 1
 
     def role(self, rank: Rank) -> Role:
-        """As `Algorithm.role`."""
+        """See `Algorithm.role`."""
         if rank >= self.num_servers:
             return Role("worker", is_evaluated=False)
         return Role("server", has_data=False, slice_index=rank, num_slices=self.num_servers)
@@ -264,7 +264,7 @@ class Sharing:
         return self._obey(state, message, now) if message.kind == "order" else []
 
     def keep(self, state: SharingState, sender: Rank, piece: Message) -> bool:
-        """Keep a piece unless its size is wrong or there is a newer one."""
+        """Keep a piece unless its shape or dtype is wrong or a newer piece is known."""
         kept, worker = state.pieces[piece.kind], self.inner(sender)
         content = piece.payload["update" if piece.kind == "commit" else "params"]
         if content.shape != state.first.shape or content.dtype != state.first.dtype:
@@ -342,7 +342,7 @@ class Sharing:
         return [Send(j, again) for j in self.algorithm.workers if j not in state.lost]
 
     def carry_out(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
-        """Pass an event to the algorithm, if all required pieces are present."""
+        """Pass the order's event to the algorithm if all required pieces are present."""
         is_next = order.numbers["chain"] == state.chain
         event = self._event(state, order.numbers) if is_next else None
         if event is None:

@@ -17,7 +17,7 @@ class SSP(ParameterServer):
 
     The server merges each commit on arrival, :math:`W \leftarrow W + U_i / M`, and answers
     worker :math:`i` as soon as :math:`c_i - \min_j c_j < s`, where :math:`c_i` counts its
-    commits. Workers do not wait for lost or finished ones.
+    commits. Workers do not wait for lost or finished workers.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.

@@ -1,6 +1,6 @@
 """One rank of a parameter server whose workers can take the server's place.
 
-Each worker has the server's model from its last answer, and the values that the server must
+Each worker has the model from the server's last answer, and the values that the server must
 keep. A newly elected server (see `Election`) acts like one that has restarted: it asks all
 ranks for the newest model. A serving worker keeps training, so a rank has up to two halves.
 
@@ -252,7 +252,7 @@ class Standby(Halves):
         return [*effects, *self._change_server(state, now)]
 
     def _step_down(self, state: StandbyState) -> list[Effect]:
-        """Drop the server's state, because the others have continued without it."""
+        """Drop the server's state, because other ranks have continued without this server."""
         timers = [SetTimer(SERVING + name, math.inf) for name in state.timers]
         state.num_stale = state.num_asked
         state.server, state.timers, state.recent = None, {}, {}
@@ -283,8 +283,8 @@ class Standby(Halves):
         return [*reminders, SetTimer(REMIND, now + again)]
 
     def _change_server(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Tell the worker's half that its server is lost, and that a new one has joined if it
-        is reachable.
+        """Tell the worker's half that its server is lost and, if the new server is reachable,
+        that it has joined.
         """
         effects = self.work(state, WorkerLost(SERVER), now)
         if state.election.misses_leader:

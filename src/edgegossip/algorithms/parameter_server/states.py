@@ -85,7 +85,7 @@ class CommitterState(WorkerState):
         num_asked: Number of steps requested since the last commit; a wrapper may run fewer.
         num_steps: Number of steps since the last commit.
         is_due: A commit is due for a reason other than the number of steps.
-        interval: Seconds between two commits, if time decides.
+        interval: Seconds between two commits, if a timer triggers commits.
         is_training: A `Train` is running.
         has_moved: An answer has changed the parameters since that training began.
         is_pulling: The worker needs the server's model before it continues to train.

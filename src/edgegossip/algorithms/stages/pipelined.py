@@ -43,11 +43,12 @@ class Pipelined(Stages):
       which is drawn by rank.
     - ``in_flight=num_stages``, the default, keeps every stage busy if all are equally fast and
       links take no time; slower links need a higher number.
-    - One batch in flight and several workers in the first stage is split learning; if `inner`
+    - One batch in flight with several first-stage workers is split learning; if `inner`
       averages these workers' models, it is SplitFed.
 
-    A lost stage stops the stages below it; they raise `ServerLostError` after `patience`. If it
-    comes back earlier, batches that were in flight start again.
+    A lost stage stops all stages below it; the stage directly below raises `ServerLostError`
+    after `patience`. If the lost stage comes back earlier, batches that were in flight start
+    again.
 
     Args:
         inner: See `StageLinks`.
@@ -186,7 +187,7 @@ class Pipelined(Stages):
         ]
 
     def _drop(self, state: StageState, number: int, num_samples: int) -> list[Effect]:
-        """Replace a batch that has no gradient."""
+        """Uncount a batch that has no gradient, and answer its sender without one."""
         if state.piece is not None:
             state.piece.drop(num_samples)
         return self.answer(state, number)

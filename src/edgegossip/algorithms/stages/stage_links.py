@@ -36,15 +36,15 @@ class StageLinks(Algorithm[StageState]):
     """The ranks that hold the stages of a model, and the messages between them.
 
     A worker of the first stage that comes back continues with the others, as `inner` decides;
-    answers to batches of its earlier life are ignored. Batch numbers continue from life to
-    life, and an answer counts only for a batch that waits for it, so no worker trains on the
-    gradient of another batch. A stage keeps a bounded number of batches of each sender, and
-    drops the oldest if more arrive.
+    answers to its batches from before the restart are ignored. Batch numbers keep rising across
+    restarts, and an answer counts only for a batch that waits for it, so no worker trains on
+    the gradient of another batch. A stage keeps a bounded number of batches from each sender,
+    and drops the oldest if more arrive.
 
-    A stage finishes when all workers below it have finished or are lost. If all of these are
-    lost, or the next stage above is, it finishes after ten minutes. A batch whose message is
-    lost is given up after `forget_after`, with `Pipelined` at every stage below, and another
-    one starts.
+    A stage finishes when all workers below it have finished or are lost. If all of them are
+    lost, or the next stage above is lost, the stage finishes after ten minutes. A batch whose
+    message is lost is given up after `forget_after` (with `Pipelined`, at every stage below),
+    and another batch starts.
 
     Activations and gradients far beyond the usual range are rejected. A batch that a stage
     cannot use counts as a training failure, after which the host goes back to sound parameters.
@@ -62,11 +62,11 @@ class StageLinks(Algorithm[StageState]):
         num_classes: Number of classes; labels must be below it.
         num_first: Number of workers that hold the first stage, at least 1.
         max_batch: Maximum number of samples in a batch; the last batch of a pass may have one
-            more than the batch size.
+            sample more than the batch size.
         precision: Precision of activations and gradients in transit: "float32"; "bfloat16",
             with an error of at most 1/256 of each value; or "int8", with an error of at most
             half of 1/127 of the largest value.
-        forget_after: Seconds without any answer after which the batches above are given up;
+        forget_after: Seconds without any answer after which unanswered batches are given up;
             doubled after each failure, halved after each answer. None never gives up; safe only
             on lossless links.
 
@@ -184,7 +184,7 @@ class StageLinks(Algorithm[StageState]):
     def answer(
         self, state: StageState, number: int, gradient: Tensor | None = None
     ) -> list[Effect]:
-        """Answer the sender of batch `number` with its gradient."""
+        """Answer the sender of batch `number`, with the gradient if the sender wants it."""
         if number not in state.origins:
             return []
         sender, asked = state.origins.pop(number)

@@ -32,7 +32,8 @@ class Piece:
 
     Attributes:
         request: The request for this work.
-        num_due: Number of samples until the work is done; infinite for a number of steps.
+        num_due: Number of samples until the work is done; infinite if the work is a number of
+            steps.
         num_begun: Number of batches begun.
         num_steps: Number of batches done.
         num_samples: Number of samples in the batches so far.
@@ -84,7 +85,7 @@ class Piece:
         )
 
     def drop(self, num_samples: int) -> None:
-        """Uncount a batch of this many samples without a gradient; another replaces it."""
+        """Uncount a batch of `num_samples` that got no gradient; another batch replaces it."""
         self.num_begun -= 1
         self.num_samples -= num_samples
 
@@ -119,7 +120,7 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class StageState(WorkerState):
-    """State of a worker; `params` are its stage's; `round` is the first stage's last known.
+    """State of a worker: its stage's `params`, and the first stage's last known `round`.
 
     Attributes:
         inner: In the first stage: the state of its own algorithm.
@@ -139,11 +140,11 @@ class StageState(WorkerState):
         most_pending: Maximum length of `pending` since the last note.
         lost: Workers that cannot be reached, as keys.
         num_given_up: Number of batches whose answer did not arrive in time.
-        num_in_vain: Number of timeouts minus number of answers since, at least 0.
+        num_in_vain: Number of timeouts, minus one for each later answer; at least 0.
         ended: Workers below that will send nothing more, as keys.
         has_ended: This worker will send nothing more.
-        left_alone_since: Time since which all workers below are lost; None while one is
-            present.
+        left_alone_since: Time since which all workers below have been lost; None while any is
+            reachable.
         num_told: Number of times that the worker has announced its end.
         asks_round: The worker has come back, and continues in the round of the next answer.
     """
@@ -197,7 +198,7 @@ class StageState(WorkerState):
     def note(self, stage: int, measured: Mapping[str, float]) -> Note:
         """Note queues and counts together with the measurements.
 
-        A stage notes them at its first training and every tenth after it, when it gives up
+        A stage makes a note at its first training and every tenth after that, when it gives up
         batches, and when it stops sending.
 
         Fields:

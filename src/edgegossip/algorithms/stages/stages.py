@@ -5,9 +5,9 @@ stage. Batches go up as activations with labels. Answers come down, with or with
 A worker has at most `max_passed` unanswered batches above it, so a slow stage slows down the
 stages below it, and memory stays bounded.
 
-Another algorithm, `inner`, keeps the models of the first stage's workers together. It requests
-training and exchanges the first stage's parameters as if they were a whole model. Its requests
-are carried out batch by batch, and each batch goes up.
+Another algorithm, `inner`, keeps the models of the first stage's workers together. The inner
+algorithm requests training and exchanges the first stage's parameters as if they were a whole
+model. Its requests are carried out batch by batch, and each batch goes up.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Stages(StageLinks):
 
     @abstractmethod
     def give_up(self, state: StageState) -> list[Effect]:
-        """Forget all batches above, which will not be answered."""
+        """Forget all batches sent up; they will not be answered."""
 
     # Common to all algorithms.
 
@@ -113,8 +113,9 @@ class Stages(StageLinks):
                     # life.
                     state.next_batch = int(now * _NUMBERS_A_SECOND)
                     state.left_alone_since = None
-                    # Workers of the first stage that exchange messages tell it their round.
-                    # Otherwise the stages above know the round that it had reached.
+                    # Workers of the first stage that exchange messages tell a returned one
+                    # their round. Otherwise the stages above know the round that it had
+                    # reached.
                     is_known = self.inner.traits.topology is not None
                     state.asks_round = event.has_rejoined and not is_known
                 effects = self._drive(state, event, now)
@@ -148,7 +149,7 @@ class Stages(StageLinks):
         return effects
 
     def _go_back(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
-        """Drop progress from unsound parameters."""
+        """Drop progress made from unsound parameters."""
         effects = [*self._give_up(state), *self.answer(state, state.present)]
         # These answers belong to the same batches, or to later ones.
         state.answers.clear()
@@ -183,7 +184,7 @@ class Stages(StageLinks):
 
     def _end_if_done(self, state: StageState, now: Seconds) -> list[Effect]:
         """Finish once all workers below have finished or are lost; until then they might need
-        this one.
+        this stage.
         """
         if state.has_ended or self.stage(state.rank) == 0:
             return []
@@ -279,7 +280,7 @@ class Stages(StageLinks):
         return [*effects, *self._watch(state, now)]
 
     def _watch(self, state: StageState, now: Seconds) -> list[Effect]:
-        """Restart the wait for the next answer, if one is due."""
+        """Restart the wait for the next answer, if an answer is due."""
         if self.forget_after is None:
             return []
         if not state.pending:

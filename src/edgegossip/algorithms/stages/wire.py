@@ -108,7 +108,8 @@ def check_batch(
     """Raise an error for outputs that the receiver would reject.
 
     Raises:
-        LocalProtocolError: If `outputs` is not a batch of this `shape`, size and labels.
+        LocalProtocolError: If `outputs` lacks a tensor, or its shape, size or labels are out of
+            bounds.
     """
     name = f"the trainer of stage {stage}"
     if not {"activations", "labels"} <= outputs.keys():
