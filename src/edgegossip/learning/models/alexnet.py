@@ -24,7 +24,7 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int, *, width: float = 1.
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Number of classes: the size of the output.
-        width: Share of the channels and hidden units, in (0, 4]. At 0.25, a picture costs a
+        width: Factor on the channels and hidden units, in (0, 4]. At 0.25, a picture costs a
             sixteenth as much as in the full model.
 
     References:

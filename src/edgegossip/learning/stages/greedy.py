@@ -22,7 +22,7 @@ class Greedy(TeacherFactory):
 
     Args:
         lr: Learning rate of Adam for the classifier, above 0.
-        width: Number of units of its hidden layer.
+        width: Number of units of the classifier's hidden layer.
 
     Raises:
         ValueError: If a number is out of range.
