@@ -122,7 +122,10 @@ class Learner(Trainer):
 
     @property
     def model(self) -> FlatModel:
-        """The model; its parameters are those after the last request, initial after `rest`."""
+        """The model, with the parameters after the last request.
+
+        After `rest`, it has its initial parameters.
+        """
         return self._at_work().model
 
     @property

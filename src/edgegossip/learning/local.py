@@ -35,10 +35,10 @@ class _Elsewhere:
 class Local(Dataset):
     """Data that stays with the workers, in place of a data set that is divided among them.
 
-    Each worker reads its own data when it needs it; without `may_share`, its process reads no
-    other worker's data. The simulator runs all workers, so it reads the data of each. Sizes may
+    Each worker reads its own data when needed; without `may_share`, its process reads no other
+    worker's data. The simulator runs all workers, so it reads all workers' data. Sizes may
     differ; names and numbers of classes, shapes and preparation must be equal. Workers compare
-    these when they connect, but do not exchange samples.
+    these properties when they connect, but do not exchange samples.
 
     Reports measure the averaged model on the validation samples of all workers together. On
     real machines, each worker measures the model on its own samples and reports only sums.

@@ -45,7 +45,7 @@ class Metric(MetricSpec, ABC):
 
     @abstractmethod
     def sums(self, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
-        """Sums over the samples of a batch, in any one shape for all batches.
+        """Sums over the samples of a batch; their shape is the same for all batches.
 
         Args:
             outputs: First result of the task's `forward`: the model's outputs.

@@ -250,7 +250,7 @@ def _deal(num_samples: int, weights: NDArray[np.float64]) -> Tensor:
 
 
 def _shards(owners: Tensor, num_workers: int) -> list[Tensor]:
-    """The samples of each owner, sorted; an empty shard takes one from the largest shard."""
+    """The samples of each owner, sorted; an empty shard gets a sample of the largest shard."""
     sizes = owners.bincount(minlength=num_workers)
     for rank in (sizes == 0).nonzero().flatten().tolist():
         largest = int(sizes.argmax())

@@ -34,7 +34,7 @@ class Parts:
     """Averages the parameters of each part over its workers, and joins these averages.
 
     Args:
-        models: One model for each role, changed in place; a single one is the whole model.
+        models: One model for each role, changed in place; a single model is the whole model.
         join: Joins the models if there are several.
         has_buffers: As in `FlatModel`.
 

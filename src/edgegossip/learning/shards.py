@@ -104,7 +104,7 @@ class LocalShards:
 
 
 class _Reached(Mapping[Rank, Tensor]):
-    """The samples of each worker whose data one worker can reach, read on first access.
+    """The samples of all workers whose data a trainer can reach, read on first access.
 
     Args:
         shards: Reads the workers' data.

@@ -159,7 +159,7 @@ class Combination:
     Args:
         reduction: Reduces many features to few.
         division: Divides the points of a class by their features.
-        is_selected: Whether it is among the paper's three selected combinations.
+        is_selected: Whether this is one of the three combinations that the paper selects.
     """
 
     reduction: Reduction

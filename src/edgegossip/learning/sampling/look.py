@@ -46,7 +46,7 @@ class Look:
     """Measures the losses of aggregated points for a sampler.
 
     Args:
-        loss_of: ``loss_of(points)``: the current model's losses of these aggregated points,
+        loss_of: ``loss_of(points)``: the current model's losses on these aggregated points,
             [num_points].
         budget: Number of points per look.
     """

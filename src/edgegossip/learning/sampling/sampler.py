@@ -52,7 +52,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             for x, y in loader: ...
 
     A selection that weights samples (`Importance`, `Pruned`) sets `weights`. A selection that
-    uses sample losses (`Focused`) gets them from `record`; without them, it chooses like
+    uses sample losses (`Focused`) gets them from `record`; without them, `Focused` chooses like
     `Random`. Both need the positions of a batch's samples, so include these in the data set::
 
         dataset = TensorDataset(x, y, torch.arange(len(x)))

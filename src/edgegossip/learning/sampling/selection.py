@@ -276,7 +276,8 @@ class Focused(Selection):
 
     The positions are *not* all different. Losses are taken as plain cross-entropy; with strong
     label smoothing, no sample appears learned, and `Focused` chooses like `Random`. With little
-    data and much time, it overfits slightly sooner than `Random`, so stop at the best accuracy.
+    data and much time, `Focused` overfits slightly sooner than `Random`, so stop at the best
+    accuracy.
 
     Args:
         max_visits: Maximum visits of a sample in an epoch for its high loss, at least 1.

@@ -108,7 +108,10 @@ class DecoupledStage(StageLearner):
             self._make_teacher()
 
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
-        """Return a step of the first stage, which needs no other worker; None for others."""
+        """Return a step of the first stage, which needs no other worker.
+
+        None for the other stages, which train on messages.
+        """
         return Train(params, Steps(1)) if self.place.is_first else None
 
     def cost(self, request: Train) -> float:

@@ -20,7 +20,7 @@ class _Passed:
     """A batch after its forward pass.
 
     `weights` are the parameters of the forward pass, and `draws` is the state of the dropout
-    stream before it. After a restart, `outputs` is None until it is computed again.
+    stream before this pass. After a restart, `outputs` is None until it is computed again.
     """
 
     x: Tensor

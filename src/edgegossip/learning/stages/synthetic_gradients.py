@@ -26,10 +26,11 @@ class SyntheticGradients(TeacherFactory):
         \min_{\phi_k} \; \| M_k(h_k, y) - \delta_k / s \|^2
 
     The target :math:`\delta_k` is the gradient at the next stage's inputs, from its own
-    prediction (*bootstrapped*) or, in the last stage, from the true loss. It is the gradient of
-    each sample's loss. The gradient of the mean loss is smaller by a factor of the batch size,
-    and :math:`M_k` would learn nothing from it. :math:`s` is a running root mean square of the
-    targets, which are much smaller than 1, while Adam's steps do not depend on their scale.
+    prediction (*bootstrapped*) or, in the last stage, from the true loss. The target is the
+    gradient of each sample's loss. The gradient of the mean loss is smaller by a factor of the
+    batch size, and :math:`M_k` would learn nothing from it. :math:`s` is a running root mean
+    square of the targets, which are much smaller than 1, while Adam's steps do not depend on
+    their scale.
 
     :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units. Its
     linear output begins at zero, so the stages below the cut do not change before :math:`M_k`
