@@ -19,7 +19,7 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     Args:
         x: Pictures [batch, channels, height, width], float or uint8; not changed.
         generator: Source of the random flips and shifts.
-        padding: Width of the border in pixels, >= 0.
+        padding: Width of the border in pixels, at least 0.
 
     References:
         He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, section 4.2.

@@ -73,7 +73,7 @@ class R2(Metric):
     .. math:: R^2 = 1 - \frac{\sum_i (y_i - \hat y_i)^2}{\sum_i (y_i - \bar y)^2}
 
     It is 1 for perfect outputs, 0 for the mean of the targets, and may be below 0. With several
-    targets, it is the mean over them. It is NaN if all targets are equal.
+    targets per sample, it is the mean over them. It is NaN if a target never varies.
 
     >>> metric = R2()
     >>> targets = torch.tensor([1.0, 2.0, 3.0])
@@ -125,14 +125,14 @@ class Perplexity(Metric):
 class BitsPerCharacter(Metric):
     r"""Bits per character of a text: :math:`H / (c \ln 2)`, with cross entropy :math:`H`.
 
-    Unlike perplexity, it compares models with different tokens. Outputs and targets are as in
-    `Perplexity`.
+    Unlike perplexity, it is comparable between models with different tokens. Outputs and
+    targets are as in `Perplexity`.
 
     Args:
         name: See `MetricSpec`; "bits per byte" for tokens that are bytes.
         unit: See `MetricSpec`.
         higher_is_better: False.
-        characters_per_token: :math:`c`: the mean length of the text's tokens, above 0.
+        characters_per_token: :math:`c`, above 0: the mean number of characters in a token.
 
     >>> metric = BitsPerCharacter()
     >>> round(metric.value(metric.sums(torch.zeros(1, 5, 8), torch.zeros(1, 5).long())), 4)

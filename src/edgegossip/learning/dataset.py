@@ -1,4 +1,4 @@
-"""Data sets in memory: splits of raw samples, and their preparation for a model."""
+"""Data sets: splits of raw samples, and their preparation for a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgegossip.learning.nested_split import Collate, CollatedSplit, NestedSplit
 from edgegossip.learning.pooled_split import PooledSplit
 
 SAMPLE_DTYPES = (torch.uint8, torch.float32, torch.int64)
-"""Allowed types of samples: pictures, features and tokens."""
+"""Allowed types of samples with classes: pictures, features and tokens."""
 
 
 class Split(Protocol):
@@ -79,16 +79,15 @@ class NoSamples:
 
 
 class TorchSplit:
-    """Samples with classes: pairs (x, y) of any map-style `torch.utils.data.Dataset`.
+    """Samples with classes: pairs (x, y) from any map-style `torch.utils.data.Dataset`.
 
-    The data set's transforms run for each sample of each batch, in the training thread.
-    Transforms that draw from a global generator make runs irreproducible
-    (`augmentation.flip_and_crop` does not).
+    The data set's transforms run whenever a sample is read. Transforms that draw from a global
+    generator make runs irreproducible (`augmentation.flip_and_crop` does not draw from one).
 
     Args:
-        dataset: Yields tensors or NumPy arrays of one shape, with whole numbers as labels. With
-            an attribute `targets` and no `target_transform`, labels are read from that
-            attribute and not sample by sample.
+        dataset: Yields tensors or NumPy arrays of one shape, with whole numbers as labels. If
+            it has an attribute `targets` and no `target_transform`, labels are read from that
+            attribute, not sample by sample.
     """
 
     def __init__(self, dataset: TorchDataset[Any]) -> None:
@@ -137,7 +136,7 @@ class TrainingData:
     std: Tensor | None = None
 
     def prepare(self, x: Tensor, *, is_picture: bool | None = None) -> Tensor:
-        """As `Dataset.prepare`."""
+        """See `Dataset.prepare`."""
         if is_picture is None:
             is_picture = x.dtype == torch.uint8
         if not is_picture and self.mean is None and self.std is None:
@@ -149,7 +148,7 @@ class TrainingData:
 
     @cached_property
     def _scale_and_shift(self) -> dict[bool, tuple[Tensor, Tensor]]:
-        """(x / unit - mean) / std as x * scale + shift, for features (False) and pictures."""
+        """Scale and shift, as (x / unit - mean) / std = x * scale + shift, by `is_picture`."""
         std = torch.ones(1) if self.std is None else self.std
         mean = torch.zeros(1) if self.mean is None else self.mean
         per_channel = (-1, *(1 for _ in self.input_shape[1:]))
@@ -168,14 +167,14 @@ class Dataset:
     `validation`, which `hold_out` takes from `train`.
 
     Samples with classes are pairs (x, y) of a tensor and a label. Other samples are any nested
-    tensors, such as a pair (x, y) with numbers to predict, or a dict; see `from_tensors`.
+    tensors, such as a dict, or a pair (x, y) whose y is to be predicted; see `from_tensors`.
 
     Args:
         name: Name for reports and messages.
         train: Training samples.
         test: Test samples, only for reports; left out in a worker's own data (`Local`).
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
-        input_shape: Shape of x of one sample, channels first; empty if samples are not pairs.
+        input_shape: Shape of one sample's x, channels first; empty if samples are not pairs.
         mean: Mean of each channel [input_shape[0]], in the units of x, or of x / 255 for uint8;
             None for no subtraction.
         std: Standard deviation of each channel, like `mean`; None for no division.
@@ -185,7 +184,8 @@ class Dataset:
     Raises:
         DataError: A split is empty or its labels are out of range; x, y and `subjects` differ
             in length or shape; a number is not finite; splits differ in structure; `validation`
-            is `test`. Outside memory, only the first sample of a split is checked.
+            is `test`. If a split is not in memory, only its labels and first sample are
+            checked.
 
     >>> split = ArraySplit(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([1]))
     >>> task = Dataset("two-pixels", split, split, num_classes=2, input_shape=(1, 1, 2))
@@ -216,7 +216,7 @@ class Dataset:
                     self._validate_split(split)
             except DataError as error:
                 raise DataError(f"{self.name}, {where} split: {error}") from None
-        # After the samples: a mean of wrong ones would be blamed for what they are.
+        # After the samples, so that the mean of wrong samples is not blamed for their flaws.
         self._validate_channels()
         if self.subjects is not None and self.subjects.shape != (len(self.train),):
             raise DataError(
@@ -232,7 +232,7 @@ class Dataset:
     def prepare(self, x: Tensor, *, is_picture: bool | None = None) -> Tensor:
         """Turn raw x into a model's input: float32, standardized by `mean` and `std`.
 
-        Pictures (uint8) are first scaled to [0, 1]. Features without `mean` and `std` are
+        Pictures (uint8) are first scaled to [0, 1]. Without `mean` and `std`, other samples are
         returned unchanged, not copied.
 
         Args:
@@ -295,7 +295,7 @@ class Dataset:
                 shape = ()
         if self.input_shape not in ((), shape):
             raise DataError(f"samples have shape {list(shape)}; expected {self.input_shape}")
-        # As below: other splits are checked by their first sample.
+        # As in `_validate_samples`, splits outside memory are checked by their first sample.
         for path, leaf in leaves(split.samples if isinstance(split, NestedSplit) else first):
             if leaf.dtype == torch.float64:
                 raise DataError(
@@ -343,9 +343,9 @@ def from_torch(
 ) -> Dataset:
     """Wrap two map-style PyTorch data sets, e.g. those of torchvision.
 
-    With classes, samples are pairs (x, y). Float samples keep the result of their own
-    transforms; uint8 samples are scaled to [0, 1]. Samples are read when a batch needs them, so
-    the data set may be larger than memory.
+    With classes, samples are pairs (x, y). Float samples are used as the transforms return
+    them; uint8 samples are scaled to [0, 1]. Samples are read when a batch needs them, so the
+    data set may be larger than memory.
 
     >>> pairs = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]))
     >>> from_torch("pairs", pairs, pairs, num_classes=2).input_shape
@@ -359,11 +359,11 @@ def from_torch(
             any nested tensors.
         collate: Makes a batch from a list of samples without classes; by default PyTorch's.
         num_workers: Number of processes that read training batches ahead, as in PyTorch's
-            `DataLoader`; all workers that one process trains share them. 0 reads in the
-            training process. The order of the samples does not depend on it.
+            `DataLoader`, shared by all workers that one process trains. 0 reads in the training
+            process. The order of the samples does not depend on this number.
 
     Raises:
-        DataError: A sample is no tensor (for example, a PIL picture); also as in `Dataset`.
+        DataError: A sample has, for example, a PIL picture, not a tensor; see also `Dataset`.
         ValueError: If `num_workers` is negative.
     """
     check_range("num_workers", num_workers, "at least 0")
@@ -393,8 +393,8 @@ def from_tensors(name: str, train: Nested, test: Nested | None = None) -> Datase
 
     Args:
         name: Name for reports and messages.
-        train: Training samples: tensors in dicts, tuples and lists, nested in any way, each
-            with an entry for each sample in its first dimension.
+        train: Training samples: tensors in dicts, tuples and lists, nested in any way. The
+            first dimension of every tensor indexes the samples.
         test: Test samples of the same structure, only for reports; None for a worker's own data
             (`Local`).
 
@@ -421,7 +421,7 @@ def without_classes(name: str, train: Split, test: Split) -> Dataset:
 
 
 def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the mean and standard deviation of each channel, float32 [channels] each.
+    """Compute each channel's mean and standard deviation, both float32 [channels].
 
     They are in the units of `x`, or of x / 255 for uint8. A constant channel gets a standard
     deviation of 1, which allows division.

@@ -25,11 +25,11 @@ _RECALIBRATION = 2000
 
 
 class Evaluator:
-    """Measures parameters on one held-out split, without access to the other.
+    """Measures parameters on one held-out split, without access to the other held-out split.
 
     If running statistics are not part of the parameters, an average of several models lacks
-    matching statistics. They are then measured again on some training samples (batch-norm
-    recalibration).
+    matching statistics. The statistics are then measured again on some training samples
+    (batch-norm recalibration).
 
     Args:
         model: Model to measure; copied.
@@ -90,8 +90,8 @@ class Evaluator:
     def measure(self, params: Tensor) -> Measurement:
         """Sums for loss and metrics; they can be added to sums over other workers' splits.
 
-        In the mean loss, batches are weighted by their numbers of samples, or by the result of
-        the loss's method ``num_terms(outputs, targets)``, if it has one.
+        In the mean loss, batches are weighted by their numbers of samples, or, if the loss has
+        a method ``num_terms(outputs, targets)``, by its result.
         """
         with self._lock:
             module, found = self._load(params), Measurement()

@@ -1,4 +1,4 @@
-"""Operations for training a model: the unit of all other costs."""
+"""Number of operations for training a model: the unit of all other costs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ duration: about 14 microseconds of a core at 2.9e10 FLOP/s.
 def training_flops(module: nn.Module, x: Tensor) -> float:
     """Floating-point operations of training `module` on one sample, including overhead.
 
-    A forward pass is counted. A backward pass takes twice as many operations, for the gradients
-    of activations and of weights. `OVERHEAD` is added, which matters most for small models.
+    The operations of a forward pass are counted. A backward pass takes twice as many, for the
+    gradients of activations and of weights. `OVERHEAD` is added, which matters most for small
+    models.
 
     Args:
         module: A model; its mode and buffers are not changed.

@@ -33,7 +33,7 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
         num_dims: Expected number of dimensions: 3 for pictures, 1 for labels.
 
     Raises:
-        DataError: The file is missing, is not gzip, or has a wrong type or length.
+        DataError: The file is missing or unreadable, or has a wrong type or length.
 
     References:
         LeCun, Cortes and Burges, "The MNIST database", section "File formats".
@@ -99,7 +99,7 @@ def _require_room(path: Path, num_bytes: int) -> None:
 def read_cifar10(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read one file of the binary version of CIFAR-10.
 
-    Each record is one byte of label, then the red, green and blue planes of 32 rows of 32.
+    Each record is one byte of label, then red, green and blue planes of 32 rows of 32 pixels.
 
     Returns:
         Pictures [num_samples, 3, 32, 32] and labels [num_samples].
@@ -127,7 +127,7 @@ def read_npz(
 ) -> dict[str, NDArray[np.generic]]:
     """Read the arrays `keys`, and those of `optional_keys` that exist, from an `.npz` file.
 
-    Pickled objects are rejected, because unpickling runs any code in the file.
+    Pickled objects are rejected, because unpickling would run any code in the file.
 
     Raises:
         DataError: The file is missing or damaged, lacks a key, or holds pickled objects.

@@ -31,7 +31,7 @@ def hold_out(
             its exact share by less than one sample.
         seed: Seed of the stream ``(seed, "validation")``.
         by_subject: Hold out whole subjects instead, `share` of them, at least one. Validation
-            then uses people absent from training, like such a data set's test split.
+            then uses people absent from training, as does such a data set's test split.
 
     Raises:
         ValueError: `share` is out of range or leaves a split empty; there is already a
@@ -61,8 +61,8 @@ def hold_out(
 
 
 def _stratified(dataset: Dataset, share: float, seed: int) -> Tensor:
-    """Draw samples at equal distances from a list ordered by class and shuffled within: bool
-    [num_train].
+    """Draw samples at equal distances from a list ordered by class and shuffled within each
+    class: bool [num_train].
     """
     num_samples, labels = len(dataset.train), dataset.train.labels
     order = torch.randperm(num_samples, generator=generator(seed, "validation"))

@@ -35,7 +35,7 @@ from edgegossip.learning.schedule import Constant, Schedule
 from edgegossip.learning.training_step import PLAIN_STEP, TrainingStep
 
 Augmentation: TypeAlias = Callable[[Nested, torch.Generator], Nested]
-"""Randomly changes the raw x of a batch (x, y), or all of another kind of batch; draws only
+"""Randomly changes the raw x of a batch (x, y), or an entire batch of another kind; draws only
 from the generator."""
 
 
@@ -43,19 +43,19 @@ class Learner(Trainer):
     """Trains a model on one shard; a `core.Trainer` for PyTorch.
 
     All random numbers (order of the batches, dropout, augmentation) come from streams keyed by
-    (seed, rank, incarnation). Learners can therefore train in parallel threads and still repeat
-    bit for bit.
+    (seed, rank, incarnation). Runs therefore repeat bit for bit even if learners train in
+    parallel threads.
 
     Args:
-        model: Model to train; the learner copies it. Training may change only its parameters
-            and buffers.
+        model: Model to train; the learner copies it. Training may change only parameters and
+            buffers.
         loss: Loss of outputs and targets.
         optimizer: Makes the optimizer.
-        dataset: The training split alone: `Dataset.training`.
+        dataset: The training split and its preparation: `Dataset.training`.
         shard: [n] indices of this worker's samples in the training split; may be empty before
             an assignment.
         batch_size: Samples per step.
-        schedule: Learning rate as a function of progress.
+        schedule: Factor on the learning rate, as a function of progress.
         seed: Seed of the run.
         rank: Rank of the learner's worker.
         incarnation: Number of times that this worker has rejoined.
@@ -66,7 +66,8 @@ class Learner(Trainer):
         torch_device: Device for the computation.
         forward: Maps model and batch to outputs and targets; see `Task`.
         step: Precision, accumulation, clipping and compilation of each step.
-        copies: Copies of `model` for several learners; by default the learner has its own.
+        copies: Copies of `model` that several learners share; by default, the learner makes
+            its own.
     """
 
     def __init__(
@@ -121,7 +122,10 @@ class Learner(Trainer):
 
     @property
     def model(self) -> FlatModel:
-        """The model in training; its parameters are those after the last request."""
+        """The model, with the parameters after the last request.
+
+        After `rest`, it has its initial parameters.
+        """
         return self._at_work().model
 
     @property
@@ -140,7 +144,7 @@ class Learner(Trainer):
         return self._copy
 
     def rest(self) -> None:
-        """Lend the model to other learners until the next request, which brings parameters."""
+        """Lend the model to other learners until the next request, which has parameters."""
         if self._copy is not None and self._is_sharing:
             self._at_rest = self._rest_state()
             self._copies.give_back(self._copy)
@@ -150,7 +154,7 @@ class Learner(Trainer):
         return {"optimizer": None, "dropout": None, "buffers": self._copies.initial_buffers}
 
     def _rest_state(self) -> dict[str, Any]:
-        """State, except parameters, with which training continues on another copy."""
+        """State, except parameters, that lets training continue on another copy."""
         if self._copy is None:
             return self._at_rest
         draws = self._copies.has_dropout
@@ -172,12 +176,12 @@ class Learner(Trainer):
 
     @property
     def num_samples(self) -> int:
-        """Samples in the shard."""
+        """Number of samples in the shard."""
         return len(self.shard)
 
     @property
     def epoch_cost(self) -> float:
-        """Cost of a pass over the shard, in samples, including the look at points."""
+        """Cost of a pass over the shard and the look at aggregated points, in samples."""
         return self._accuracy_aware.epoch_cost(self._dataset.train.labels[self.shard])
 
     @property
@@ -197,7 +201,7 @@ class Learner(Trainer):
             self._copies.give_back(copy)
 
     def set_up(self) -> None:
-        """Aggregate the shard.
+        """Aggregate the shard if the selection needs it.
 
         Raises:
             TrainingError: After `cancel`.
@@ -257,7 +261,7 @@ class Learner(Trainer):
         return Layout(self._copies.num_trained)
 
     def cost(self, request: Train) -> float:
-        """Processed samples, plus a third of a sample per aggregated point."""
+        """Number of processed samples, plus a third per aggregated point looked at."""
         self.batches.resize(request.batch_ratio)
         return self.batches.cost(
             request.work, request.keep_ratio, begins_pass=request.begins_pass
@@ -267,8 +271,8 @@ class Learner(Trainer):
         """Train from `request.params`, at the schedule's rate for `progress`.
 
         Raises:
-            LocalProtocolError: If there are inputs, because a learner draws its own batches; if
-                there is no data; or if the optimizer lacks the requested momentum.
+            LocalProtocolError: If the request has inputs, because a learner draws its own
+                batches; if there is no data; or if the optimizer has no momentum to set.
             TrainingError: If a loss is not finite, or after `cancel`.
         """
         self._require_no_inputs(request)
@@ -332,7 +336,7 @@ class Learner(Trainer):
         )
 
     def _samples(self, batch: Batch) -> Nested:
-        """Read a batch, augmented and prepared for the model."""
+        """Read a batch, augment it, and prepare it for the model."""
         samples = self._reader.read(batch, self.batches.upcoming)
         if self._augmentation is not None:
             assert self._random is not None

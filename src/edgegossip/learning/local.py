@@ -1,4 +1,4 @@
-"""Data that stays with the workers: each reads its own."""
+"""Data that stays with the workers: each worker reads its own."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class _Elsewhere:
 class Local(Dataset):
     """Data that stays with the workers, in place of a data set that is divided among them.
 
-    Each worker reads its own data when it needs it; without `may_share`, its process reads no
-    other worker's data. The simulator runs all workers, so it reads the data of each. Sizes may
+    Each worker reads its own data when needed; without `may_share`, its process reads no other
+    worker's data. The simulator runs all workers, so it reads all workers' data. Sizes may
     differ; names and numbers of classes, shapes and preparation must be equal. Workers compare
-    these when they connect, but do not exchange samples.
+    these properties when they connect, but do not exchange samples.
 
     Reports measure the averaged model on the validation samples of all workers together. On
     real machines, each worker measures the model on its own samples and reports only sums.
@@ -48,12 +48,12 @@ class Local(Dataset):
         load: ``load(rank)`` reads the data of a worker: training samples and, optionally, a
             validation split. A test split is not used.
         num_classes: As in `Dataset`; by default the number of `classes`.
-        input_shape: As in `Dataset`, of each worker's data.
+        input_shape: As in `Dataset`, for each worker's data.
         mean: As in `Dataset`, common to all workers.
         std: As in `Dataset`, common to all workers.
         classes: Names of the classes, in the order of their labels; empty without names.
         held_out: Share of its training samples that a worker without a validation split holds
-            out, in (0, 1), by `hold_out`; None for none.
+            out, in (0, 1), by `hold_out`; with None, every worker needs a validation split.
         may_share: Workers may read each other's data, which EdgeGossip needs for
             ``on_failure="reassign"``; `load` must then accept any rank.
 

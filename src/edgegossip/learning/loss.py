@@ -66,7 +66,7 @@ def next_token(model: nn.Module, batch: Nested) -> tuple[Any, Tensor]:
 
 
 def model_and_batch(model: nn.Module, batch: Nested) -> tuple[nn.Module, Nested]:
-    """Pass model and batch unchanged to a ``loss(model, batch)`` and to such metrics."""
+    """Pass model and batch unchanged to a ``loss(model, batch)`` and metrics of this form."""
     return model, batch
 
 
@@ -120,7 +120,7 @@ def losses_of(loss: Loss, outputs: Any, targets: Any, number: int) -> Tensor:  #
 
 
 def mean_of_finite(losses: Sequence[Tensor], rank: Rank, num_before: int) -> float:
-    """The mean of a worker's losses, after it has taken `num_before` earlier steps.
+    """The mean of a worker's losses in the steps after its first `num_before` steps.
 
     Raises:
         TrainingError: If a loss is not finite.
@@ -138,9 +138,9 @@ def mean_of_finite(losses: Sequence[Tensor], rank: Rank, num_before: int) -> flo
 
 
 def prepare_batch(dataset: TrainingData, batch: Nested, torch_device: torch.device) -> Nested:
-    """A batch for the model, on the device; x of a pair (x, y) of tensors is prepared.
+    """Move a batch to the device; if it is a pair (x, y) of tensors, prepare x.
 
-    Preparation normalizes x, and converts pictures to the channels-last layout.
+    Preparation standardizes x, and converts pictures to the channels-last layout.
 
     Raises:
         DataError: If the batch has tensors of unequal length, or anything but tensors.
@@ -154,6 +154,6 @@ def prepare_batch(dataset: TrainingData, batch: Nested, torch_device: torch.devi
 
 
 def to_model(x: Tensor, torch_device: torch.device) -> Tensor:
-    """Prepared samples on the device, pictures in the fastest layout for its kernels."""
+    """Move prepared samples to the device, pictures in the fastest layout for its kernels."""
     x = x.to(torch_device)
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x

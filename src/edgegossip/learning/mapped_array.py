@@ -1,4 +1,4 @@
-"""Arrays mapped from files: their place, and reading only the needed parts."""
+"""Arrays mapped from files: their places in the files, and reads of only the needed parts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ class Pages:
 
 
 def pages_of(array: NDArray[Any]) -> Pages | None:
-    """The pages of a mapped array of contiguous samples; None otherwise, or without advice."""
+    """The pages of a mapped array of contiguous samples.
+
+    None for any other array, or if the system accepts no advice.
+    """
     if not isinstance(array, np.memmap) or not isinstance(
         cast("object", _whole(array).base), mmap.mmap
     ):

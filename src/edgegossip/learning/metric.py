@@ -21,7 +21,7 @@ class Metric(MetricSpec, ABC):
 
     The mean of a metric's values over batches is not its value over all samples if batches
     differ in size, or if the metric is not a mean (R2, F1, perplexity). A metric therefore
-    keeps sums, and its value is computed once, from the sums over all batches of all workers.
+    gives sums, and its value is computed once, from the sums over all batches of all workers.
 
     If the loss is finite, a value that is not finite is an error before any training; later, it
     causes one warning, and ``null`` in the files. Outputs and targets that differ in shape are
@@ -38,14 +38,14 @@ class Metric(MetricSpec, ABC):
 
     @property
     def spec(self) -> MetricSpec:
-        """Name, unit and direction alone."""
+        """Name, unit and direction only."""
         return MetricSpec(
             name=self.name, unit=self.unit, higher_is_better=self.higher_is_better
         )
 
     @abstractmethod
     def sums(self, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
-        """Sums over the samples of a batch, of any shape that is the same for each batch.
+        """Sums over the samples of a batch; their shape is the same for all batches.
 
         Args:
             outputs: First result of the task's `forward`: the model's outputs.
@@ -93,7 +93,8 @@ class SumsMetric(Metric):
         name: See `MetricSpec`.
         unit: See `MetricSpec`.
         higher_is_better: See `MetricSpec`.
-        of: ``of(outputs, targets)``: sums over the samples of a batch, a tensor of one shape.
+        of: ``of(outputs, targets)``: sums over the samples of a batch, in one tensor, of the
+            same shape for all batches.
         finish: ``finish(sums)``: the value, from the sums over all samples.
 
     >>> def errors(outputs, targets):

@@ -29,7 +29,7 @@ class ModelCopy:
     Attributes:
         model: The copy.
         optimizer: Updates `trained`.
-        trained: The trained tensors: the whole vector as one if the optimizer allows that.
+        trained: The trained tensors; joined into one vector if the optimizer is elementwise.
         dropout: Generator from which dropout layers draw.
     """
 
@@ -73,7 +73,7 @@ class ModelCopy:
         return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
 
     def remember(self, memory: OptimizerState | None) -> None:
-        """Replace the optimizer's state with `memory`; None stands for a new optimizer's."""
+        """Replace the optimizer's state with `memory`; None means that of a new optimizer."""
         if memory is None:  # not empty: PyTorch 2.4 makes Adagrad's state with the optimizer
             self.start_over()
             return
@@ -83,7 +83,7 @@ class ModelCopy:
                 self.optimizer.state[tensor] = dict(state)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Copies of the buffers that are not in the vector, by name."""
+        """Copies of the buffers that are not in the parameter vector, by name."""
         return {name: buffer.clone() for name, buffer in self._own_buffers.items()}
 
     def load_buffers(self, buffers: dict[str, Tensor]) -> None:
@@ -100,8 +100,8 @@ class ModelCopies:
         num_trained: Number of trained entries, which come first in the parameters.
         settings: Learning rate and momentum of each group of the optimizer; None for no
             momentum.
-        can_be_lent: Whether the state that a learner must keep when it returns its copy is
-            known; False if the optimizer is not PyTorch's own.
+        can_be_lent: Whether a learner can return its copy and keep all required state; False if
+            the optimizer is not PyTorch's own, because its state is then unknown.
         has_dropout: Whether the model has a dropout layer.
     """
 

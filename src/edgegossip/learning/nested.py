@@ -43,7 +43,7 @@ def map_leaves(
 
 
 def leaves(nested: Nested, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of `nested`, in order, with its place.
+    """Yield every tensor of `nested`, in order, after its path within `nested`.
 
     >>> [path for path, _ in leaves({"x": torch.ones(2), "y": (torch.ones(2), torch.ones(2))})]
     ["['x']", "['y'][0]", "['y'][1]"]

@@ -17,7 +17,7 @@ Collate: TypeAlias = Callable[[list[Any]], Nested]
 
 
 class NestedSplit:
-    """Samples in memory: nested tensors with an entry for each sample in their first dimension.
+    """Samples in memory: nested tensors whose first dimension indexes the samples.
 
     Args:
         samples: Tensors in dicts, tuples and lists, nested in any way, e.g. a pair (x, y), or
@@ -44,14 +44,14 @@ class NestedSplit:
 
     @property
     def labels(self) -> Tensor:
-        """Zeros, as if all were of one class."""
+        """Zeros, as if all samples were of one class."""
         return torch.zeros(len(self), dtype=torch.int64)
 
 
 class CollatedSplit:
-    """Samples of any map-style `torch.utils.data.Dataset`, collated to nested batches.
+    """Samples of any map-style `torch.utils.data.Dataset`, collated into nested batches.
 
-    The data set's transforms run for each sample of each batch, in the training thread.
+    The data set's transforms run whenever a sample is read.
 
     Args:
         dataset: Yields samples of one structure, e.g. dicts of tensors.
@@ -89,7 +89,7 @@ class CollatedSplit:
 
     @property
     def labels(self) -> Tensor:
-        """Zeros, as if all were of one class."""
+        """Zeros, as if all samples were of one class."""
         return torch.zeros(len(self), dtype=torch.int64)
 
 

@@ -61,7 +61,7 @@ def normalization_2d(
 def num_groups(num_channels: int) -> int:
     """Choose the number of groups: 8, or fewer if `num_channels` is not divisible by 8.
 
-    A ResNet-20 has only 16 channels, fewer than the papers' 32 groups.
+    Some layers of a ResNet-20 have only 16 channels, fewer than the papers' 32 groups.
 
     >>> num_groups(64), num_groups(12)
     (8, 4)
@@ -131,6 +131,6 @@ class EvoNormS0(nn.Module):
         batch, channels, height, width = x.shape
         groups = x.view(batch, self.num_groups, -1, height, width)
         scale = (groups.var((2, 3, 4), correction=0) + self.epsilon).rsqrt()  # [batch, group]
-        # Brought to the channels, and not x to the groups, so that x keeps its memory layout.
+        # The scale is expanded to channels, instead of grouping x, which keeps its layout.
         scale = scale.repeat_interleave(channels // self.num_groups, dim=1)[..., None, None]
         return x * torch.sigmoid(self.v * x) * (scale * self.gamma) + self.beta

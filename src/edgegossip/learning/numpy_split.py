@@ -22,9 +22,9 @@ class NumpySplit:
     """Samples in nested NumPy arrays; a batch reads only its own samples.
 
     Args:
-        arrays: Arrays in dicts, tuples and lists, nested in any way, with an entry for each
-            sample in their first dimension; some may be mapped from files (`numpy.memmap`).
-        has_classes: Samples are pairs (x, y), each with a class.
+        arrays: Arrays in dicts, tuples and lists, nested in any way. The first dimension of
+            every array indexes the samples. Arrays may be mapped from files (`numpy.memmap`).
+        has_classes: Samples are pairs (x, y), and y is a class.
 
     Raises:
         DataError: If `arrays` holds anything but numeric arrays, or arrays differ in length.
@@ -88,7 +88,7 @@ def _sent(arrays: Nested, has_classes: bool) -> NumpySplit:
 
 
 def _shared(array: NDArray[Any]) -> Tensor:
-    """A tensor on the memory of `array`."""
+    """A tensor that shares the memory of `array`."""
     with warnings.catch_warnings():
         # Nothing writes to this tensor.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -120,14 +120,14 @@ def from_numpy(
 
     Args:
         name: Name for reports and messages.
-        train: Training samples: arrays in dicts, tuples and lists, nested in any way, each with
-            an entry for each sample in its first dimension; with classes a pair (x, y).
+        train: Training samples: arrays in dicts, tuples and lists, nested in any way, whose
+            first dimension indexes the samples; with classes, a pair (x, y).
         test: Test samples of the same structure, only for reports.
         num_classes: Labels are 0 .. num_classes - 1; 0 for samples without classes.
         mean: See `Dataset`.
         std: See `Dataset`.
-        num_workers: Number of threads that read training batches ahead; all workers that one
-            process trains share them. 0 reads in the training thread.
+        num_workers: Number of threads that read training batches ahead, shared by all workers
+            that one process trains. 0 reads in the training thread.
 
     Raises:
         DataError: See `Dataset` and `NumpySplit`. Only the first sample is checked for

@@ -78,7 +78,7 @@ class Proportional:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    r"""Deal each class in random proportions, so workers have few classes and uneven sizes.
+    r"""Deal each class in random proportions, so shards have few classes and uneven sizes.
 
     For each class :math:`c`, the workers' shares are
 
@@ -120,9 +120,9 @@ class Dirichlet:
 class LabelSkew:
     """Deal a fraction of every class in blocks sorted by label, and the rest evenly.
 
-    Shard sizes differ by at most one. A skew of 0 is like `IID`. With 1, each worker sees a
-    block of the samples sorted by label; with as many workers as classes of equal size, the
-    block is one class.
+    Shard sizes differ by at most one. A skew of 0 is like `IID`. With a skew of 1, each worker
+    sees a block of the samples sorted by label; with as many workers as classes of equal size,
+    the block is one class.
 
     Args:
         skew: Fraction to sort, in [0, 1].
@@ -164,9 +164,9 @@ class LabelSkew:
 class BySubject:
     """Keep the samples of each person or device together: the natural shards of a data set.
 
-    With as many workers as subjects, each worker has one, in order. With fewer workers,
-    subjects are assigned, largest first, to the smallest shard so far. The result is
-    deterministic.
+    With as many workers as subjects, each worker has one subject, in order. With fewer workers,
+    subjects are assigned, largest first, to the smallest shard so far. The seed does not
+    matter.
     """
 
     is_skewed: ClassVar[bool] = True
@@ -250,7 +250,7 @@ def _deal(num_samples: int, weights: NDArray[np.float64]) -> Tensor:
 
 
 def _shards(owners: Tensor, num_workers: int) -> list[Tensor]:
-    """The samples of each owner, sorted; an owner without any takes one from the largest."""
+    """The samples of each owner, sorted; an empty shard gets a sample of the largest shard."""
     sizes = owners.bincount(minlength=num_workers)
     for rank in (sizes == 0).nonzero().flatten().tolist():
         largest = int(sizes.argmax())

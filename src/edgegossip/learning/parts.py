@@ -31,15 +31,15 @@ def in_sequence(parts: Mapping[str, nn.Module]) -> nn.Sequential:
 
 
 class Parts:
-    """Averages the parameters of each part over its workers, and joins them into whole vectors.
+    """Averages the parameters of each part over its workers, and joins these averages.
 
     Args:
-        models: One model for each role, changed in place; a single one is the whole model.
+        models: One model for each role, changed in place; a single model is the whole model.
         join: Joins the models if there are several.
         has_buffers: As in `FlatModel`.
 
     Attributes:
-        models: Initial models of the workers of each role.
+        models: Initial model of the workers of each role.
         whole: The joined model.
 
     Raises:
@@ -77,15 +77,15 @@ class Parts:
             )
 
     def average(self, estimates: Mapping[str, Tensor]) -> tuple[Tensor, float]:
-        """Average each part and join them: the whole vector, and the consensus distance.
+        """Average and join the parts; also return the consensus distance.
 
         Args:
             estimates: [num_workers, num_params] of each role.
 
         Returns:
             The joined means, and the root of the summed squares of the parts' consensus
-            distances. If all roles have the same number of workers, this is the whole models'
-            distance.
+            distances. If all roles have the same number of workers, this root is the consensus
+            distance of whole models.
         """
         whole = torch.empty_like(self._joined.params)
         for role, stacked in estimates.items():

@@ -45,7 +45,7 @@ def pictures(
         A data set without a test split: uint8 [num_samples, num_channels, size, size].
 
     Raises:
-        DataError: If there is no folder or no picture, a subfolder is none of the classes, or a
+        DataError: If there is no folder or no picture, a subfolder belongs to no class, or a
             picture cannot be read.
         UsageError: If Pillow is missing.
     """

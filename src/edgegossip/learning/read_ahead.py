@@ -20,7 +20,7 @@ class Reader:
 
     Args:
         split: Training samples; only a `PooledSplit` is read ahead.
-        shard: [n] indices of the worker's samples in it.
+        shard: [n] indices of the worker's samples in `split`.
     """
 
     def __init__(self, split: Split, shard: Tensor) -> None:

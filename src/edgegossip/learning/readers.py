@@ -24,8 +24,8 @@ from edgegossip.learning.formats import read_cifar10, read_idx, read_npz
 NUM_TEST_DIGITS = 360
 NUM_CIFAR10_BATCHES = 5
 MAX_CLASSES = 1000
-"""Maximum number of classes, or the number of samples if larger; a model has an output for
-each class."""
+"""Maximum number of classes, or the number of samples if that is larger; a model has an output
+for each class."""
 
 
 def digits(seed: int = 0) -> Dataset:
@@ -40,7 +40,7 @@ def digits(seed: int = 0) -> Dataset:
     >>> len(task.train), len(task.test), task.input_shape
     (1437, 360, (1, 8, 8))
     """
-    # Imported here, because it takes a second that nothing else needs.
+    # Imported here, because the import takes a second.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -146,7 +146,7 @@ def npz(path: Path | str) -> Dataset:
     The file holds x_train, y_train, x_test, y_test and, if samples have natural owners,
     subject_train. Pictures are uint8 [num_samples, height, width] or [num_samples, channels,
     height, width], features are floats [num_samples, channels, ...], and labels start at 0.
-    Channels are standardized by the training samples.
+    Each channel is standardized by its statistics over the training samples.
 
     Raises:
         DataError: The file is missing, damaged or inconsistent, or holds pickled objects.
@@ -164,7 +164,7 @@ def npz(path: Path | str) -> Dataset:
 def har(data_dir: Path | str) -> Dataset:
     """Read UCI HAR, six activities of 30 people, from `data_dir`/uci_har.npz.
 
-    Samples are phone accelerometer and gyroscope windows [9, 128], in g and rad/s. They are
+    Samples are phone accelerometer and gyroscope windows [9, 128], in g and rad/s. The data are
     naturally skewed, because people walk differently. The file has the format of `npz`; the
     repository's examples/uci_har.py makes it from the official archive.
 
@@ -189,13 +189,14 @@ def huggingface(
     train_split: str = "train",
     test_split: str = "test",
 ) -> Dataset:
-    """Load a data set into memory from the Hugging Face hub, or a folder in a known format.
+    """Load a data set into memory from the Hugging Face hub or a local folder.
 
     Args:
-        name: "ylecun/mnist", or the path of a folder.
+        name: Name on the hub, such as "ylecun/mnist", or the path of a folder in a known
+            format.
         configuration: Name of a configuration, if there are several.
-        input_column: Pictures of one size, or lists of numbers of one length.
-        label_column: Whole numbers from 0.
+        input_column: Column with pictures of one size, or lists of numbers of one length.
+        label_column: Column with labels, whole numbers from 0.
         train_split: Name of the training split.
         test_split: Name of the test split.
 
@@ -282,7 +283,7 @@ def _imagenet_batch(path: Path, size: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _without_remote_code(load: Callable[..., Any]) -> dict[str, bool]:
-    """Arguments that forbid a data set's own code, which `datasets` 4 and later never run."""
+    """Arguments that forbid a data set's own code; `datasets` 4 and later never runs any."""
     is_asked = "trust_remote_code" in inspect.signature(load).parameters
     return {"trust_remote_code": False} if is_asked else {}
 
@@ -328,6 +329,6 @@ def _num_classes(train: ArraySplit, where: str) -> int:
 
 
 def _standardized(name: str, train: ArraySplit, test: ArraySplit, num_classes: int) -> Dataset:
-    """Make a data set with channels standardized by its own training samples."""
+    """Make a data set with channels standardized by their statistics over `train`."""
     mean, std = channel_statistics(train.x)
     return Dataset(name, train, test, num_classes, tuple(train.x.shape[1:]), mean, std)

@@ -65,7 +65,7 @@ class Schedule(ABC):
     """Base of learning-rate schedules.
 
     Args:
-        warm_up: Factor for a small initial rate, times the schedule's; None for none.
+        warm_up: Another factor, for a small initial rate; None for none.
     """
 
     warm_up: WarmUp | None = None
@@ -94,7 +94,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class StepDecay(Schedule):
-    """The rate times `decay` at each milestone.
+    """Multiply the rate by `decay` at each milestone.
 
     Args:
         milestones: Shares of the run, ascending, in (0, 1].

@@ -22,11 +22,11 @@ class Shards(Protocol):
 
     @property
     def indices(self) -> Mapping[Rank, Tensor]:
-        """The samples of each worker with data, as indices into its split, int64 [n]."""
+        """Indices, int64 [n], of the samples of each worker with data, in its split."""
 
     @property
     def num_samples(self) -> int:
-        """Training samples of all workers."""
+        """Total number of training samples of all workers."""
 
     def of_trainer(self, rank: Rank) -> dict[str, Any]:
         """The arguments `dataset`, `shard` and `shards` of a worker's trainer."""
@@ -104,10 +104,10 @@ class LocalShards:
 
 
 class _Reached(Mapping[Rank, Tensor]):
-    """The samples of each worker whose data another worker can reach, read on first access.
+    """The samples of all workers whose data a trainer can reach, read on first access.
 
     Args:
-        shards: Reads data.
+        shards: Reads the workers' data.
         ranks: The workers whose data can be reached.
 
     Attributes:

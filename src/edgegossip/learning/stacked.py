@@ -28,10 +28,10 @@ class StackedLearner(Learner):
     .. math:: v \leftarrow \mu v + g(x) + \lambda x, \qquad x \leftarrow x - \eta v
 
     with a learning rate :math:`\eta` for each learner: `SGD`, optionally with Nesterov's
-    momentum. Many small kernels become few large ones. The result does not depend on the other
-    learners in a stack, because each product in a stack is computed as if alone. It differs
-    from a `Learner`'s result in the last bits, because PyTorch multiplies stacks of matrices
-    with a different kernel.
+    momentum. A few large kernels replace many small ones. The result does not depend on the
+    other learners in a stack, because each product in a stack is computed as if alone. It
+    differs from a `Learner`'s result in the last bits, because PyTorch multiplies stacks of
+    matrices with a different kernel.
 
     Args:
         optimizer: An `SGD`.
@@ -104,7 +104,7 @@ class StackedLearner(Learner):
     def finish(
         self, losses: Tensor, num_samples: int, params: Tensor, velocity: Tensor | None
     ) -> TrainingResult:
-        """Store the result of training; see `velocity`.
+        """Store the velocity after training, and return the result.
 
         Args:
             losses: Losses of all steps, [num_steps].
@@ -143,7 +143,7 @@ class StackedWork:
     def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
         """Do this and other work of the same `key`; return all outcomes, this one's first.
 
-        Failures are separate: an outcome is a `TrainingError` if a loss was not finite.
+        Failures are separate: an outcome is a `TrainingError` if its own losses are not finite.
         """
         work = [self, *others]
         losses, params, velocities = self.learner.train_together(work)
@@ -187,8 +187,8 @@ class _Stack:
     def _pieces(self, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
         """One tensor [num_learners, ...] per model tensor, so gradients need no joining.
 
-        Matrices are stored like their gradients, [in, out]; adding one with a different layout
-        takes six times as long.
+        Matrices are stored like their gradients, [in, out]; adding a gradient with a different
+        layout takes six times as long.
         """
         pieces = zip(*(torch.split(each, self._sizes) for each in vectors), strict=True)
         return {

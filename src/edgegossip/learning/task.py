@@ -44,39 +44,39 @@ from edgegossip.learning.training_step import PLAIN_STEP, TrainingStep
 
 MakeModel: TypeAlias = Callable[[], nn.Module]
 MakeTrainer: TypeAlias = Callable[..., Trainer]
-"""Takes the keyword arguments of `Learner`."""
+"""Makes a trainer from the keyword arguments of `Learner`."""
 _TAKEN = {
     *("type", "time", "epochs", "loss", "consensus_distance", "bytes_sent"),
     "samples_processed",
 }
-"""Other fields in a run's log, whose names no metric may have."""
+"""Names of other fields in a run's log, which no metric may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A task for joint training; by default, a classification.
 
-    A training step computes ``loss(*forward(model, batch))``. Evaluations measure `metrics` on
-    the same outputs and targets; reports, targets and speed-ups use one metric.
+    A training step computes ``loss(*forward(model, batch))``. Evaluations compute `metrics`
+    from the results of `forward`; reports, target values and speed-ups use one metric.
 
     Args:
         dataset: Training and test samples, and validation samples for algorithms that evaluate;
             or `Local`, if each worker reads its own data.
         model: Makes the model; called once per run, and each worker gets a copy. For an
             algorithm whose roles hold parts of a model: the makers of the parts, by role name.
-        join: Joins the parts to the whole model for evaluation and saving; by default in
+        join: Joins the parts into the whole model for evaluation and saving; by default in
             sequence, in the order of `model`.
         trainer: Makes a worker's trainer from the keyword arguments of `Learner`: one maker for
             all workers, or several by role name.
         loss: ``loss(outputs, targets)``, the mean over a batch.
-        metrics: Metrics of evaluations, with different names.
-        target_metric: Name of the metric for targets, speed-ups and reports; None for the
-            first.
+        metrics: Metrics that evaluations measure, with different names.
+        target_metric: Name of the metric for target values, speed-ups and reports; None for
+            the first.
         forward: ``forward(model, batch)``: outputs and targets, for `loss` and `metrics`. By
             default, a batch is a pair (x, y), and the results are model(x) and y. With
             `model_and_batch`, the results are the model and the batch.
         optimizer: Makes each worker's optimizer from its parameters.
-        schedule: Learning rate of the optimizer over the run.
+        schedule: Factor on the optimizer's learning rate over the run.
         batch_size: Samples per step, at least 1.
         step: Mixed precision, gradient accumulation, clipping and compilation of each step.
         partition: Divides the training samples among the workers; unused for `Local` data.
@@ -84,13 +84,14 @@ class Task:
         augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`, or
             to entire batches of other kinds.
         has_buffers: Exchange and average normalization buffers with the parameters. Otherwise
-            they stay with each worker, and are measured again on about 2000 training samples
-            before each evaluation.
-        torch_device: Device of the models: "cpu", "cuda".
+            the buffers stay with each worker, and are measured again on about 2000 training
+            samples before each evaluation.
+        torch_device: Device of the models, e.g. "cpu" or "cuda".
 
     Raises:
-        ValueError: If `batch_size` is below 1, the device or the model is missing, a metric is
-            unknown or does not fit the data, or `Local` data has a partition.
+        ValueError: If `batch_size` is below 1, the device cannot be used, there is no model or
+            metric, names of metrics are equal or reserved, `target_metric` is unknown, a metric
+            does not fit the data, or `Local` data has a partition.
         DataError: If the data has no test split or cannot be used with `accuracy_aware`.
     """
 
@@ -174,7 +175,7 @@ class Task:
 
     @property
     def models(self) -> Mapping[str, MakeModel]:
-        """Factory of each part, by role name; a model for all roles has the key ""."""
+        """Factory of each part, by role name; a factory for all roles has the key ""."""
         return self.model if isinstance(self.model, Mapping) else {"": self.model}
 
     def part(self, role: str) -> str:
@@ -197,11 +198,11 @@ class Workload:
         task: Task to learn.
         ranks: The workers that have data, in order.
         seed: Seed of the run.
-        role: Each worker's role, if they hold parts or slices of a model.
+        role: Each worker's role, if workers hold parts or slices of a model.
         reads: The workers whose `Local` data this process may read; None for all of them.
 
     Raises:
-        ValueError: If the model's running statistics need samples, but the data is `Local`.
+        ValueError: If running statistics would be measured again, but the data is `Local`.
     """
 
     def __init__(
@@ -241,12 +242,12 @@ class Workload:
 
     @property
     def shards(self) -> Mapping[Rank, Tensor]:
-        """The training samples of each rank with data, as indices of its split, [n]."""
+        """Indices [n] of each worker's training samples in its split, for workers with data."""
         return self._shards.indices
 
     @property
     def num_train(self) -> int:
-        """Training samples of all workers."""
+        """Total number of training samples of all workers."""
         return self._shards.num_samples
 
     def __getstate__(self) -> dict[str, object]:
@@ -319,7 +320,7 @@ class Workload:
         return self._lent[part]
 
     def is_whole(self, ranks: Iterable[Rank]) -> bool:
-        """Whether these workers hold all parts and slices of a model."""
+        """Whether these workers together hold all parts and slices of a model."""
         there: dict[str, set[int]] = {}
         wanted: dict[str, int] = dict.fromkeys(self.task.models, 1)
         for rank in ranks:
@@ -339,7 +340,7 @@ class Workload:
     def with_own(self, whole: Tensor, rank: Rank, estimate: Tensor) -> Tensor:
         """Return the vector `whole` with the estimate of worker `rank` as its part.
 
-        If the worker holds a slice, `whole` already has these entries, because no other worker
+        If the worker holds a slice, `whole` already has its entries, because no other worker
         shares the slice.
         """
         if self._role(rank).num_slices > 1:

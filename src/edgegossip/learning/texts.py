@@ -1,4 +1,4 @@
-"""Plain texts as samples of language models: pieces of bytes."""
+"""Plain texts as samples for language models: pieces of bytes."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def texts(
 
 
 def books(data_dir: Path | str, context: int = 128) -> Dataset:
-    """Read the books of several authors, all `.txt` files in `data_dir`/books.
+    """Read a text of each author: all `.txt` files in `data_dir`/books.
 
-    The last tenth of each file is for testing. Authors are subjects, in alphabetical order.
+    The last tenth of each file is for testing. Files are subjects, in alphabetical order.
 
     Args:
-        data_dir: Folder that contains books.
+        data_dir: Folder that contains the folder `books`.
         context: As in `texts`.
 
     Raises:

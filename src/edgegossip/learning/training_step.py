@@ -17,7 +17,7 @@ from edgegossip.learning.nested import Nested, map_leaves
 from edgegossip.learning.sampling.sampler import Batch
 
 MeanLoss = Callable[[Batch, Nested], tuple[Tensor, int]]
-"""The mean loss of a batch and its samples, and the number of terms of that mean."""
+"""Maps a batch and its samples to the mean loss and the number of terms of that mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,11 @@ class TrainingStep:
         micro_batch_size: Maximum samples for one forward and backward pass. Gradients of a
             larger batch are accumulated to the gradient of its mean loss, so memory need only
             suffice for a micro-batch. Layers such as batch norm see only micro-batches.
-        max_grad_norm: Maximum norm of the entire gradient; a larger one is scaled down.
+        max_grad_norm: Maximum norm of the entire gradient; larger gradients are scaled down.
         compile: Run the model through `torch.compile`. On a CPU, PyTorch needs a C++ compiler.
 
     Raises:
-        ValueError: If a number is out of range, or `autocast` is another type.
+        ValueError: If a number is out of range, or `autocast` is not `torch.bfloat16` or None.
 
     >>> TrainingStep(micro_batch_size=16, max_grad_norm=1.0).micro_batch_size
     16

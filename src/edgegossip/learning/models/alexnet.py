@@ -14,7 +14,7 @@ from edgegossip.learning.models.width import scaled
 def alexnet(input_shape: tuple[int, ...], num_classes: int, *, width: float = 1.0) -> nn.Module:
     """Build AlexNet: 57,023,306 parameters for 10 classes, 61,079,336 for 1000.
 
-    It has torchvision's layers (61,100,840 parameters for 1000 classes) with two changes for
+    Layers are torchvision's (61,100,840 parameters for 1000 classes) with two changes for
     small pictures. The first convolution is 3 x 3 with a stride of 1 (2 above 32 pixels)
     instead of 11 x 11 with a stride of 4, which removes 21,504 parameters. The 3 x 3 poolings
     are padded, so that a side of 8 pixels shrinks to 1, not 0. The fully connected head on
@@ -24,7 +24,7 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int, *, width: float = 1.
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Number of classes: the size of the output.
-        width: Share of the channels and hidden units, in (0, 4]. At 0.25, a picture costs a
+        width: Factor on the channels and hidden units, in (0, 4]. At 0.25, a picture costs a
             sixteenth as much as in the full model.
 
     References:

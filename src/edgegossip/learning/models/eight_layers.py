@@ -25,16 +25,16 @@ def eight_layers(
 ) -> nn.Sequential:
     """Build four convolutions and four linear layers: 1,156,586 parameters for 10 classes.
 
-    The model is a sequence of eight blocks. Each is a layer with all that precedes the next:
-    normalization, ReLU, and 2 x 2 maximum pooling after the second and the fourth convolution.
-    A cut between two blocks is a cut between two layers.
+    The model is a sequence of eight blocks. Each block is a layer with everything before the
+    next layer: normalization, ReLU, and 2 x 2 maximum pooling after the second and the fourth
+    convolution. A cut between two blocks is a cut between two layers.
 
     Args:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels; the count is for
             (3, 32, 32).
         num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
-        width: Share of the channels and hidden units, in (0, 4].
+        width: Factor on the channels and hidden units, in (0, 4].
 
     References:
         Chen, Zhao, Li and Zhao, "Exploring the Use of Synthetic Gradients for Distributed Deep

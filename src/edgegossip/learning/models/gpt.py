@@ -19,13 +19,13 @@ def gpt(
     num_layers: int = 5,
     num_heads: int = 4,
 ) -> nn.Module:
-    """Build a GPT from tokens, int64 [batch, length], to logits [batch, length, num_tokens].
+    """Build a GPT: tokens, int64 [batch, length], to logits, [batch, length, num_tokens].
 
     The defaults have about a million parameters. There is no dropout, and input and output
     embeddings are separate. Samples may be shorter than the context.
 
     Args:
-        num_tokens: Number of different tokens, e.g. 256 bytes.
+        num_tokens: Number of different tokens, e.g. 256 for bytes.
         context: Maximum length of a sample, in tokens.
         width: Size of an embedding, a multiple of `num_heads`.
         num_layers: Number of blocks, each of attention and dense layers.

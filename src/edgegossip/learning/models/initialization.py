@@ -14,7 +14,7 @@ def initialize_like_he(model: nn.Module) -> None:
     """Draw the weights of convolutions to keep the variance of gradients; zero the biases.
 
     A deep network without normalization would not start to learn from PyTorch's own initial
-    weights, which shrink the signal in each layer. This draws from PyTorch's global generator.
+    weights, which shrink the signal in each layer. Draws are from PyTorch's global generator.
 
     References:
         He, Zhang, Ren and Sun, "Delving Deep into Rectifiers", ICCV 2015, arXiv:1502.01852,

@@ -25,7 +25,7 @@ STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel separately, narrow linearly; add the input if it fits.
+    """Widen, filter each channel separately, narrow linearly; add the input if shapes match.
 
     Args:
         num_inputs: Channels of the input.
@@ -79,8 +79,8 @@ def mobilenet_v2(
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
-        width: The paper's multiplier of the channels, in (0, 4]. It never narrows the last
-            convolution, which has 1280 channels up to a width of 1.
+        width: The paper's multiplier of the channels, in (0, 4]. The last convolution is never
+            narrowed: it has 1280 channels up to a width of 1.
 
     References:
         Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: Inverted Residuals and Linear

@@ -11,7 +11,7 @@ from edgegossip.learning.models.picture import SMALL, picture_shape
 
 
 class Fire(nn.Module):
-    """Squeeze the channels by a 1 x 1 convolution, then expand by a 1 x 1 and a 3 x 3 one.
+    """Squeeze the channels by a 1 x 1 convolution; expand by 1 x 1 and 3 x 3 convolutions.
 
     Args:
         num_inputs: Channels of the input.

@@ -21,8 +21,8 @@ def vgg11(
 ) -> nn.Module:
     """Build VGG11 as Sparse-Push trains it: 9,488,266 parameters for 10 classes.
 
-    Dropout, 512 units and the classes replace the ImageNet head (4096, 4096, classes); there is
-    no second dropout.
+    A head of dropout, 512 units and the classes replaces the ImageNet head (4096, 4096,
+    classes); there is no second dropout.
 
     Args:
         input_shape: (channels, 32, 32).
@@ -53,7 +53,7 @@ def vgg16(
         input_shape: (channels, 32, 32).
         num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
-        width: Share of the channels and hidden units, in (0, 4].
+        width: Factor on the channels and hidden units, in (0, 4].
     """
     return _vgg("vgg16", CONFIGURATION_D, input_shape, num_classes, normalization, width)
 

@@ -1,14 +1,14 @@
-"""Scaling of the number of channels of a model."""
+"""Scaling of a model's numbers of channels."""
 
 from __future__ import annotations
 
 
 def scaled(num_channels: int, width: float, model: str) -> int:
-    """Round `width` times `num_channels` to a multiple of 8, at least 0.9 times as large.
+    """Round `width` times `num_channels` to a multiple of 8, at most 10 % below the product.
 
     Args:
         num_channels: Number of channels, or of hidden units, in the full model.
-        width: Share of the channels, above 0.
+        width: Factor on the channels, above 0 and at most 4.
         model: Name of the model, for the message.
 
     Raises:

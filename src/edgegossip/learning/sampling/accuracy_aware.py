@@ -59,7 +59,7 @@ class AccuracyAware:
         torch_device: torch.device,
         forward: Forward = forward_pair,
     ) -> BatchStream:
-        """Aggregate a worker's data, if the selection needs it, and make its stream.
+        """Aggregate a worker's data, if the selection needs it, and make the worker's stream.
 
         Args:
             dataset: Data set with the samples.

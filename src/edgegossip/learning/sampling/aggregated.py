@@ -1,4 +1,4 @@
-"""Aggregated data: few points that represent many samples."""
+"""Aggregated data: a few points that represent many samples."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AggregatedData:
-    """Aggregated points, and the samples that each represents.
+    """Aggregated points, and the samples that each point represents.
 
-    Each sample is in exactly one subset, and each subset has samples of one class, at least
-    one.
+    Each sample is in exactly one subset, and each subset has at least one sample, all of one
+    class.
 
     Attributes:
         x: Aggregated points, float32 ``[num_subsets, *sample_shape]``: the mean of a subset's
@@ -38,7 +38,7 @@ class AggregatedData:
 
     @property
     def ratio(self) -> float:
-        """Aggregation ratio: samples for each aggregated point."""
+        """Aggregation ratio: mean number of samples per aggregated point."""
         return self.num_samples / len(self.x)
 
     def means(self, values: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from edgegossip.learning.sampling.reduction import (
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregator:
-    r"""Divide the samples of each class into subsets of similar samples, and take their means.
+    r"""Divide each class into subsets of similar samples, and take the mean of each subset.
 
     The aggregated point of subset :math:`X_i` is
 
@@ -39,8 +39,8 @@ class Aggregator:
     Args:
         reduction: Reduces many features to few.
         division: Divides the points of a class by their features.
-        ratio: Samples per aggregated point, at least 1 (one point per sample). Classes of fewer
-            samples have one point; otherwise the total number of subsets is
+        ratio: Samples per aggregated point, at least 1 (one point per sample). Classes with
+            fewer samples have one point; otherwise the total number of subsets is
             num_samples / ratio, rounded.
         seed: Seeds the random draws in reduction and division.
 
@@ -110,13 +110,12 @@ class Aggregator:
     def num_flops(
         self, num_samples: int, sample_shape: tuple[int, ...], num_classes: int = 10
     ) -> float:
-        """Cost of `fit`, in FLOPs of training with the same duration.
+        """Cost of `fit`, as the FLOPs of training that takes the same time.
 
-        The simulator charges a platform for it: the time of `fit` is this number over the
-        platform's FLOP/s in training. Formulas count operations; their constants were measured
-        on one core that trains LeNet-5 on CIFAR-10 with batches of 64 at 2.1e10 FLOP/s, and
-        hold within a factor of 1.5 for 1,000 to 15,000 samples of MNIST, CIFAR-10 and HAR
-        (`benchmarks/aggregation.py`).
+        The simulator divides this cost by a platform's FLOP/s in training to get the time of
+        `fit`. Formulas count operations; their constants were measured on one core that trains
+        LeNet-5 on CIFAR-10 with batches of 64 at 2.1e10 FLOP/s, and hold within a factor of 1.5
+        for 1,000 to 15,000 samples of MNIST, CIFAR-10 and HAR (`benchmarks/aggregation.py`).
 
         Args:
             num_samples: Samples in the shard.
@@ -138,7 +137,7 @@ class Aggregator:
         return int(self._subsets_of(torch.unique(y, return_counts=True)[1]).sum())
 
     def _subsets_of(self, class_sizes: Tensor) -> Tensor:
-        """Number of subsets of each class, without accumulated rounding."""
+        """Number of subsets of each class, without accumulated rounding errors."""
         ends = (class_sizes.cumsum(0).double() / self.ratio).round().long()
         return ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).clamp(min=1)
 
@@ -160,7 +159,7 @@ class Combination:
     Args:
         reduction: Reduces many features to few.
         division: Divides the points of a class by their features.
-        is_selected: Whether it is among the paper's three selected combinations.
+        is_selected: Whether this is one of the three combinations that the paper selects.
     """
 
     reduction: Reduction
@@ -199,7 +198,7 @@ def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
     combined by hand: ``Aggregator(reduction=Fingerprint(), division=RandomHyperplanes())``.
 
     Args:
-        name: Name of a reduction and a division.
+        name: Name of a combination of a reduction and a division.
         ratio: Samples per aggregated point, at least 1.
         seed: Seeds the random draws.
 

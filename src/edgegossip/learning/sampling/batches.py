@@ -16,12 +16,12 @@ from edgegossip.learning.sampling.sampler import AccuracyAwareSampler, Batch
 
 
 class BatchStream:
-    """Cuts work into batches: passes over data that the sampler chooses when a pass starts.
+    """Cuts work into batches; the sampler chooses the samples of a pass when the pass begins.
 
-    `Steps` continue after the previous work and always take whole batches. The end of a pass
-    that is too short for a batch is omitted; in random order, it differs from pass to pass. By
-    default, `Epochs` begin a new pass and visit all of it, with a smaller last batch if
-    necessary.
+    `Steps` continue after the previous work and always take whole batches. The end of a pass is
+    omitted if it is too short for a batch; in random order, omitted samples differ from pass to
+    pass. By default, `Epochs` begin a new pass and visit all of it, with a smaller last batch
+    if necessary.
 
     A pass cut to `keep_ratio` costs that share of a full pass, including the look at the
     aggregated points: the look reduces the number of samples.
@@ -51,14 +51,14 @@ class BatchStream:
 
     @property
     def epoch_cost(self) -> float:
-        """Cost of a pass over all samples, in samples."""
+        """Cost of a pass over all samples and of its look, in samples."""
         return self.sampler.num_samples + self._look_cost(1.0)
 
     def cost(self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True) -> float:
         """Cost of `take`, in samples, without side effects.
 
         If subsets are kept whole, the sizes of batches are unknown before a pass begins. The
-        difference is charged to the next work.
+        error of this estimate is charged to the next work.
         """
         return max(0.0, self._unpaid + self._cost(work, keep_ratio, begins_pass))
 
@@ -103,7 +103,7 @@ class BatchStream:
         return losses @ batch.weights.to(losses.device) / len(batch)
 
     def upcoming(self, num_batches: int) -> list[Batch]:
-        """The next batches of the current pass, as they are cut now."""
+        """The next batches of the current pass, as currently cut; at most `num_batches`."""
         return self._batches[self._position : self._position + num_batches]
 
     @property
@@ -164,7 +164,7 @@ class BatchStream:
         return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
 
     def _num_due(self, keep_ratio: float) -> int:
-        """Number of samples in a pass that costs `keep_ratio` of a full pass, with its look."""
+        """Number of samples in a pass that, with its look, costs `keep_ratio` of a full one."""
         num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
         return self.sampler.at_least_two(num_samples)
 
@@ -216,7 +216,7 @@ class BatchStream:
 def _num_batches(sizes: list[int], num_due: float) -> int:
     """Number of batches with `num_due` samples, rounded up, at least one."""
     total, num_batches = 0, 0
-    # 0.07 * 100 is a hair above 7; that is no eighth sample.
+    # 0.07 * 100 is a hair above 7, which must not add an eighth sample.
     while num_batches < len(sizes) and (total < num_due - 1e-9 or not num_batches):
         total += sizes[num_batches]
         num_batches += 1

@@ -235,7 +235,7 @@ def split_largest(subset_of: Tensor, features: Tensor, num_subsets: int) -> Tens
 
 
 class _AskingDraws(np.random.RandomState):
-    """NumPy's random numbers; k-means++ uses some for each centroid."""
+    """NumPy's random numbers, with a check before each draw; k-means++ draws per centroid."""
 
     def uniform(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         leave_off_if_told()
@@ -243,7 +243,7 @@ class _AskingDraws(np.random.RandomState):
 
 
 class _AskingMixture(SklearnMixture):  # type: ignore[misc]
-    """scikit-learn's mixture, fitted one step of expectation maximization at a time."""
+    """scikit-learn's mixture, with a check in each step of expectation maximization."""
 
     def _m_step(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         leave_off_if_told()

@@ -1,4 +1,4 @@
-"""The look at aggregated points before a pass, for samples that the model finds hard."""
+"""The look at aggregated points before a pass, to find samples that are hard for the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Budget:
         num_points: Number of aggregated points per look; points with the oldest losses come
             first.
         max_cost: Maximum cost of the look, in samples, before a full pass; proportionally less
-            before a shorter one. None for no limit.
+            before a shorter pass. None for no limit.
     """
 
     num_points: int
@@ -35,7 +35,7 @@ class Budget:
         return self.num_looked_at(keep_ratio) * FORWARD_COST
 
     def num_looked_at(self, keep_ratio: float) -> int:
-        """Points in the look before a pass of `keep_ratio`."""
+        """Number of points in the look before a pass of `keep_ratio`."""
         if self.max_cost is None:
             return self.num_points
         affordable = int(keep_ratio * self.max_cost / FORWARD_COST)
@@ -46,7 +46,7 @@ class Look:
     """Measures the losses of aggregated points for a sampler.
 
     Args:
-        loss_of: ``loss_of(points)``: the current model's losses of these aggregated points,
+        loss_of: ``loss_of(points)``: the current model's losses on these aggregated points,
             [num_points].
         budget: Number of points per look.
     """

@@ -1,10 +1,10 @@
 """Dimensionality reduction: a few features for each point, for cheap division.
 
 A reduction is called with the points of one class, float32 [num_points, *sample_shape] within
-[-1, 1] (one scale for the whole data set), the number of subsets, and a seed. It returns
+[-1, 1] (one scale for all classes), the number of subsets, and a seed. It returns
 features, float32 [num_points, num_features], similar for similar points.
 
-For reductions of matrices, a picture [channels, height, width] is made gray, a sensor window
+Some reductions need matrices: a picture [channels, height, width] is made gray, a sensor window
 [channels, time] is already a matrix, and flat features fill a square, padded with zeros.
 """
 
@@ -42,16 +42,16 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True)
 class SingularValues:
-    """The largest singular values of each point as a matrix.
+    """The largest singular values of each point, viewed as a matrix.
 
     Args:
-        num_features: Maximum number of values; the shorter side of a matrix limits it.
+        num_features: Maximum number of values, further limited by a matrix's shorter side.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440: "SVD on single
-        data points", 10 values, cost of order d^1.5 per point. The paper does not specify the
-        treatment of a picture's channels: divisions by gray pictures are as good as by stacked
-        channels, and cost less.
+        data points", 10 values, cost of order d^1.5 for a point of d attributes. The paper does
+        not specify the treatment of a picture's channels; divisions based on gray pictures are
+        as good as those based on stacked channels, and cost less.
 
     >>> points = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]) / 4
     >>> SingularValues()(points, num_subsets=1, seed=0)
@@ -76,7 +76,7 @@ class SingularValues:
         self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
     ) -> float:
         sides = _matrix_sides(sample_shape)
-        # Between the count of multiplications, sides[0] * sides[1] * min(sides), and memory.
+        # Between the number of multiplications, with min(sides) as a factor, and of entries.
         operations = sides[0] * sides[1] * math.sqrt(min(sides))
         return self.flops_per_operation * num_points * operations
 
@@ -85,9 +85,10 @@ class SingularValues:
 class IncrementalSVD:
     r"""Regularized factorization of a few attributes by gradient steps, factor by factor.
 
-    Points :math:`X_{ij}` are predicted as :math:`\sum_f U_{fi} V_{fj}`, clipped to [-30, 30],
-    with error :math:`e_{ij}`. Each factor :math:`f` in turn is fitted to its own share of the
-    attributes :math:`j`, in ``num_passes`` passes over all points with the steps
+    Attribute :math:`j` of point :math:`i`, :math:`X_{ij}`, is predicted as
+    :math:`\sum_f U_{fi} V_{fj}`, clipped to [-30, 30], with error :math:`e_{ij}`. Each factor
+    :math:`f` in turn is fitted to its own share of the attributes, in ``num_passes`` passes
+    over all points with the steps
 
     .. math:: U_{fi} \leftarrow U_{fi} + \eta \sum_j (e_{ij} V_{fj} - \lambda U_{fi}),
         \quad V_{fj} \leftarrow V_{fj} + \eta \sum_i (e_{ij} U_{fi} - \lambda V_{fj})
@@ -104,7 +105,7 @@ class IncrementalSVD:
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 2,
-        with its values; the algorithm is that of the same group's SlimML (IncreSVD.scala).
+        with its settings; the algorithm is that of the same group's SlimML (IncreSVD.scala).
         Departures: SlimML takes steps one entry (i, j) at a time. Here the steps of all
         attributes of a block of points are summed, which is equal to first order in the step
         size and about a hundred times as fast. In SlimML, a factor's attributes are in the
@@ -191,10 +192,10 @@ class IncrementalSVD:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A real-valued hash: the means of ten blocks (2 x 5) of each point as a matrix.
+    """A real-valued hash: means of ten blocks (2 x 5) of each point, viewed as a matrix.
 
     This is the block mean hash of pictures without the final reduction to bits, because ten
-    bits have only 1024 values. The cost per point is of order d.
+    bits have only 1024 values. The cost per point is proportional to its number of attributes.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 2021, doi:10.1109/TPDS.2020.3046440, technique 3,
@@ -221,7 +222,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram of a point's attributes, in equal bins over the range of the class.
+    """Histogram of a point's attributes, in bins of equal width over the range of the class.
 
     >>> Histogram(num_features=2)(torch.tensor([[0.0, 0.1, 1.0]]), num_subsets=1, seed=0)
     tensor([[2., 1.]])
@@ -253,7 +254,7 @@ class WholeDataSVD:
     """Coordinates along the first singular vectors of the matrix of all points of a class.
 
     Args:
-        num_features: Maximum number; the numbers of points and attributes limit it.
+        num_features: Maximum number, further limited by the numbers of points and attributes.
 
     References:
         Halko, Martinsson and Tropp, "Finding Structure with Randomness", SIAM Review 2011,

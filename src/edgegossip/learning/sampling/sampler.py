@@ -1,4 +1,4 @@
-"""Algorithm 2 of EdgeGossip as a batch sampler: the most important samples first."""
+"""Algorithm 2 of EdgeGossip as a batch sampler that prefers important samples."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Batch:
 
 
 class AccuracyAwareSampler(Sampler[list[int]]):
-    r"""Batches of the share `keep_ratio` of a data set that a `Selection` prefers.
+    r"""Batches of the share `keep_ratio` of a data set, as chosen by a `Selection`.
 
     Before an epoch, measure the losses of the aggregated points with the current model and pass
     them to `set_losses`. Each epoch then visits :math:`\mathrm{round}(r\,|X|)` samples, at
-    least two. With `DataLoader` alone::
+    least two. With a plain `DataLoader`::
 
         aggregated = aggregator("hash-kmeans").fit(x, y)
         sampler = AccuracyAwareSampler(
@@ -52,7 +52,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             for x, y in loader: ...
 
     A selection that weights samples (`Importance`, `Pruned`) sets `weights`. A selection that
-    uses sample losses (`Focused`) gets them from `record`; without them, it chooses like
+    uses sample losses (`Focused`) gets them from `record`; without them, `Focused` chooses like
     `Random`. Both need the positions of a batch's samples, so include these in the data set::
 
         dataset = TensorDataset(x, y, torch.arange(len(x)))
@@ -165,7 +165,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self._last_look[chosen] = self.epoch
 
     def stalest_points(self, num_points: int) -> Tensor:
-        """The aggregated points with the oldest losses, at most `num_points`."""
+        """Indices of the aggregated points with the oldest losses, at most `num_points`."""
         order = torch.randperm(
             len(self._losses), generator=generator(*self._key, "look", self.epoch)
         )
@@ -175,7 +175,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
     # One epoch.
 
     def __len__(self) -> int:
-        """Batches in an epoch; an upper limit if subsets are kept whole."""
+        """Number of batches in an epoch; an upper limit if subsets are kept whole."""
         return len(self.batch_sizes(self.num_due(self.keep_ratio)))
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -184,7 +184,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             yield batch.positions.tolist()
 
     def num_due(self, keep_ratio: float) -> int:
-        """Samples that an epoch visits: ``round(keep_ratio * num_samples)``, at least two.
+        """Number of visits in an epoch: ``round(keep_ratio * num_samples)``, at least two.
 
         Raises:
             ValueError: If `keep_ratio` is not in (0, 1].
@@ -239,14 +239,14 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         ]
 
     def visit(self, batch: Batch) -> None:
-        """Count visits of the samples of `batch`, for selections that balance visits."""
+        """Count visits to the samples of `batch`, for selections that balance visits."""
         ones = torch.ones_like(batch.positions)
         self._num_visits.index_add_(0, batch.positions, ones)
 
     def record(self, positions: Tensor, losses: Tensor) -> None:
-        """Record the losses of these samples from training, [batch].
+        """Record losses from training, [batch], of the samples at `positions`.
 
-        Only selections with `needs_sample_losses` use them.
+        Only selections with `needs_sample_losses` use these losses.
         """
         self._sample_losses[positions] = losses.detach().to("cpu", torch.float32)
 
@@ -265,7 +265,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         return list(torch.split(order, self.batch_sizes(len(order))))
 
     def _ends_of_whole_batches(self, order: Tensor) -> list[int]:
-        """Ends of batches of whole subsets with at least `batch_size` samples."""
+        """Ends of batches that have whole subsets and at least `batch_size` samples."""
         subsets = self._subset_of[order]
         is_end = torch.ones(len(order), dtype=torch.bool)
         is_end[:-1] = subsets[1:] != subsets[:-1]
@@ -292,7 +292,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to a `state_dict`."""
+        """Restore a `state_dict`."""
         self.epoch = state["epoch"]
         self._losses.copy_(state["losses"])
         self._last_look.copy_(state["last_look"])

@@ -26,9 +26,9 @@ class Candidates:
         is_newest: [M] whether the newest look measured the point.
         labels: [M] class of each aggregated point.
         subset_of: [N] index of each sample's aggregated point.
-        num_visits: [N] number of previous visits of each sample.
+        num_visits: [N] number of previous visits to each sample.
         sample_losses: [N] loss of each sample at its last visit, from training; NaN before the
-            first.
+            first visit.
     """
 
     losses: Tensor
@@ -40,7 +40,7 @@ class Candidates:
 
     @property
     def num_samples(self) -> int:
-        """Samples to choose from."""
+        """Number of samples to choose from."""
         return len(self.subset_of)
 
 
@@ -51,7 +51,7 @@ class Choice:
     Attributes:
         order: [num_samples] positions, in the order of visiting.
         weights: [num_samples] weight of each sample's loss, mean about 1; None for all 1.
-        focus: Share of samples chosen for their high loss, in [0, 1]; as in `Trained`.
+        focus: Share of samples chosen for their high loss, in [0, 1].
     """
 
     order: Tensor
@@ -82,7 +82,7 @@ class Selection(Protocol):
 
 @dataclass(frozen=True)
 class Ranked(Selection):
-    """Algorithm 2 exactly as published: whole subsets by descending loss, not shuffled.
+    """Algorithm 2 as published: whole subsets by descending loss, not shuffled.
 
     Adjacent subsets in the ranking often have the same class, so batches lack other classes; on
     CIFAR-10, training fails. The last subset is cut to give the exact number of samples.
@@ -117,7 +117,7 @@ class RankedPerClass(Selection):
     """The same share of each class, from its subsets of the highest loss; shuffled.
 
     This departs from Algorithm 2, whose ranking over all classes may omit easy classes. Shares
-    of classes differ by less than one sample.
+    of all classes are equal to within one sample.
     """
 
     def choose(
@@ -140,8 +140,8 @@ class RankedPerClass(Selection):
 class Sampled(Selection):
     r"""Draw without replacement, with probability :math:`\propto e^{1/T}` for loss :math:`e`.
 
-    The loss of a sample is that of its aggregated point. A temperature :math:`T` of 2 draws by
-    the square root of the loss, 0.01 almost ranks, and 100 is almost random.
+    The loss of a sample is that of its aggregated point. With a temperature :math:`T` of 2,
+    draws are by the square root of the loss; 0.01 almost ranks, and 100 is almost random.
 
     Args:
         temperature: :math:`T`, above 0.
@@ -170,9 +170,10 @@ class Sampled(Selection):
 class Importance(Selection):
     r"""Prefer high losses, but weight samples so that gradients stay unbiased.
 
-    Sample :math:`i` is chosen with probability :math:`\pi_i`. The part `uniform_share` of it is
-    equal for all samples, and the rest is proportional to the loss of the aggregated point. The
-    weight is :math:`n / (N \pi_i)`, so the expected weighted mean is that over all samples.
+    Sample :math:`i` is chosen with probability :math:`\pi_i`. The share `uniform_share` of this
+    probability is equal for all samples, and the rest is proportional to the loss of the
+    sample's aggregated point. If :math:`n` of :math:`N` samples are chosen, the weight is
+    :math:`n / (N \pi_i)`, so the expected weighted mean is the mean over all samples.
 
     Args:
         uniform_share: Share of the probability that is equal for all samples, in (0, 1]; its
@@ -201,9 +202,9 @@ class Importance(Selection):
 class Pruned(Selection):
     r"""Randomly drop low-loss samples, and weight the remaining low-loss samples higher.
 
-    InfoBatch's idea with aggregated points. If a sample's aggregated point is below the mean
-    loss, its probability is multiplied by :math:`1 - p`; weights keep gradients unbiased. If
-    there is time for all samples, none is dropped.
+    InfoBatch's idea with aggregated points. If the loss of a sample's aggregated point is below
+    the mean, the sample's probability is multiplied by :math:`1 - p`; weights keep gradients
+    unbiased. If there is time for all samples, none is dropped.
 
     Args:
         prune_ratio: :math:`p`, in [0, 1).
@@ -230,9 +231,9 @@ class Pruned(Selection):
 
 @dataclass(frozen=True)
 class Cyclic(Selection):
-    """The least visited samples, ties at random; passes over all data at any share.
+    """The least visited samples, with ties broken at random; covers all data at any share.
 
-    If the end of a pass is omitted, visits still differ by at most one.
+    Even if the end of a pass is omitted, numbers of visits differ by at most one.
     """
 
     needs_losses: ClassVar[bool] = False
@@ -246,7 +247,7 @@ class Cyclic(Selection):
 
 @dataclass(frozen=True)
 class Random(Selection):
-    """Uniformly random samples: the control."""
+    """Uniformly random samples, as a control."""
 
     needs_losses: ClassVar[bool] = False
 
@@ -259,7 +260,7 @@ class Random(Selection):
 
 @dataclass(frozen=True)
 class Focused(Selection):
-    r"""Revisit unlearned samples, more often the more redundant the data are.
+    r"""Revisit unlearned samples; the more redundant the data, the more often.
 
     Aggregated points measure the redundancy. With :math:`c` the mean probability that the model
     gives to the classes of newly measured points (:math:`e^{-\mathrm{loss}}`), the part
@@ -268,14 +269,15 @@ class Focused(Selection):
 
     of the epoch is spent on high losses, and the rest on random samples. The model recognizes
     means of similar samples (:math:`f \to 1`: MNIST). It does not recognize means of different
-    samples, even if it has memorized each of them (:math:`f` below 0.01: CIFAR-10). Losses of
-    samples come from training for free: within each class, visits are proportional to the last
-    loss, up to `max_visits` per epoch. Even the fastest platforms therefore spend their time
-    on unlearned samples. Unvisited samples count with twice the mean loss.
+    samples, even if it has memorized every sample (:math:`f` below 0.01: CIFAR-10). Training
+    gives the losses of samples for free. Within each class, visits are proportional to a
+    sample's last loss, up to `max_visits` per epoch. Even the fastest platforms therefore spend
+    their time on unlearned samples. Unvisited samples count as having twice the mean loss.
 
     The positions are *not* all different. Losses are taken as plain cross-entropy; with strong
     label smoothing, no sample appears learned, and `Focused` chooses like `Random`. With little
-    data and much time, it overfits slightly sooner than `Random`, so stop at the best accuracy.
+    data and much time, `Focused` overfits slightly sooner than `Random`, so stop at the best
+    accuracy.
 
     Args:
         max_visits: Maximum visits of a sample in an epoch for its high loss, at least 1.
@@ -346,10 +348,10 @@ SELECTIONS: dict[str, Selection] = {
 def selection(name: str) -> Selection:
     """Look up a selection by its name.
 
-    - "focused" (`Focused`, ours, the default): unlearned samples, more often the more redundant
-      the data are
-    - "ranked" (`Ranked`): whole subsets of the highest loss, in that order; the paper's
-      Algorithm 2, exactly as published
+    - "focused" (`Focused`, ours, the default): unlearned samples; the more redundant the data,
+      the more often
+    - "ranked" (`Ranked`): whole subsets by descending loss; the paper's Algorithm 2, as
+      published
     - "ranked-shuffled" (`RankedShuffled`): the same samples, shuffled
     - "ranked-per-class" (`RankedPerClass`): the subsets of the highest loss within each class
     - "sampled" (`Sampled`): drawn by loss, with a temperature
@@ -373,7 +375,7 @@ def _shuffled(order: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _unbiased(need: Tensor, num_samples: int, random: torch.Generator) -> Choice:
-    """Choose with probability proportional to `need`, and weight by its inverse."""
+    """Choose with probability proportional to `need`; weight by the inverse probability."""
     probability = expected_visits(need, num_samples, max_visits=1)
     order = _shuffled(systematic(probability, num_samples, random), random)
     return Choice(order, (num_samples / len(need) / probability[order]).float())

@@ -10,7 +10,8 @@ def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tenso
     r"""Divide visits in proportion to need, up to a maximum per sample.
 
     :math:`m_i = \min(m_{max}, \lambda a_i)` with :math:`\lambda` such that :math:`\sum_i m_i`
-    is `num_visits`; all equal if even the maximum is not enough.
+    is `num_visits`; if even :math:`m_{max}` for all samples is too few, all :math:`m_i` are
+    equal.
 
     Args:
         need: :math:`a`, above 0, float64 [num_samples].
@@ -37,7 +38,7 @@ def expected_visits(need: Tensor, num_visits: float, max_visits: float) -> Tenso
 def expected_visits_per_class(
     need: Tensor, labels: Tensor, num_visits: float, max_visits: float
 ) -> Tensor:
-    """`expected_visits` within each class, which gets visits in proportion to its samples.
+    """`expected_visits` within each class; classes get visits in proportion to their size.
 
     Args:
         need: As in `expected_visits`.
@@ -65,8 +66,8 @@ def systematic(
         visits: Expected visits, adding up to `num_visits`, float64 [num_samples].
         num_visits: Number of positions to draw.
         random: Source of the order and the start.
-        groups: Group of each sample, [num_samples]. The visits of a group differ from the
-            expected number by less than one. None for a single group.
+        groups: Group of each sample, [num_samples]. The number of visits to a group differs
+            from the expected number by less than one. None for a single group.
 
     References:
         Madow, "On the Theory of Systematic Sampling, II", Ann. Math. Statist. 1949.

@@ -1,4 +1,4 @@
-"""Cutting a model into stages that run in sequence, and joining it again."""
+"""Cutting a model into stages that run in sequence, and naming the joined tensors."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ def blocks(
     sample: Tensor | None = None,
     is_flat: bool = False,
 ) -> list[nn.Module]:
-    """List the blocks of a model in execution order; it can be cut between any two of them.
+    """List the blocks of a model, between which it can be cut, in execution order.
 
     Args:
         module: An `nn.Sequential`, whose children are the blocks; a list of modules, or an
             `nn.ModuleList`; or any other module, with `names`.
         names: The blocks of a module with its own `forward`, such as ``("conv", "fc.0")``. This
             `forward` must run them in sequence and do nothing else.
-        sample: [batch, ...] inputs, required with `names`. The blocks must give the module's
-            outputs on them bit for bit, in evaluation and in training mode.
-        is_flat: Also split an `nn.Sequential` among the blocks.
+        sample: [batch, ...] inputs, required with `names`. For these inputs, the blocks must
+            give the module's outputs bit for bit, in evaluation and in training mode.
+        is_flat: Also split each block that is an `nn.Sequential`.
 
     Raises:
         ValueError: If there are no blocks, or the module has more than blocks: other
-            parameters, a skip connection past a block, an activation between two, or hooks.
+            parameters, a skip connection past a block, an activation between two blocks, or
+            hooks.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
     >>> len(blocks(model)), len(blocks(model, is_flat=True))
@@ -108,7 +109,7 @@ class StageMaker:
         at: Cut points; this and the following arguments are as in `cut`.
         names: Names of the blocks.
         sample: Inputs for the check.
-        is_flat: Whether to split sequences among the blocks.
+        is_flat: Whether to split each block that is an `nn.Sequential`.
     """
 
     make: Callable[[], Cuttable]
@@ -142,18 +143,18 @@ def stage_models(
     sample: Tensor | None = None,
     is_flat: bool = False,
 ) -> dict[str, StageMaker]:
-    """Return makers of the stages, by role ``stage-0``, ..., for a `Task`'s `model`.
+    """Return makers of the stages for a `Task`'s `model`, by role: ``stage-0``, ...
 
-    All stages start from the model that `make` draws under the same seed. Joined in sequence,
-    they equal that model, with its parameters in the same order. The role precedes the names
-    of its tensors; `whole_names` removes it.
+    All stages come from one model, which `make` draws anew from the same seed. Joined in
+    sequence, they equal that model, with its parameters in the same order. The names of a
+    stage's tensors begin with its role, which `whole_names` removes.
 
     Args:
         make: Makes the whole model; called once for each stage.
         at: Cut points; this and the following arguments are as in `cut`.
         names: Names of the blocks of a module with its own `forward`.
         sample: [batch, ...] inputs, required with `names`.
-        is_flat: Also split an `nn.Sequential` among the blocks.
+        is_flat: Also split each block that is an `nn.Sequential`.
 
     Raises:
         ValueError: When a stage is made, if the model cannot be cut in this way, or the stage
@@ -173,7 +174,7 @@ def stage_models(
 
 
 def whole_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the tensors of joined stages to those of the original model's `state_dict`.
+    """Give the tensors of joined stages their names in the original model's `state_dict`.
 
     >>> [*whole_names({"stage-0.conv.weight": torch.ones(1), "stage-1.fc.bias": torch.ones(1)})]
     ['conv.weight', 'fc.bias']
@@ -182,7 +183,7 @@ def whole_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def activations(modules: Sequence[nn.Module], sample: Tensor) -> list[Tensor]:
-    """Run blocks or stages in sequence in evaluation mode; return each output.
+    """Run blocks or stages in sequence in evaluation mode; return all outputs.
 
     Modes, buffers and `sample` are not changed.
 

@@ -1,4 +1,4 @@
-"""A stage that updates at once: from its teacher or, in the last stage, from the true loss."""
+"""A stage that updates immediately, by its teacher or, in the last stage, the true loss."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class DecoupledStage(StageLearner):
 
     Args:
         teacher: Source of the gradient for all stages except the last.
-        replay: Number of batches to keep from the stage below; each step trains on a random
-            one, and only a new batch returns a gradient. With 0, each batch is used on arrival.
+        replay: Number of batches to keep from the stage below; each step trains on a random one
+            of them, and only the newest returns a gradient. With 0, each batch is used on
+            arrival.
     """
 
     def __init__(self, *, teacher: TeacherFactory, replay: int = 0, **arguments: Any) -> None:  # noqa: ANN401
@@ -100,14 +101,17 @@ class DecoupledStage(StageLearner):
         return self._kept[chosen], chosen == len(self._kept) - 1
 
     def start_over(self) -> None:
-        """Forget momentum, batches, and an unsound teacher."""
+        """Forget momentum and kept batches, and replace a teacher whose state is not finite."""
         super().start_over()
         self._kept = []
         if self._teacher is not None and not self._teacher.is_sound:
             self._make_teacher()
 
     def trial(self, params: Tensor, num_steps: int) -> Train | None:
-        """Return a step of the first stage, which needs no other worker."""
+        """Return a step of the first stage, which needs no other worker.
+
+        None for the other stages, which train on messages.
+        """
         return Train(params, Steps(1)) if self.place.is_first else None
 
     def cost(self, request: Train) -> float:

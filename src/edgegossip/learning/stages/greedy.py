@@ -17,12 +17,12 @@ class Greedy(TeacherFactory):
     """Train each stage with the loss of a classifier on its outputs.
 
     The classifier pools pictures to a quarter of their side, at least 2, and has three 1x1
-    convolutions before its dense layers ("MLP-SR-aux"). For other inputs, it has one hidden
-    layer. Stages may train on batches repeatedly: see `replay` of `DecoupledStage`.
+    convolutions before its dense layers ("MLP-SR-aux"). For other inputs, the classifier has
+    one hidden layer. Stages may train on batches repeatedly: see `replay` of `DecoupledStage`.
 
     Args:
         lr: Learning rate of Adam for the classifier, above 0.
-        width: Number of units of its hidden layer.
+        width: Number of units of the classifier's hidden layer.
 
     Raises:
         ValueError: If a number is out of range.

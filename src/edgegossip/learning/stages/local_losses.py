@@ -20,11 +20,11 @@ class LocalLosses(TeacherFactory):
         L = (1 - \beta) \, \mathrm{CE}(A\, \mathrm{pool}(h), y)
             + \frac{\beta}{n^2} \, \| S(B(h)) - S(\mathrm{onehot}(y)) \|_F^2
 
-    for a batch of :math:`n`, with a linear classifier :math:`A`, a layer :math:`B` (a 3x3
-    convolution for pictures, otherwise a dense layer), and the matrix :math:`S` of cosine
+    for a batch of :math:`n` samples, with a linear classifier :math:`A`, a layer :math:`B` (a
+    3x3 convolution for pictures, otherwise a dense layer), and the matrix :math:`S` of cosine
     similarities between the centered samples of the batch. For a picture, :math:`S` uses the
     standard deviation of each channel. Average pooling reduces pictures to about `num_pooled`
-    features.
+    features for the classifier.
 
     Args:
         lr: Learning rate of Adam for :math:`A` and :math:`B`, above 0.

@@ -19,8 +19,8 @@ from edgegossip.learning.stages.stage_learner import StageLearner
 class _Passed:
     """A batch after its forward pass.
 
-    `weights` are the parameters of the forward pass, and `draws` is the position of the dropout
-    stream. After a restart, `outputs` is None and is computed again.
+    `weights` are the parameters of the forward pass, and `draws` is the state of the dropout
+    stream before this pass. After a restart, `outputs` is None until it is computed again.
     """
 
     x: Tensor
@@ -35,12 +35,12 @@ class PipelinedStage(StageLearner):
 
     A request names a `batch` by number. A forward pass gets `activations` and `labels` or, in
     the first stage, uses the worker's own data; it changes only running statistics. A backward
-    pass gets the `gradient` at the outputs of such a batch, and updates the parameters. The
-    last stage does both at once. The backward pass uses the weights of the forward pass (weight
-    stashing) and updates the current weights.
+    pass gets the `gradient` at the outputs of such a batch. The last stage does both passes at
+    once. The backward pass uses the weights of the forward pass (weight stashing) and updates
+    the current weights.
 
-    A forward pass also lists the earlier batches that still wait for a gradient (`passed`);
-    the stage drops all other stored batches.
+    The request for a forward pass also lists the earlier batches that still wait for a gradient
+    (`passed`); the stage drops all other stored batches.
 
     Args:
         max_passed: Maximum number of stored batches: `Pipelined.max_passed` of the stage.

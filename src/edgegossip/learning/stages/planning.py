@@ -37,8 +37,8 @@ class BlockCost:
 
     Args:
         work: Work of forward and backward pass, in FLOPs, or in seconds on a reference machine.
-        num_outputs: Entries of its output activations, at least 0.
-        num_bytes: Size of these activations, at least 0.
+        num_outputs: Number of entries of the block's output activations, at least 0.
+        num_bytes: Size of these activations in bytes, at least 0.
         num_params: Number of trainable parameters, at least 0.
 
     Raises:
@@ -62,8 +62,8 @@ class CutPlan:
     Attributes:
         at: Index of the first block of each stage except the first, for `cut` and
             `stage_models`.
-        stage_seconds: Seconds of training one sample, for each stage.
-        link_seconds: Seconds of sending a sample's activations and gradients, for each link.
+        stage_seconds: Seconds to train one sample, for each stage.
+        link_seconds: Seconds to send a sample's activations and gradients, for each link.
         bottleneck: The largest of these times. A pipeline whose stages all work at once trains
             ``1 / bottleneck`` samples per second.
     """
@@ -114,10 +114,10 @@ def measured_costs(
     num_repeats: int = 11,
     clock: Callable[[], Seconds] = time.perf_counter,
 ) -> tuple[BlockCost, ...]:
-    """Measure the cost of each block, with its work in seconds of one thread of this machine.
+    """Measure the cost of each block, with its work in seconds on one thread of this machine.
 
-    It runs forward and backward passes on copies of the blocks, and takes the median over
-    `num_repeats` passes after a warm-up.
+    The work is the median time of `num_repeats` forward and backward passes on a copy of the
+    block, after a warm-up.
 
     Args:
         blocks: Result of `blocks`.
@@ -174,7 +174,7 @@ def plan_cut(
 
     .. math:: T_k(j) = \min_{i < j} \max(T_{k-1}(i), d_k(i), (w_i + ... + w_{j-1}) / s_k)
 
-    is the best value for the first :math:`j` blocks on machines 0 to :math:`k`, found in O(K
+    is the shortest time for the first :math:`j` blocks on machines 0 to :math:`k`, found in O(K
     n^2) steps for K machines and n blocks. Each machine gets a block with parameters, because
     it would otherwise have nothing to train. Ties go to the cut with the fewest bytes, and then
     to the earliest cuts. Latency does not matter, because it delays batches without reducing
@@ -191,7 +191,7 @@ def plan_cut(
         return_share: Share of the batches whose gradients are returned, in [0, 1]; it may be
             below 1 for synthetic gradients.
         stage_overhead: ``stage_overhead(first, last)``: work of a stage in addition to its
-            blocks ``first`` to ``last - 1``, e.g. by a module for synthetic gradients.
+            blocks ``first`` to ``last - 1``, e.g. that of a module for synthetic gradients.
 
     Raises:
         ValueError: If a number is out of range, or there are more machines than blocks with
@@ -237,11 +237,11 @@ def _best(
     start: _T,
     extend: Callable[[_T, int, int, int], _T | None],
 ) -> _T | None:
-    """Minimize over all assignments of blocks to machines; None if no assignment is allowed.
+    """The least value of any assignment of blocks to machines; None if none is allowed.
 
     Args:
         shape: Number of blocks and of machines.
-        start: Value without machines and blocks.
+        start: Value before any block is assigned.
         extend: ``extend(value, machine, first, last)``: the value when `machine` gets blocks
             ``first`` to ``last - 1`` next, nondecreasing in `value`; None if not allowed.
     """
@@ -296,7 +296,7 @@ class _Times:
         return self._work(first, last) / self._speeds[machine]
 
     def link(self, machine: int, first: int) -> Seconds:
-        """Time of the link into `machine`, whose first block is `first`."""
+        """Seconds per sample on the link into `machine`, whose first block is `first`."""
         num_bytes = self._costs[first - 1].num_bytes
         bandwidth = self._bandwidths[machine - 1]
         if isinstance(bandwidth, tuple):

@@ -22,7 +22,7 @@ class Place:
     Args:
         number: Number of the stage, from 0.
         num_stages: Number of stages of the model.
-        shape: Shape of a sample's activations at its outputs; empty for the last stage.
+        shape: Shape of a sample's activations at the stage's outputs; empty for the last stage.
         num_classes: Number of labels.
         cost: Cost of a sample in this stage, in training samples of the whole model.
     """
@@ -118,7 +118,7 @@ class StageLearner(Learner):
         return self.place.cost * super().epoch_cost
 
     def set_up(self) -> None:
-        """Prepare the worker's own data, if there is any."""
+        """Prepare the worker's own data, which only the first stage uses."""
         if self.place.is_first:
             super().set_up()
 

@@ -22,7 +22,7 @@ from edgegossip.learning.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """A task in stages, and facts about them for an algorithm.
+    """A task in stages, and facts about the stages for an algorithm.
 
     Attributes:
         task: The task, with one model for each role ``stage-0``, ``stage-1``, ...
@@ -43,7 +43,7 @@ def staged(
     make_stage: Callable[..., Trainer],
     teacher: TeacherFactory | None = None,
 ) -> Staged:
-    """Cut the model of a task, with `make_stage` as the trainer of each stage.
+    """Cut the model of a task; `make_stage` makes the trainer of each stage.
 
     The joined stages start from the whole model's initial parameters.
 
@@ -55,7 +55,7 @@ def staged(
 
     Raises:
         ValueError: If the task already has parts or is not a plain classification, or the model
-            cannot be cut there.
+            cannot be cut at these blocks.
     """
     if not task.dataset.num_classes or task.forward is not forward_pair:
         raise ValueError(

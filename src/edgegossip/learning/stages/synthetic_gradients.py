@@ -26,21 +26,22 @@ class SyntheticGradients(TeacherFactory):
         \min_{\phi_k} \; \| M_k(h_k, y) - \delta_k / s \|^2
 
     The target :math:`\delta_k` is the gradient at the next stage's inputs, from its own
-    prediction (*bootstrapped*) or, in the last stage, from the true loss. It is the gradient of
-    each sample's loss. The gradient of the mean loss is smaller by a factor of the batch size,
-    and :math:`M_k` would learn nothing from it. :math:`s` is a running root mean square of the
-    targets. Gradients are much smaller than 1, while the steps of Adam do not depend on the
-    scale.
+    prediction (*bootstrapped*) or, in the last stage, from the true loss. The target is the
+    gradient of each sample's loss. The gradient of the mean loss is smaller by a factor of the
+    batch size, and :math:`M_k` would learn nothing from it. :math:`s` is a running root mean
+    square of the targets, which are much smaller than 1, while Adam's steps do not depend on
+    their scale.
 
     :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units. Its
-    linear output begins at zero, so the stages below the cut do not move before :math:`M_k` has
-    learned something. Pictures ([channels, height, width]) get 5x5 convolutions, other inputs
-    dense layers. :math:`M_k` predicts the gradient at the cut, perhaps after a nonlinearity.
+    linear output begins at zero, so the stages below the cut do not change before :math:`M_k`
+    has learned something. Pictures ([channels, height, width]) get 5x5 convolutions, other
+    inputs dense layers. :math:`M_k` predicts the gradient at the cut, which may follow a
+    nonlinearity.
 
     Args:
         lr: Learning rate of Adam for :math:`M_k`, above 0; 3e-5 in the paper, over 500,000
             steps.
-        num_hidden: Number of hidden layers; 0 makes it linear.
+        num_hidden: Number of hidden layers; 0 makes :math:`M_k` linear.
         width: Units of a hidden dense layer.
         channels: Channels of a hidden convolution.
         is_conditioned: Give :math:`M_k` the labels (cDNI), as one-hot rows or planes.
@@ -149,7 +150,7 @@ def _convolutions(settings: SyntheticGradients, shape: Shape, num_classes: int) 
 
 
 def _zero(layer: nn.Linear | nn.Conv2d) -> nn.Module:
-    """Begin with a prediction of zero."""
+    """Zero the parameters of `layer`, for an initial prediction of zero."""
     nn.init.zeros_(layer.weight)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)

@@ -19,7 +19,7 @@ class Teacher(ABC):
     """Provides the gradient for the training of one stage.
 
     Args:
-        module: Module that it trains.
+        module: Module that the teacher trains.
         lr: Learning rate of Adam for this module.
 
     Attributes:
@@ -60,11 +60,11 @@ class Teacher(ABC):
         return all(bool(x.isfinite().all()) for x in self.module.state_dict().values())
 
     def state_dict(self) -> dict[str, Any]:
-        """All state that changes while it teaches."""
+        """All state that changes during training."""
         return {"module": self.module.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict`."""
+        """Restore a `state_dict`."""
         self.module.load_state_dict(state["module"])
         self._optimizer.load_state_dict(state["optimizer"])
 
