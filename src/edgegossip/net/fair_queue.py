@@ -19,7 +19,7 @@ holds 64 MiB, with at least 1 KiB per message.
 REFUSED_COST = 100
 """Cost of a rejected frame, in messages; honest workers cause none."""
 STATUS_COST = 20
-"""Cost of a worker's status, in messages; at most 20 per second are sent."""
+"""Cost of a worker's status, in messages; at most 20 statuses are sent per second."""
 
 
 class Sink(Protocol):

@@ -19,7 +19,7 @@ _GRACE: Seconds = 3.0
 """Seconds until a departed worker counts as lost."""
 
 _MAX_LIVES = 2
-"""Maximum lives of a process: it begins a new one when it rejoins, at most once."""
+"""Maximum lives of a process, which begins a new life when it rejoins, at most once."""
 _OVERHEAD = 1024
 """Memory of a message in addition to its payload, in bytes."""
 
@@ -128,7 +128,7 @@ class Peers:
         life: Life of this worker.
         max_log_bytes: Limit, in bytes, of messages kept for each worker for resending; 0 keeps
             none.
-        ended: Workers that had already finished; the others do not wait for them.
+        ended: Workers that have already finished; the others do not wait for them.
         takes_repeats: As in the algorithm's `Traits`.
     """
 
@@ -247,8 +247,8 @@ class Peers:
         return [*lost, WorkerJoined(rank, has_restarted)]
 
     def _count_on(self) -> None:
-        """Continue from the receivers' last message numbers; they drop lower ones as
-        duplicates.
+        """Continue numbering after the last message that each receiver has; receivers drop
+        lower numbers as duplicates.
 
         A resumed worker repeats its actions since the checkpoint and sends the same messages
         with the same numbers. Its actions may differ once a worker is lost or found, or has
@@ -313,8 +313,8 @@ class Peers:
         )
 
     def _do_agree(self, ranks: Collection[Rank]) -> bool:
-        """Whether two of `ranks` (or the only reachable worker) confirm a claim; one may
-        lie.
+        """Whether at least two workers (or the only reachable one) make a claim; a single
+        worker may lie.
         """
         num_reachable = sum(peer.is_reachable and not peer.is_refused for _, peer in self)
         return len(ranks) >= min(2, max(1, num_reachable))
@@ -356,8 +356,8 @@ class Peers:
         """Whether `rank` is in step with this worker or can help it; else it is found later.
 
         Two workers that rejoin at the same time would wait for each other's help. A worker
-        whose claim to have begun earlier is unconfirmed will not send the messages of a
-        beginning.
+        whose claim to have begun earlier is unconfirmed will not send the first messages
+        of a run.
         """
         if has_rejoined:
             return status.phase != Phase.WAITING

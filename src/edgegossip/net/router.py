@@ -35,8 +35,8 @@ class Router:
             ranks are not relayed.
         security: The router's files. If the files change, or a certificate is revoked, all
             links are closed and reopened.
-        run_names: Names of runs to which workers' certificates may be bound; unbound ones are
-            always accepted.
+        run_names: Names of runs to which workers' certificates may be bound; unbound
+            certificates are always accepted.
         lease: As in `ZenohTransport`.
 
     Raises:
