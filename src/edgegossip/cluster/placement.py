@@ -17,8 +17,7 @@ from edgegossip.core.protocol import Train
 from edgegossip.core.trainer import TrainingResult
 
 _PARCEL_SECONDS = 0.005
-"""Maximum seconds of work for which small pieces are sent together; a round trip takes about 2
-ms."""
+"""Seconds of work up to which small pieces are sent together; a round trip takes about 2 ms."""
 
 _AHEAD_SECONDS = 0.5
 """A seat with less work in progress than this gets more, so that it never waits."""

@@ -163,7 +163,7 @@ class RayPool:
             self._placement.fail(error)
 
     def _watch(self) -> None:
-        """Use each core of each node, including nodes that come later or come back."""
+        """Use each core of each node, including nodes that join later or return."""
         start, has_warned = time.monotonic(), False
         while not self._is_closing.is_set():
             for node in self._session.nodes():
@@ -320,7 +320,7 @@ class _Service:
 
 
 def _arrived(job: Job, reply: Reply) -> Arrived:
-    """Update the twin before anybody can ask for its next cost or its state."""
+    """Update the twin before its next cost or its state can be requested."""
     if reply.error is not None:
         raise reply.error
     assert reply.result is not None

@@ -86,8 +86,8 @@ class FinalAverage(Algorithm[FinalState]):
 
     Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All
     workers wait for these models, except for those of lost workers. All present workers end
-    with the same parameters, bit for bit; in a run with a server, with the server's. A worker
-    that no message reaches keeps its own parameters.
+    with the same parameters, bit for bit; if there is a server, these are its parameters. A
+    worker that no message reaches keeps its own parameters.
 
     Args:
         inner: The algorithm to run.

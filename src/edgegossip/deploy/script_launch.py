@@ -55,7 +55,8 @@ def run_script(script: Sequence[str], workers: Sequence[ScriptWorker], out: Path
         The ranks whose process failed.
 
     Raises:
-        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; each reaches the processes as Ctrl+C.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; each signal reaches the processes as
+            Ctrl+C.
         RunFolderError: If `out` cannot be written.
     """
     processes: dict[Rank, subprocess.Popen[bytes]] = {}

@@ -30,7 +30,7 @@ _PREFIX = "EDGEGOSSIP_"
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptWorker:
-    """A process of a script that takes part in a run; by default one that trains alone.
+    """A process of a script that takes part in a run; by default, it trains alone.
 
     Args:
         rank: Rank of this process.
@@ -67,7 +67,7 @@ class ScriptWorker:
         EDGEGOSSIP_NAME. Without the first two, the worker is alone.
 
         Raises:
-            UsageError: If only one of the first two is set, or any is invalid.
+            UsageError: If only one of the first two is set, or any variable is invalid.
         """
         found = {
             name: variables.get(_PREFIX + name, "")
@@ -104,11 +104,11 @@ class ScriptWorker:
     def own_share(self, samples: Any) -> Any:  # noqa: ANN401
         """This worker's part of a data set: every `num_workers`-th sample.
 
-        All workers get the same number; the remaining samples, fewer than `num_workers`, are
+        All workers get equally many samples; the remaining ones, fewer than `num_workers`, are
         omitted. Data sets with a `shard` method (Hugging Face) are sharded without omissions.
 
         Args:
-            samples: A tensor, a map-style data set of PyTorch, or one of Hugging Face.
+            samples: A tensor, a map-style PyTorch data set, or a Hugging Face data set.
 
         Raises:
             TypeError: If `samples` has no length, or cannot be indexed by number.
@@ -145,7 +145,8 @@ class ScriptWorker:
                 the numbers of workers and steps, such as ``lambda n, steps:
                 Gossip(topology=ring(n), num_rounds=steps)``.
             num_samples: Number of this worker's samples.
-            num_steps: Number of optimizer steps that the script will take, for that function.
+            num_steps: Optimizer steps that the script will take; used if `algorithm` is a
+                function.
             options: Other arguments of `TrainingLoop`. `final_average` is true by default.
 
         Raises:

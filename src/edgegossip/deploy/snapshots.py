@@ -41,7 +41,7 @@ class Snapshots:
     Args:
         folder: Folder, made if missing.
         estimate: Returns the current parameters to evaluate, [num_params], or an empty tensor
-            if this worker's do not count at present.
+            while this worker's parameters do not count.
     """
 
     def __init__(self, folder: Path, estimate: Callable[[], Tensor]) -> None:
@@ -96,7 +96,7 @@ def read_params(path: Path, num_params: int | None = None) -> Tensor:
         num_params: Required number of parameters; None for any.
 
     Raises:
-        RunFolderError: If the file is missing, damaged, or belongs to another model.
+        RunFolderError: If the file is missing or damaged, or belongs to another model.
     """
     try:
         params = safetensors.torch.load_file(path)["params"]

@@ -90,8 +90,8 @@ class History:
     def _share(self, outside: float, inside: float) -> float:
         """The share of our allowance that others use.
 
-        Others under our quota use part of it. Others outside it use part of it only if they
-        leave fewer cores than the quota allows.
+        Processes under our quota always use part of our allowance; processes outside the quota
+        do so only if they leave fewer cores than the quota allows.
         """
         quota = self._counters.quota
         left = min(quota, self._counters.num_cores - outside) - inside
@@ -102,9 +102,9 @@ class History:
         return self.times[bisect_right(self.times, after) : bisect_right(self.times, until)]
 
     def mean_contention(self, *spans: Span) -> Contention:
-        """The mean over those parts of `spans`, each (start, end), that are stored.
+        """The mean over the stored parts of `spans`, each (start, end).
 
-        If there are none, the mean between the last two readings.
+        Without any stored part, this is the mean between the last two readings.
         """
         clipped = np.clip(spans, self.times[0], self.times[-1])
         lengths = np.diff(clipped).clip(0.0).ravel()

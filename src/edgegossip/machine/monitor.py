@@ -23,7 +23,7 @@ from edgegossip.machine.watch import SHORTEST, Watch
 _INTERVAL: Seconds = 1.0
 """Seconds between two readings of the counters."""
 _PIECE: Seconds = 0.25
-"""Length of training after which the counters are read additionally."""
+"""Training that ends this many seconds after the last reading causes another reading."""
 _PAUSE: Seconds = 10.0
 """Length of a pause after which the load of the last training is stale."""
 _SAMPLE: Seconds = 60.0
@@ -160,7 +160,7 @@ class Monitor:
         return self
 
     def close(self) -> None:
-        """Stop, and store the means since the last full minute; no effect if repeated."""
+        """Stop, and store the means since the last sample; no effect if repeated."""
         if self._has_closed.is_set():
             return
         self._has_closed.set()
@@ -204,7 +204,7 @@ class _ThisMachine:
         """Use by others while training ran.
 
         While training pauses, for instance to wait for neighbors, others also use the capacity
-        that training leaves. An increase during a pause is therefore ignored unless it lasts.
+        that training leaves. An increase is therefore ignored in the first 10 s of a pause.
         """
         if spans := self._progress.spans(start, end):
             return self._history.mean_contention(*spans)

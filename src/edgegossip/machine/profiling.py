@@ -37,7 +37,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Watching(Protocol):
-    """Source of the load by others; `machine.monitor.Monitor` is one."""
+    """Measures the load by others, as `machine.monitor.Monitor` does."""
 
     def read(self) -> None:
         """Read the counters now."""

@@ -206,8 +206,8 @@ def _ends_within_a_line(path: Path) -> bool:
 class RedisTelemetry:
     """Keeps a week of samples in Redis, as the paper's monitor does.
 
-    The samples of a rank form a set that is sorted by time. Storing one again changes nothing,
-    so a lost answer causes no duplicates.
+    The samples of a rank form a set that is sorted by time. Storing a sample again changes
+    nothing, so a lost answer causes no duplicates.
 
     Args:
         url: ``redis://[[user]:password@]host:port/db``, or ``rediss://`` with TLS. Without a

@@ -64,8 +64,8 @@ class Watch:
 
     Counters are read once a second and for each forecast; two readings give the mean use by
     others between them. The watch times training in stretches of an eighth to a quarter of a
-    second, without pauses. The present use by others is that of the last
-    reading, and the usual use is the mean over a minute.
+    second, without pauses. The present use by others is the mean since the previous reading,
+    and the usual use is the mean over a minute.
 
     Args:
         watched: The machine.
@@ -161,8 +161,8 @@ class Watch:
         self._spans = []
 
     def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
-        """The `readings` with at least a stretch of training between them, and the first and
-        last.
+        """The first and last `readings`, and others with over half a stretch of training
+        between them.
         """
         kept = readings[:1]
         for reading in readings[1:]:
@@ -203,7 +203,7 @@ def _equal_stretches(spans: list[Span]) -> Iterator[list[Span]]:
     """Cut `spans`, without the pauses between them, into stretches of equal length.
 
     A span may be as short as one step. Scheduling can halve or double its duration, so it is
-    not observed alone if there are others.
+    observed alone only if there are no other spans.
     """
     total = _length(spans)
     length = total / max(1, math.ceil(total / _STRETCH))

@@ -50,9 +50,9 @@ class Work:
 
     Args:
         rank: Rank of the worker.
-        trainer: Trains on its own thread. Other threads read its properties and `state_dict`,
-            even while it sets up, call `cancel` at any time, and otherwise call only
-            `load_state_dict` and `start_over`.
+        trainer: Trains on its own thread. Other threads may call `cancel` at any time, read its
+            properties and `state_dict` while it sets up, and call `load_state_dict` and
+            `start_over` while it is idle.
         items: Queue of `Completed` items for `take`.
         forecaster: Answers `Predict` and learns how long training takes; None if unused.
         evaluate: Answers `Evaluate` with loss and metrics; None if it is never requested.
