@@ -123,8 +123,8 @@ class Placement:
     def take(self, seat: Seat) -> list[Job]:
         """Take the seat's next jobs; wait for one if the seat has none in progress.
 
-        With jobs in progress, the result is empty if they suffice or no others wait. At the
-        end, it is always empty.
+        With jobs in progress, the result is empty if these suffice or no other job waits. At
+        the end, it is always empty.
         """
         with self._lock:
             while not self._is_closed:

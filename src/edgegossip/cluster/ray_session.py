@@ -39,7 +39,7 @@ class LostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A machine of the cluster, or a part of one, that is currently present."""
+    """A machine, or a part of a machine, that is currently in the cluster."""
 
     name: str
     host: str

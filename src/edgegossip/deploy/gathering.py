@@ -210,7 +210,7 @@ class Gathering:
         return []
 
     def leave_out(self, ranks: Collection[Rank]) -> None:
-        """Omit the measurements of these workers; only workers with `Local` data make any."""
+        """Omit the measurements of these workers; only `Local` data has such measurements."""
 
     def _come_to_the_end(self) -> None:
         """Read all files of the workers, and evaluate the remaining snapshots."""

@@ -87,7 +87,7 @@ def join(
         experiment: The workers' common experiment, equal on all machines.
         rank: Rank of this worker.
         out: Folder of this worker; a restart with the same folder resumes.
-        connection: Connection to the others.
+        connection: Connection to the other workers.
         settings: Settings of this worker.
         profile: Profile of this machine from `edgegossip profile`; None to learn its speed
             during the run.

@@ -35,12 +35,12 @@ class ScriptWorker:
     Args:
         rank: Rank of this process.
         num_workers: Number of all processes, on all machines.
-        connection: Connection to the others; needed with several processes.
+        connection: Connection to the other processes; needed if there are any.
         name: Name of the run, equal for all processes.
         transport: Alternative to `connection`, for threads of one process.
 
     Raises:
-        ValueError: If `rank` is out of range, or there is no connection to the others.
+        ValueError: If `rank` is out of range, or there is no connection to the other processes.
     """
 
     rank: Rank = 0
@@ -104,8 +104,9 @@ class ScriptWorker:
     def own_share(self, samples: Any) -> Any:  # noqa: ANN401
         """This worker's part of a data set: every `num_workers`-th sample.
 
-        All workers get equally many samples; the remaining ones, fewer than `num_workers`, are
-        omitted. Data sets with a `shard` method (Hugging Face) are sharded without omissions.
+        All workers get equally many samples; the remainder, fewer than `num_workers` samples,
+        is omitted. Data sets with a `shard` method (Hugging Face) are sharded without
+        omissions.
 
         Args:
             samples: A tensor, a map-style PyTorch data set, or a Hugging Face data set.

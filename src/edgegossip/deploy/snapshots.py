@@ -54,7 +54,7 @@ class Snapshots:
         folder.mkdir(parents=True, exist_ok=True)
 
     def due(self, now: Seconds) -> Seconds:
-        """Take the snapshot that is due; return the time of the next one."""
+        """Take the snapshot that is due; return the time of the next snapshot."""
         index = self._next[0]
         while self._next[1] <= now:
             index = self._next[0]
@@ -93,7 +93,7 @@ def read_params(path: Path, num_params: int | None = None) -> Tensor:
 
     Args:
         path: Path of the file.
-        num_params: Required number of parameters; None for any.
+        num_params: Required number of parameters; None for any number.
 
     Raises:
         RunFolderError: If the file is missing or damaged, or belongs to another model.

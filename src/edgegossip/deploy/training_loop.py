@@ -40,8 +40,8 @@ class TrainingLoop:
     """Exchanges a model with other workers while the caller's loop trains it.
 
     Call `step` after each optimizer step. When the algorithm's current piece of work is done,
-    the model is exchanged: a synchronous algorithm makes `step` wait for the others, and an
-    asynchronous one sends in the background. Afterwards the model has the parameters for
+    the model is exchanged: a synchronous algorithm makes `step` wait for the other workers, and
+    an asynchronous one sends in the background. Afterwards the model has the parameters for
     further training; the optimizer keeps its state. Once `is_over` is true, the parameters are
     final; a later `step` undoes further training. For the best results, start all workers from
     equal models.
@@ -56,7 +56,7 @@ class TrainingLoop:
 
     Missing, lost and returned workers are logged (``edgegossip.net``), and so is the run's end
     (``edgegossip.deploy``, level INFO). After an exception in the `with` block, including
-    Ctrl+C, the worker leaves the run and tells the others, and the exception propagates.
+    Ctrl+C, the worker tells the others and leaves the run, and the exception propagates.
 
     Args:
         model: Model that the caller trains; its parameters are moved into one vector, in place.
@@ -71,7 +71,7 @@ class TrainingLoop:
             rank whose role has no data.
         name: Name of the run, equal for all workers.
         forecaster: A `Monitor` of this machine, for `EdgeGossip`.
-        meet_seconds: Seconds to wait for all workers before beginning without some.
+        meet_seconds: Seconds to wait for missing workers before beginning without them.
         min_workers: Minimum number of workers, including this one, to begin and to continue;
             with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
             begin and may continue without any.

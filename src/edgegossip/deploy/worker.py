@@ -122,8 +122,8 @@ def take_part(
         Reason for the end: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part, if too few others join, or if most of
-            them run another experiment.
+        NetworkError: If this machine cannot take part, if too few other workers join, or if
+            most of them run another experiment.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
     """

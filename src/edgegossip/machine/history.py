@@ -1,4 +1,4 @@
-"""The recent use of this machine by others."""
+"""The recent use of this machine by other processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HALF_LIFE: Seconds = 10.0
 
 @dataclass(slots=True)
 class _Others:
-    """Use by others, computed from total and own use.
+    """Use by other processes, computed from total and own use.
 
     The two counts never agree exactly: a file reaches the disk long after we wrote it, and
     processor time comes in ticks. Our use that the total lacks is subtracted later, and slowly
@@ -32,7 +32,7 @@ class _Others:
     _owed: float = 0.0
 
     def until(self, all_used: float, own_used: float, seconds: Seconds) -> float:
-        """Use by others since the last call, `seconds` ago; at least 0."""
+        """Use by other processes since the last call, `seconds` ago; at least 0."""
         more = max(0.0, all_used - self.all)
         faded = self._owed * math.pow(0.5, seconds / _HALF_LIFE)
         owed = faded + max(0.0, own_used - self.own)
@@ -42,7 +42,7 @@ class _Others:
 
 
 class History:
-    """Mean use by others between consecutive readings of the counters.
+    """Mean use by other processes between consecutive readings of the counters.
 
     Args:
         counters: Counters to read.
@@ -88,7 +88,7 @@ class History:
             del self.times[:kept], self._totals[:kept]
 
     def _share(self, outside: float, inside: float) -> float:
-        """The share of our allowance that others use.
+        """The share of our allowance that other processes use.
 
         Processes under our quota always use part of our allowance; processes outside the quota
         do so only if they leave fewer cores than the quota allows.

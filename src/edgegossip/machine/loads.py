@@ -1,9 +1,9 @@
 """Load generators: processes that count the words of files, or sort the lines.
 
 The paper runs the same two programs, WordCount and Sort, during training. The jobs are outside
-our process tree, so monitors count them as use by others. They end with the process that
-requested them, even if it is killed, because the pipe between them closes. This file is also
-the program that they run.
+our process tree, so monitors count them as use by other processes. They end with the process
+that requested them, even if it is killed, because the pipe between them closes. This file is
+also the program that they run.
 """
 
 from __future__ import annotations

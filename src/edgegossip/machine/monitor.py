@@ -36,8 +36,8 @@ class Monitor:
     """Watches this machine and forecasts its throughput.
 
     A separate thread reads the counters once a second: the use of cores, network and disk by
-    everything except our own process tree. Each forecast also reads them. Once a minute the
-    means go to `journal`. Reading and storing never raise.
+    everything except our own process tree. Each forecast also reads the counters. Once a minute
+    the means go to `journal`. Reading and storing never raise.
 
     If the caller has a `ZenohTransport`, `counters` subtracts its traffic::
 
@@ -111,7 +111,7 @@ class Monitor:
             return self._watch.forecast(now)
 
     def contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Mean use by others from `start` to `end`, within the last two minutes."""
+        """Mean use by other processes from `start` to `end`, within the last two minutes."""
         with self._lock:
             return self._history.mean_contention((start, end))
 
@@ -201,10 +201,11 @@ class _ThisMachine:
         self.work = progress.work
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Use by others while training ran.
+        """Use by other processes while training ran.
 
-        While training pauses, for instance to wait for neighbors, others also use the capacity
-        that training leaves. An increase is therefore ignored in the first 10 s of a pause.
+        While training pauses, for instance to wait for neighbors, other processes also use the
+        capacity that training leaves. An increase is therefore ignored in the first 10 s of a
+        pause.
         """
         if spans := self._progress.spans(start, end):
             return self._history.mean_contention(*spans)

@@ -38,7 +38,7 @@ _FADING = 32
 _PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Blends between the forecast from the usual load (0) and that from the present load (1)."""
 _MIN_JUMP = 0.02
-"""Smallest deviation that can be a jump; averaging follows smaller ones fast enough."""
+"""Smallest deviation that can be a jump; averaging follows smaller deviations fast enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +250,8 @@ class PerformancePredictor:
         The first call after an observation also evaluates the last forecast.
 
         Args:
-            present: Present use by others, one entry for each executor.
-            usual: Mean use by others over about a minute; None if it equals `present`.
+            present: Present use by other processes, one entry for each executor.
+            usual: Mean use by other processes over about a minute; None if it equals `present`.
 
         Raises:
             ValueError: If there is not one entry for each executor, or there is no data yet.

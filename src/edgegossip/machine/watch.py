@@ -1,4 +1,4 @@
-"""Observations for a predictor, from training times and use by others."""
+"""Observations for a predictor, from training times and use by other processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Watched(Protocol):
         """Number of equally fast executors."""
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Mean use by others from `start` to `end`."""
+        """Mean use by other processes from `start` to `end`."""
 
     def work(self, start: Seconds, end: Seconds) -> float:
         """Training work from `start` to `end`, in samples, during uninterrupted training."""
@@ -63,8 +63,8 @@ class Watch:
     """Watches one machine and forecasts its throughput.
 
     Counters are read once a second and for each forecast; two readings give the mean use by
-    others between them. The watch times training in stretches of an eighth to a quarter of a
-    second, without pauses. The present use by others is the mean since the previous reading,
+    other processes between them. The watch times training in stretches of an eighth to a
+    quarter of a second, without pauses. The present use is the mean since the previous reading,
     and the usual use is the mean over a minute.
 
     Args:
@@ -134,7 +134,7 @@ class Watch:
         return Predicted(forecast.throughput, forecast.relative_error)
 
     def _readings_since(self, moment: Seconds, now: Seconds) -> list[Seconds]:
-        """Times of the readings since `moment`, and of the one before them."""
+        """Times of the readings since `moment`, and of the reading before them."""
         first = max(self._start, now - MEMORY, min(moment, now - SHORTEST))
         return [first, *self._readings(first + SHORTEST, now - SHORTEST), now]
 
@@ -161,7 +161,7 @@ class Watch:
         self._spans = []
 
     def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
-        """The first and last `readings`, and others with over half a stretch of training
+        """The first and last `readings`, and further ones with over half a stretch of training
         between them.
         """
         kept = readings[:1]

@@ -46,7 +46,7 @@ class Admission:
         num_workers: Number of workers in the run.
         schema: Description of the messages, by kind.
         max_bytes: Limit of a frame, in bytes; with None, the schema's largest message fits.
-        plausibility: Finds values that are too large; None allows all.
+        plausibility: Finds values that are too large; None allows all values.
         seals: Verifies relayed parts; None if nothing is sealed.
         life_of: Returns the known life of a worker; 0 if unknown.
 

@@ -282,7 +282,7 @@ def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriv
     """Read the certificate and the key of the authority in `folder`.
 
     Raises:
-        NetworkError: If `folder` has no authority, or an expired one.
+        NetworkError: If `folder` has no authority, or its authority has expired.
     """
     certificate_path, key_path = authority_paths(folder)
     if not (certificate_path.exists() and key_path.exists()):

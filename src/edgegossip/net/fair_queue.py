@@ -112,7 +112,7 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def take(self, now: Seconds) -> bool:
-        """Take a token; return whether there was one."""
+        """Take a token; return whether the bucket had one."""
         with self._lock:
             since = 0.0 if self._at is None else max(0.0, now - self._at)
             self._left = min(self._burst, self._left + self._rate * since)

@@ -32,7 +32,7 @@ class Footing:
 
     Args:
         params: Initial parameters, [num_params].
-        blame: Finds a sender to blame, mutes it, and returns whether there was one.
+        blame: Mutes the sender to blame; returns False if there is none.
         went_well: Called after sound training.
     """
 

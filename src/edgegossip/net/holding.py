@@ -29,8 +29,8 @@ class Holding:
     """Counts frames from their arrival until the last tensor made from them is freed.
 
     Each sender may always have three of the largest messages here: the current round's, the
-    next round's, and one more. Otherwise a worker could reject the very message that all others
-    wait for.
+    next round's, and one more. Otherwise a worker could reject the very message that all other
+    workers wait for.
 
     `take` is thread-safe.
 

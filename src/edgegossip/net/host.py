@@ -54,7 +54,7 @@ class Host(Generic[State]):
     The caller's thread handles events and carries out effects; training, evaluation and sending
     run in other threads. Messages are validated before the algorithm sees them.
 
-    A run begins when all workers have met or the wait for the missing ones is over. A worker
+    A run begins when all workers have met or the wait for missing workers is over. A worker
     that arrives later rejoins. The run ends when all present workers have finished and nothing
     is in flight, at `settings.max_seconds`, or after `stop`.
 
@@ -88,9 +88,9 @@ class Host(Generic[State]):
       it. Without certificates nothing is signed, and a neighbor's own statement has priority
       over statements about it.
 
-    A worker that has finished tells the others how many messages it has sent to and received
-    from each. When all have finished and all counts agree, nothing is in flight, and they
-    leave.
+    A worker that has finished tells the others how many messages it has exchanged, in each
+    direction, with each worker. When all workers have finished and all counts agree, nothing
+    is in flight, and they leave.
 
     Args:
         algorithm: The workers' algorithm.

@@ -63,7 +63,7 @@ class Introduction:
 
 
 class Introductions:
-    """Compares the others' introductions with this worker's.
+    """Compares the other workers' introductions with this worker's.
 
     A worker with different settings is always ignored. A worker outside the majority cannot
     begin; if the only two workers differ, neither can. Once a run has begun, no introduction
@@ -115,7 +115,7 @@ class Introductions:
 
         Raises:
             NetworkError: If at least half of the workers have different settings; unless
-                `is_waiting`, only this worker and the introduced ones count.
+                `is_waiting`, only this worker and introduced workers count.
         """
         different = {rank: each for rank, each in self._differences.items() if each}
         present = self._num_workers if is_waiting else 1 + len(self._differences)

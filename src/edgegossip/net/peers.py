@@ -1,4 +1,4 @@
-"""A worker's view of the others, and its decisions to begin, rejoin and leave, without I/O."""
+"""A worker's view of other workers; its decisions to begin, rejoin and leave, without I/O."""
 
 from __future__ import annotations
 
@@ -252,8 +252,8 @@ class Peers:
 
         A resumed worker repeats its actions since the checkpoint and sends the same messages
         with the same numbers. Its actions may differ once a worker is lost or found, or has
-        lost this one, because it then receives different messages. They may always differ if
-        the algorithm depends on the order of arrival.
+        lost this one, because the resumed worker then receives different messages. They may
+        always differ if the algorithm depends on the order of arrival.
         """
         if self.is_resumed:
             for _, peer in self:
@@ -289,7 +289,7 @@ class Peers:
 
     @property
     def began_at(self) -> Seconds | None:
-        """Start of the others' run, on this worker's clock; None if it has not begun.
+        """Start of the other workers' run, on this worker's clock; None if it has not begun.
 
         This is the median of their claims, or the later of two claims, so that a single liar
         cannot make the run appear old.
@@ -301,7 +301,7 @@ class Peers:
 
     @property
     def must_rejoin(self) -> bool:
-        """Whether the others have begun without this life or cannot resend missing messages."""
+        """Whether other workers began without this life or cannot resend missing messages."""
         here = self._here()
         begun = [rank for rank, status in here.items() if self._has_begun_without(status)]
         resumed = [rank for rank, status in here.items() if status.is_resumed]

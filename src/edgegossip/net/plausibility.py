@@ -1,4 +1,4 @@
-"""Plausibility: limits on values in messages, based on this worker's and others' values."""
+"""Plausibility: limits on values in messages, based on values of this and other workers."""
 
 from __future__ import annotations
 

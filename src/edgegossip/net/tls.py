@@ -170,13 +170,13 @@ class TLS:
         )
 
     def check(self, rank: Rank | None, run_names: Collection[str] | None = None) -> Credentials:
-        """Validate the files before the start; with an invalid one, links would never open.
+        """Validate the files before the start; with an invalid file, links would never open.
 
         A key that other users can read, or a certificate that expires soon, causes a warning.
 
         Args:
             rank: Worker that the certificate must be for; None for routers.
-            run_names: Names of runs that the certificate may be bound to; None for any.
+            run_names: Names of runs that the certificate may be bound to; None for any run.
 
         Raises:
             NetworkError: If a file is missing or damaged; if the certificate is not for
