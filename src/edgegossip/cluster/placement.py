@@ -17,8 +17,7 @@ from edgegossip.core.protocol import Train
 from edgegossip.core.trainer import TrainingResult
 
 _PARCEL_SECONDS = 0.005
-"""Maximum seconds of work for which small pieces are sent together; a round trip takes about 2
-ms."""
+"""Seconds of work up to which small pieces are sent together; a round trip takes about 2 ms."""
 
 _AHEAD_SECONDS = 0.5
 """A seat with less work in progress than this gets more, so that it never waits."""
@@ -124,8 +123,8 @@ class Placement:
     def take(self, seat: Seat) -> list[Job]:
         """Take the seat's next jobs; wait for one if the seat has none in progress.
 
-        With jobs in progress, the result is empty if they suffice or no others wait. At the
-        end, it is always empty.
+        With jobs in progress, the result is empty if these suffice or no other job waits. At
+        the end, it is always empty.
         """
         with self._lock:
             while not self._is_closed:

@@ -58,7 +58,7 @@ class RayPool:
     Args:
         address: Running cluster to which this machine belongs, "HOST:PORT" or "auto"; None
             starts Ray on this machine alone, until the pool is closed.
-        num_actors: Maximum number of cores to use; None for all.
+        num_actors: Maximum number of cores to use; None for all cores.
         min_seconds: Work that takes less time than this is done here.
         open_session: Connects to Ray.
 
@@ -95,7 +95,7 @@ class RayPool:
         return self._placement.seats
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Make trainers that run on the cluster from those of `make_trainer`."""
+        """Turn the trainers of `make_trainer` into trainers that run on the cluster."""
         return twins(make_trainer, self._session.put(make_trainer))
 
     def train(
@@ -163,7 +163,7 @@ class RayPool:
             self._placement.fail(error)
 
     def _watch(self) -> None:
-        """Use each core of each node, including nodes that come later or come back."""
+        """Use each core of each node, including nodes that join later or return."""
         start, has_warned = time.monotonic(), False
         while not self._is_closing.is_set():
             for node in self._session.nodes():
@@ -185,7 +185,7 @@ class RayPool:
         self._run(partial(self._serve, node, core))
 
     def _serve(self, node: ClusterNode, core: int) -> None:
-        """Keep an actor on this core as long as the node is there, and replace a lost one."""
+        """Keep an actor on this core as long as the node is there, and replace a lost actor."""
         num_failures = 0
         while not self._is_closing.is_set():
             desk = self._session.open_desk(node)
@@ -320,7 +320,7 @@ class _Service:
 
 
 def _arrived(job: Job, reply: Reply) -> Arrived:
-    """Update the twin before anybody can ask for its next cost or its state."""
+    """Update the twin before its next cost or its state can be requested."""
     if reply.error is not None:
         raise reply.error
     assert reply.result is not None

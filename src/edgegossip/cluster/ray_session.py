@@ -30,7 +30,7 @@ _ENVIRONMENT = {"RAY_max_direct_call_object_size": str(2 << 20)}
 """Parameters up to 2 MiB are sent from process to process; through the object stores, each
 piece of work would cost 7 ms of a core (benchmarks/results/simulator.md)."""
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
-"""An empty frame; the fourth byte is its kind."""
+"""An empty HTTP/2 SETTINGS frame; the fourth byte is its type."""
 
 
 class LostError(Exception):
@@ -39,7 +39,7 @@ class LostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A machine of the cluster, or a part of one, that is currently present."""
+    """A machine, or a part of a machine, that is currently in the cluster."""
 
     name: str
     host: str
@@ -87,7 +87,7 @@ class RaySession:
             ]
 
     def put(self, value: object) -> Any:  # noqa: ANN401
-        """Store a value for all actors; each machine stores its tensors once.
+        """Store a value for all actors; each machine stores the value's tensors once.
 
         Raises:
             TrainingError: If `value` cannot be pickled.

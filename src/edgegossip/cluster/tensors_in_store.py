@@ -39,7 +39,7 @@ def tensors_as_bytes() -> Iterator[None]:
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let all readers on a machine share the tensors that this thread puts meanwhile."""
+    """Let all readers on a machine share the tensors that this thread puts in the context."""
     _way.is_sharing = True
     try:
         yield

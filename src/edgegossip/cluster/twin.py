@@ -32,7 +32,7 @@ class Twin(Trainer):
     is repeated, with the same result.
 
     Args:
-        trainer: Answers for both; trains only if that is faster than sending the work.
+        trainer: Answers for both twins; trains only if that is faster than sending the work.
         origin: Recipe for its remote twin.
 
     Attributes:
@@ -124,7 +124,7 @@ class Twin(Trainer):
 
 
 def twins(make: Callable[[Rank, int], Trainer], maker: object) -> Callable[[Rank, int], Twin]:
-    """Make a `make` that returns twins; `maker` refers to `make` in other processes."""
+    """Wrap `make` to return twins; `maker` refers to `make` in other processes."""
     return lambda rank, incarnation: Twin(
         make(rank, incarnation), Origin(maker, rank, incarnation)
     )

@@ -40,7 +40,7 @@ class Diary(EventLog):
         self._try(super().show)
 
     def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
-        """Keep a note unless there are too many for the disk."""
+        """Keep a note unless notes exceed their limit."""
         if self._num_notes >= NOTES_AT_ONCE + NOTES_A_SECOND * now:
             if not self._has_dropped:
                 _LOG.warning("more than %d notes a second - most are dropped", NOTES_A_SECOND)

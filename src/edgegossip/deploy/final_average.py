@@ -84,13 +84,13 @@ class _LimitedTraits(Traits):
 class FinalAverage(Algorithm[FinalState]):
     """Run an algorithm to its end, then average the workers' models.
 
-    Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All wait
-    for these models, except for those of lost workers. All present workers end with the same
-    parameters, bit for bit; with a server, with the server's parameters. A worker that no
-    message reaches keeps its own parameters.
+    Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All
+    workers wait for these models, except for those of lost workers. All present workers end
+    with the same parameters, bit for bit; if there is a server, these are its parameters. A
+    worker that no message reaches keeps its own parameters.
 
     Args:
-        inner: The algorithm.
+        inner: The algorithm to run.
         num_workers: Number of workers in the run.
         ends_at: Latest time at which the inner algorithm ends.
     """

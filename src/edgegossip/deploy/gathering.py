@@ -89,12 +89,12 @@ class Gathering:
                     worker.snapshot(index).unlink()
 
     def read(self) -> None:
-        """Read the workers' new lines."""
+        """Read the new lines of the workers' logs."""
         for worker in self.workers:
             worker.read()
 
     def measure_next(self) -> bool:
-        """Evaluate the newest moment with snapshots of all workers; False if none is left."""
+        """Evaluate the newest moment with complete snapshots; return False if none is left."""
         ranks = self._evaluated_ranks()
         there = {rank: self.workers[rank].snapshots for rank in ranks}
         self._drop_measured(there)
@@ -123,10 +123,10 @@ class Gathering:
                 self._evaluations.add(index, evaluation)
             else:
                 self._unmeasured.add(index)
-        return True  # damaged ones are not looked at again
+        return True  # damaged snapshots are not read again
 
     def _chosen(self, moments: set[int]) -> set[int]:
-        """The times to evaluate, out of all possible ones."""
+        """Choose the moments to evaluate from all possible `moments`."""
         return moments - self._unmeasured
 
     def _drop_measured(self, there: Mapping[Rank, Sequence[int]]) -> None:
@@ -202,7 +202,7 @@ class Gathering:
     # When it is over.
 
     def average(self) -> list[Rank]:
-        """Write averaged models for workers with `Local` data; return those that must measure.
+        """Write averaged models for workers with `Local` data; return workers yet to measure.
 
         Raises:
             RunFolderError: See `finish`.
@@ -210,7 +210,7 @@ class Gathering:
         return []
 
     def leave_out(self, ranks: Collection[Rank]) -> None:
-        """Omit the measurements of these workers; only workers with `Local` data make any."""
+        """Omit the measurements of these workers; only `Local` data has such measurements."""
 
     def _come_to_the_end(self) -> None:
         """Read all files of the workers, and evaluate the remaining snapshots."""
@@ -263,13 +263,13 @@ class Gathering:
         return results
 
     def _value(self, params: Tensor) -> float:
-        """The chosen metric."""
+        """The chosen metric of a model."""
         score = self._score(params)
         return math.nan if score is None else score[1][self._metrics[0].name]
 
     @property
     def left_out(self) -> list[str]:
-        """Lines about workers whose models or numbers are missing, and on unknown folders."""
+        """Lines about workers with missing models or numbers, and about unknown folders."""
         lines = []
         for worker in self.workers:
             summary = worker.summary
@@ -295,7 +295,7 @@ class Gathering:
     def _last_estimates(
         self, summaries: Mapping[Rank, Mapping[str, Any]]
     ) -> dict[Rank, Tensor]:
-        """The estimates of finished workers."""
+        """The final estimates of the workers that did not fail."""
         # The last parameters of a failed worker may be no model.
         ends = [
             rank

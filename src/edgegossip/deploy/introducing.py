@@ -1,4 +1,4 @@
-"""A worker's introduction when it meets the others: settings, parameters, data."""
+"""A worker's introduction when it meets the other workers: settings, parameters, data."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def join(
 ) -> str:
     """Run worker `rank` of `experiment` on this machine, until the end of the run.
 
-    It does the same as ``edgegossip worker``, for the caller's own experiment::
+    This does the same as ``edgegossip worker``, for the caller's own experiment::
 
         eg.join(
             experiment,
@@ -87,7 +87,7 @@ def join(
         experiment: The workers' common experiment, equal on all machines.
         rank: Rank of this worker.
         out: Folder of this worker; a restart with the same folder resumes.
-        connection: Connection to the others.
+        connection: Connection to the other workers.
         settings: Settings of this worker.
         profile: Profile of this machine from `edgegossip profile`; None to learn its speed
             during the run.
@@ -143,9 +143,9 @@ def seconds_per_sample(
 ) -> Seconds | None:
     """Train for about `seconds`, without effect, and return the time per sample.
 
-    Returns None for a worker that has no data or cannot train alone. The first forecast uses
-    this time; later ones use measurements. A spare, which has no data until another worker of
-    its role fails, is timed on such a worker's data.
+    Returns None if no worker with the role of `rank` has data, or if it cannot train alone. The
+    first forecast uses this time; later forecasts use measurements. A spare, which has no data
+    until another worker of its role fails, is timed on such a worker's data.
     """
     role = experiment.algorithm.role
     alike = [r for r in experiment.data_ranks if role(r).name == role(rank).name]

@@ -35,10 +35,10 @@ _MEASURING = 0.05
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 MakeCommand = Callable[[Rank, str, Sequence[str], Path, Sequence[Rank]], Sequence[str]]
-"""Makes a worker's command from its rank, its endpoint, the others' endpoints, its folder, and
-the workers that have finished."""
+"""Makes a worker's command from its rank, its endpoint, the other workers' endpoints, its
+folder, and the workers that have finished."""
 MakeMeasure = Callable[[Rank], Sequence[str]]
-"""Makes the command that measures averaged models on a worker's own data, from its rank."""
+"""Makes, from a worker's rank, the command that measures averaged models on its data."""
 
 
 def launch(
@@ -52,7 +52,7 @@ def launch(
     trackers: Sequence[Tracker] = (),
     make_measure: MakeMeasure | None = None,
 ) -> Results:
-    """Start a process for each worker, watch them, and gather their folders in `out`.
+    """Start and watch a process for each worker, and gather the workers' folders in `out`.
 
     If a worker dies, neither the run nor this function ends. A worker whose folder shows that
     it has finished is not started again.
@@ -69,7 +69,7 @@ def launch(
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have checkpoints.
-        TrainingError: If no worker has finished.
+        TrainingError: If all workers have failed.
         RunFolderError: If `out` cannot be written, holds a run, or is in use.
         ValueError: If the data is `Local` and `make_measure` is None.
     """
@@ -118,7 +118,7 @@ def _run_workers(
     ended: Sequence[Rank],
     progress: Progress,
 ) -> list[Rank] | None:
-    """Run all unfinished workers; return those that failed, or None if stopped."""
+    """Run all unfinished workers; return failed workers, or None if stopped."""
     endpoints = _endpoints(rank for rank in range(experiment.num_workers) if rank not in ended)
     processes: dict[Rank, subprocess.Popen[bytes]] = {}
     asked: list[int] = []
@@ -173,7 +173,7 @@ def _gather(
 def _measure(
     gathering: Gathering, ranks: Sequence[Rank], make_measure: MakeMeasure
 ) -> list[Rank]:
-    """Let a process of each worker measure the averaged models; return failed workers."""
+    """Let one process per worker measure the averaged models; return failed workers."""
     processes: dict[Rank, subprocess.Popen[bytes]] = {}
     try:
         for rank in ranks:

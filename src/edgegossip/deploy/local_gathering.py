@@ -42,7 +42,7 @@ class LocalGathering(Gathering):
         self._without = set(without)
 
     def measure_next(self) -> bool:
-        """After the run, evaluate the newest time, or write its model to be measured."""
+        """After the run, evaluate the newest moment, or write its model to be measured."""
         return all(worker.has_ended for worker in self.workers) and super().measure_next()
 
     def _chosen(self, moments: set[int]) -> set[int]:
@@ -56,7 +56,7 @@ class LocalGathering(Gathering):
 
     @property
     def _measuring(self) -> list[Rank]:
-        """Workers whose measurements count: all but `without` and absent ones with none."""
+        """Workers whose measurements count: all but `without` and absent, silent workers."""
         absent = {each.rank for each in self.workers if each.summary is None}
         left_out = self._without | (absent & set(self._scores.silent))
         return [rank for rank in self._experiment.data_ranks if rank not in left_out]

@@ -91,14 +91,13 @@ def measure(experiment: Experiment, rank: Rank, out: Path) -> int:
     Args:
         experiment: The workers' experiment.
         rank: Rank of the worker whose data is on this machine.
-        out: Run folder; reads the models in its `averaged`, and writes the numbers to its
-            `measured`.
+        out: Run folder; its `averaged` holds the models, and its `measured` gets the numbers.
 
     Returns:
         Number of models measured now.
 
     Raises:
-        RunFolderError: If there is no model, or one of another experiment.
+        RunFolderError: If there is no model, or the models are of another experiment.
         DataError: If this worker's data cannot be read.
         ValueError: If the worker has no data.
     """

@@ -42,20 +42,21 @@ def local_workers(num_workers: int, name: str) -> list[ScriptWorker]:
 
 
 def run_script(script: Sequence[str], workers: Sequence[ScriptWorker], out: Path) -> list[Rank]:
-    """Run a script once for each of `workers`, and wait for all.
+    """Run a script once for each of `workers`, and wait for all processes.
 
     The first worker writes to this terminal, the others to `out`/worker-R.txt.
 
     Args:
         script: File and arguments of the script.
         workers: The workers of this machine.
-        out: Folder for the other workers' output, made if there are any.
+        out: Folder for the other workers' output, made if there are other workers.
 
     Returns:
         The ranks whose process failed.
 
     Raises:
-        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; each reaches the processes as Ctrl+C.
+        Interrupted: After Ctrl+C, SIGTERM or SIGHUP; each signal reaches the processes as
+            Ctrl+C.
         RunFolderError: If `out` cannot be written.
     """
     processes: dict[Rank, subprocess.Popen[bytes]] = {}

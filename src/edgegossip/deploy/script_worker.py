@@ -30,17 +30,17 @@ _PREFIX = "EDGEGOSSIP_"
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptWorker:
-    """A process of a script that takes part in a run; by default one that trains alone.
+    """A process of a script that takes part in a run; by default, it trains alone.
 
     Args:
         rank: Rank of this process.
         num_workers: Number of all processes, on all machines.
-        connection: Connection to the others; needed with several processes.
+        connection: Connection to the other processes; needed if there are any.
         name: Name of the run, equal for all processes.
         transport: Alternative to `connection`, for threads of one process.
 
     Raises:
-        ValueError: If `rank` is out of range, or there is no connection to the others.
+        ValueError: If `rank` is out of range, or there is no connection to the other processes.
     """
 
     rank: Rank = 0
@@ -67,7 +67,7 @@ class ScriptWorker:
         EDGEGOSSIP_NAME. Without the first two, the worker is alone.
 
         Raises:
-            UsageError: If only one of the first two is set, or any is invalid.
+            UsageError: If only one of the first two is set, or any variable is invalid.
         """
         found = {
             name: variables.get(_PREFIX + name, "")
@@ -104,11 +104,12 @@ class ScriptWorker:
     def own_share(self, samples: Any) -> Any:  # noqa: ANN401
         """This worker's part of a data set: every `num_workers`-th sample.
 
-        All workers get the same number; the remaining samples, fewer than `num_workers`, are
-        omitted. Data sets with a `shard` method (Hugging Face) are sharded without omissions.
+        All workers get equally many samples; the remainder, fewer than `num_workers` samples,
+        is omitted. Data sets with a `shard` method (Hugging Face) are sharded without
+        omissions.
 
         Args:
-            samples: A tensor, a map-style data set of PyTorch, or one of Hugging Face.
+            samples: A tensor, a map-style PyTorch data set, or a Hugging Face data set.
 
         Raises:
             TypeError: If `samples` has no length, or cannot be indexed by number.
@@ -145,7 +146,8 @@ class ScriptWorker:
                 the numbers of workers and steps, such as ``lambda n, steps:
                 Gossip(topology=ring(n), num_rounds=steps)``.
             num_samples: Number of this worker's samples.
-            num_steps: Number of optimizer steps that the script will take, for that function.
+            num_steps: Optimizer steps that the script will take; used if `algorithm` is a
+                function.
             options: Other arguments of `TrainingLoop`. `final_average` is true by default.
 
         Raises:

@@ -41,7 +41,7 @@ class Snapshots:
     Args:
         folder: Folder, made if missing.
         estimate: Returns the current parameters to evaluate, [num_params], or an empty tensor
-            if this worker's do not count at present.
+            while this worker's parameters do not count.
     """
 
     def __init__(self, folder: Path, estimate: Callable[[], Tensor]) -> None:
@@ -54,7 +54,7 @@ class Snapshots:
         folder.mkdir(parents=True, exist_ok=True)
 
     def due(self, now: Seconds) -> Seconds:
-        """Take the snapshot that is due; return the time of the next one."""
+        """Take the snapshot that is due; return the time of the next snapshot."""
         index = self._next[0]
         while self._next[1] <= now:
             index = self._next[0]
@@ -93,10 +93,10 @@ def read_params(path: Path, num_params: int | None = None) -> Tensor:
 
     Args:
         path: Path of the file.
-        num_params: Required number of parameters; None for any.
+        num_params: Required number of parameters; None for any number.
 
     Raises:
-        RunFolderError: If the file is missing, damaged, or belongs to another model.
+        RunFolderError: If the file is missing or damaged, or belongs to another model.
     """
     try:
         params = safetensors.torch.load_file(path)["params"]

@@ -33,34 +33,34 @@ _LOG = logging.getLogger("edgegossip.deploy")
 Validate: TypeAlias = Callable[
     [nn.Module], float | tuple[float, float] | tuple[float, Mapping[str, float]]
 ]
-"""Returns a model's mean loss on validation data, alone or with metrics by name or accuracy."""
+"""Returns a model's mean loss on validation data, alone or with metrics or an accuracy."""
 
 
 class TrainingLoop:
     """Exchanges a model with other workers while the caller's loop trains it.
 
     Call `step` after each optimizer step. When the algorithm's current piece of work is done,
-    the model is exchanged: a synchronous algorithm makes `step` wait for the others, and an
-    asynchronous one sends in the background. Afterwards the model has the parameters for
+    the model is exchanged: a synchronous algorithm makes `step` wait for the other workers, and
+    an asynchronous one sends in the background. Afterwards the model has the parameters for
     further training; the optimizer keeps its state. Once `is_over` is true, the parameters are
     final; a later `step` undoes further training. For the best results, start all workers from
     equal models.
 
-    The final parameters are those with which the algorithm leaves this worker. After
-    synchronous algorithms that average over all workers, all have the same parameters; after
-    others, such as GoSGD, each worker has its own. `final_average` gives all workers the mean
-    of their models, or the server's model.
+    The final parameters are those that the algorithm leaves on this worker. After synchronous
+    algorithms that average over all workers, all workers have the same parameters; after other
+    algorithms, such as GoSGD, each worker has its own. `final_average` gives all workers the
+    mean of their models, or the server's model.
 
     A rank whose role has no data, such as a server, does not train: entering the `with` block
-    lasts until the run is over.
+    takes until the run is over.
 
     Missing, lost and returned workers are logged (``edgegossip.net``), and so is the run's end
     (``edgegossip.deploy``, level INFO). After an exception in the `with` block, including
-    Ctrl+C, the worker leaves the run and tells the others, and the exception propagates.
+    Ctrl+C, the worker tells the others and leaves the run, and the exception propagates.
 
     Args:
         model: Model that the caller trains; its parameters are moved into one vector, in place.
-            Frozen ones (``requires_grad = False``) are not sent, and must be equal on all
+            Frozen parameters (``requires_grad = False``) are not sent, and must be equal on all
             workers.
         algorithm: Algorithm, with equal settings on all workers; a worker with other settings
             is rejected and ends with an error that names the setting.
@@ -71,13 +71,13 @@ class TrainingLoop:
             rank whose role has no data.
         name: Name of the run, equal for all workers.
         forecaster: A `Monitor` of this machine, for `EdgeGossip`.
-        meet_seconds: Seconds to wait for all workers before beginning without some.
+        meet_seconds: Seconds to wait for missing workers before beginning without them.
         min_workers: Minimum number of workers, including this one, to begin and to continue;
             with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
             begin and may continue without any.
-        max_seconds: Time limit, counted from the beginning.
-        final_average: At the end, average the models of all evaluated workers; each sends its
-            own once to all others.
+        max_seconds: Time limit in seconds, counted from the beginning of the run.
+        final_average: At the end, average the models of all evaluated workers; each of them
+            sends its model once to all others.
         evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
             or a pair: this loss, and metrics by name (or an accuracy). It is called on another
             thread, with a copy of `model` in evaluation mode.
@@ -174,7 +174,7 @@ class TrainingLoop:
     def batch_ratio(self) -> float:
         """Size of the next batch relative to the usual one; `BatchTune` sets it by speed.
 
-        A loop may ignore this and keep its batches.
+        A loop may ignore this and keep its batch size.
         """
         return self._work.request.batch_ratio
 
@@ -194,7 +194,7 @@ class TrainingLoop:
         return self._work.has_gone_back
 
     def step(self, loss: float | None, num_samples: int) -> None:
-        """Account for an optimizer step; exchange the model if it is due.
+        """Account for an optimizer step; exchange the model when an exchange is due.
 
         If another worker's message makes the loss infinite or NaN, the model goes back to the
         last sound parameters. In that case (see `has_gone_back`), call

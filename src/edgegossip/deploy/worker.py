@@ -104,8 +104,8 @@ def take_part(
 ) -> str:
     """Run worker `rank` of `experiment`, until the end of the run.
 
-    A restart with the same `out` resumes from the checkpoint if all others do so too, and
-    otherwise takes a neighbor's parameters.
+    A worker restarted with the same `out` resumes from its checkpoint if all others resume too;
+    otherwise it takes a neighbor's parameters.
 
     Args:
         experiment: The workers' common experiment; its platforms, links and faults describe
@@ -122,8 +122,8 @@ def take_part(
         Reason for the end: "finished", "time limit" or "interrupted".
 
     Raises:
-        NetworkError: If this machine cannot take part, or if too few others join or most of
-            them run another experiment.
+        NetworkError: If this machine cannot take part, if too few other workers join, or if
+            most of them run another experiment.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
     """
@@ -307,7 +307,7 @@ class _Worker:
                 _LOG.warning("cannot delete %s: %s", self._checkpoint, error.strerror)
 
     def _validated(self, host: Host[Any], reason: str) -> dict[str, float | None]:
-        """Metrics of this worker's own model; None without validation data, or for a part."""
+        """Metrics of the worker's final, whole model; None without this or validation data."""
         validator = self._workload.validator(self._rank)
         metrics = self._experiment.task.chosen_first
         values: Mapping[str, float | None] = {metric.name: None for metric in metrics}

@@ -1,8 +1,8 @@
 """The folder of a worker on a real machine, read incrementally.
 
 Fields of the `summary.json` of a worker, among others:
-    validation_accuracy: Accuracy of the worker's model, or a field for each other metric; null
-        without validation data, or for a part of a model.
+    validation_accuracy: Accuracy of the worker's model (another metric: `validation_METRIC`);
+        null without validation data, or for a part of a model.
     is_evaluated: Whether its model counts in the results. If several workers may serve, only
         the active server's model counts.
 """
@@ -82,7 +82,7 @@ class RunningTotal:
 class WorkerFolder:
     """Reads a worker's growing files and keeps only totals.
 
-    Damaged contents raise no error: they are skipped with one warning.
+    Damaged contents raise no error: they are skipped with a warning.
 
     Attributes:
         path: Path of the folder.
@@ -139,7 +139,7 @@ class WorkerFolder:
         return params
 
     def last_params(self, num_params: int) -> Tensor | None:
-        """The parameters at the end, [num_params]; None if they are damaged."""
+        """The final parameters, [num_params]; None if they are missing or damaged."""
         return self._read_params(self.path / "params.safetensors", num_params)
 
     @property
@@ -277,7 +277,7 @@ class WorkerFolder:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """Parse the event in a line, including all numbers that are used.
+    """Parse the event in a line, and check all numbers that are used.
 
     Raises:
         ValueError: If the line is not an event.

@@ -22,10 +22,10 @@ def transformers_callback(
 ) -> Any:  # noqa: ANN401
     """Make a `TrainerCallback` with which the Trainer of Transformers takes part in a run.
 
-    The script controls training: its optimizer, precision, clipping and accumulation. An
-    optimizer step is one of the algorithm's steps. Trainable parameters are exchanged in place,
-    and the optimizer keeps its state. The Trainer stops when the algorithm has finished; all
-    workers then have the mean of their models (`final_average`).
+    The script controls training: its optimizer, precision, clipping and accumulation. Each
+    optimizer step counts as one step of the algorithm. Trainable parameters are exchanged in
+    place, and the optimizer keeps its state. The Trainer stops when the algorithm has finished;
+    all workers then have the mean of their models (`final_average`).
 
     Args:
         algorithm: The algorithm, equal for all workers; or a function that makes it from the
@@ -52,7 +52,7 @@ class TransformersHooks:
     the outputs have one.
 
     Args:
-        joined: The training that takes part.
+        joined: The training that takes part in the run.
     """
 
     def __init__(self, joined: JoinedTraining) -> None:

@@ -12,14 +12,14 @@ _MOST_OF_OLD_GLIBC = 32 << 20
 def keep_freed_memory(
     *, block_bytes: int = 1 << 30, total_bytes: int = 1 << 30, is_shared: bool = True
 ) -> None:
-    """Let malloc keep freed blocks up to `block_bytes`, `total_bytes` in total.
+    """Let malloc keep freed blocks of up to `block_bytes` each and `total_bytes` in total.
 
     A training step allocates and frees megabytes of activations, and an exchange does so with
     messages. By default glibc maps and unmaps every large block, and the page faults take up to
     a quarter of the time (benchmarks/results/simulator.md). Without glibc this has no effect.
 
     Args:
-        block_bytes: Largest block to keep; larger ones are returned at once.
+        block_bytes: Largest block to keep; larger blocks are returned at once.
         total_bytes: Maximum number of bytes to keep.
         is_shared: Whether threads share freed memory, which makes them wait for each other. It
             applies to threads that start later.

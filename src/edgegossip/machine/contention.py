@@ -11,8 +11,8 @@ class Contention:
     """Use of a machine's resources by everything except training.
 
     Args:
-        cores: Share of the cores that this process may use, in [0, 1]; time that a hypervisor
-            gave to others counts; waiting for disks does not.
+        cores: Used share of the cores available to this process, in [0, 1]; includes time that
+            a hypervisor gave to other machines, but no waiting for disks.
         network: Bytes per second, both ways on all cards but loopback, at least 0.
         disk: Bytes per second, read and written, at least 0; without reads from the page cache.
 

@@ -13,7 +13,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.machine.quota import find_quota
 
 _READINGS_PER_LOOK = 10
-"""Readings between two searches for our descendants; each search takes milliseconds."""
+"""Readings between two searches for our descendant processes; a search takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The recent use of this machine by others."""
+"""The recent use of this machine by other processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HALF_LIFE: Seconds = 10.0
 
 @dataclass(slots=True)
 class _Others:
-    """Use by others, computed from total and own use.
+    """Use by other processes, computed from total and own use.
 
     The two counts never agree exactly: a file reaches the disk long after we wrote it, and
     processor time comes in ticks. Our use that the total lacks is subtracted later, and slowly
@@ -32,7 +32,7 @@ class _Others:
     _owed: float = 0.0
 
     def until(self, all_used: float, own_used: float, seconds: Seconds) -> float:
-        """Use by others since the last call, `seconds` ago; at least 0."""
+        """Use by other processes since the last call, `seconds` ago; at least 0."""
         more = max(0.0, all_used - self.all)
         faded = self._owed * math.pow(0.5, seconds / _HALF_LIFE)
         owed = faded + max(0.0, own_used - self.own)
@@ -42,7 +42,7 @@ class _Others:
 
 
 class History:
-    """Mean use by others between consecutive readings of the counters.
+    """Mean use by other processes between consecutive readings of the counters.
 
     Args:
         counters: Counters to read.
@@ -88,10 +88,10 @@ class History:
             del self.times[:kept], self._totals[:kept]
 
     def _share(self, outside: float, inside: float) -> float:
-        """The share of our allowance that others use.
+        """The share of our allowance that other processes use.
 
-        Others under our quota use part of it. Others outside it use part of it only if they
-        leave fewer cores than the quota allows.
+        Processes under our quota always use part of our allowance; processes outside the quota
+        do so only if they leave fewer cores than the quota allows.
         """
         quota = self._counters.quota
         left = min(quota, self._counters.num_cores - outside) - inside
@@ -102,9 +102,9 @@ class History:
         return self.times[bisect_right(self.times, after) : bisect_right(self.times, until)]
 
     def mean_contention(self, *spans: Span) -> Contention:
-        """The mean over those parts of `spans`, each (start, end), that are stored.
+        """The mean over the stored parts of `spans`, each (start, end).
 
-        If there are none, the mean between the last two readings.
+        Without any stored part, this is the mean between the last two readings.
         """
         clipped = np.clip(spans, self.times[0], self.times[-1])
         lengths = np.diff(clipped).clip(0.0).ravel()

@@ -1,9 +1,9 @@
-"""Load generators: processes that count the words of files, or sort them.
+"""Load generators: processes that count the words of files, or sort the lines.
 
 The paper runs the same two programs, WordCount and Sort, during training. The jobs are outside
-our process tree, so monitors count them as use by others. They end with the process that
-requested them, even if it is killed, because the pipe between them closes. This file is also
-the program that they run.
+our process tree, so monitors count them as use by other processes. They end with the process
+that requested them, even if it is killed, because the pipe between them closes. This file is
+also the program that they run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Load:
         kind: "wordcount" or "sort".
         num_bytes: Size of the file, at least 1.
         num_processes: Number of parallel processes, at least 1; each takes one core.
-        share: Share of the available processor time, in (0, 1]; the job pauses in between.
+        share: Share of the available processor time, in (0, 1]; the job pauses for the rest.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -88,7 +88,7 @@ class Load:
         """Keep the machine busy during the context, and leave no files behind.
 
         Args:
-            parent: Folder for a temporary folder; by default the system's.
+            parent: Parent of a temporary folder; by default, the system's temporary folder.
 
         Raises:
             DataError: If there is not enough space, or a process ends early.

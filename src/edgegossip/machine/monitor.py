@@ -23,7 +23,7 @@ from edgegossip.machine.watch import SHORTEST, Watch
 _INTERVAL: Seconds = 1.0
 """Seconds between two readings of the counters."""
 _PIECE: Seconds = 0.25
-"""Length of training after which the counters are read additionally."""
+"""Training that ends this many seconds after the last reading causes another reading."""
 _PAUSE: Seconds = 10.0
 """Length of a pause after which the load of the last training is stale."""
 _SAMPLE: Seconds = 60.0
@@ -36,8 +36,8 @@ class Monitor:
     """Watches this machine and forecasts its throughput.
 
     A separate thread reads the counters once a second: the use of cores, network and disk by
-    everything except our own process tree. Each forecast also reads them. Once a minute the
-    means go to `journal`. Reading and storing never raise.
+    everything except our own process tree. Each forecast also reads the counters. Once a minute
+    the means go to `journal`. Reading and storing never raise.
 
     If the caller has a `ZenohTransport`, `counters` subtracts its traffic::
 
@@ -111,7 +111,7 @@ class Monitor:
             return self._watch.forecast(now)
 
     def contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Mean use by others from `start` to `end`, within the last two minutes."""
+        """Mean use by other processes from `start` to `end`, within the last two minutes."""
         with self._lock:
             return self._history.mean_contention((start, end))
 
@@ -160,7 +160,7 @@ class Monitor:
         return self
 
     def close(self) -> None:
-        """Stop, and store the means since the last full minute; no effect if repeated."""
+        """Stop, and store the means since the last sample; no effect if repeated."""
         if self._has_closed.is_set():
             return
         self._has_closed.set()
@@ -201,10 +201,11 @@ class _ThisMachine:
         self.work = progress.work
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Use by others while training ran.
+        """Use by other processes while training ran.
 
-        While training pauses, for instance to wait for neighbors, others also use the capacity
-        that training leaves. An increase during a pause is therefore ignored unless it lasts.
+        While training pauses, for instance to wait for neighbors, other processes also use the
+        capacity that training leaves. An increase is therefore ignored in the first 10 s of a
+        pause.
         """
         if spans := self._progress.spans(start, end):
             return self._history.mean_contention(*spans)

@@ -23,7 +23,7 @@ class WorkHistory:
     """Spans of training, and work over time, in samples.
 
     Work is reported at the end of a stretch of training. During a long stretch with changing
-    loads, more of it was done at times of low load. Work is therefore spread over time with a
+    loads, more work was done at times of low load. Work is therefore spread over time with a
     constant :math:`t_0` that fits the duration of the stretch.
     """
 
@@ -47,7 +47,7 @@ class WorkHistory:
         """Return the spans of training since the last call; from now on `work` covers these
         times.
 
-        `work` also still covers the last 256 earlier ends of pieces and readings.
+        `work` still covers earlier times, too: the last 256 ends of pieces or readings.
         """
         # Some of the spans taken before may not have been asked for.
         del self._times[:-_MAX_PIECES], self._totals[:-_MAX_PIECES]

@@ -32,13 +32,13 @@ UNKNOWN_ERROR = 0.1
 _MEMORY = 8
 """Number of observations over which the base time is averaged."""
 _PATIENCE = 8
-"""Number of consecutive deviating observations that restart the average."""
+"""Number of consecutive deviating observations before one more restarts the average."""
 _FADING = 32
 """Number of forecasts over which errors are averaged."""
 _PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Blends between the forecast from the usual load (0) and that from the present load (1)."""
 _MIN_JUMP = 0.02
-"""Smallest deviation that can be a jump; averaging follows smaller ones fast enough."""
+"""Smallest deviation that can be a jump; averaging follows smaller deviations fast enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class BaseTime:
 class Record:
     """The errors of a platform's past forecasts, which adjust the next one.
 
-    A forecast is a blend of one from the present load and base time and one from their usual
+    A forecast blends two forecasts: from the present load and base time, and from their usual
     values. Among five blends, the one with the smallest recent error is used. Forecasts thus
     adapt to the rate of change, to the time ahead, and to the noise of base times. Errors are
     mean absolute errors; squared errors favor the usual load, which is never far off, and did
@@ -138,7 +138,7 @@ class Record:
 
     @property
     def blend(self) -> float:
-        """The forecast."""
+        """The forecast: the blend with the smallest recent error."""
         return self._candidates[self.errors.index(min(self.errors))]
 
     @property
@@ -250,8 +250,8 @@ class PerformancePredictor:
         The first call after an observation also evaluates the last forecast.
 
         Args:
-            present: Present use by others, one entry for each executor.
-            usual: Mean use by others over about a minute; None if it equals `present`.
+            present: Present use by other processes, one entry for each executor.
+            usual: Mean use by other processes over about a minute; None if it equals `present`.
 
         Raises:
             ValueError: If there is not one entry for each executor, or there is no data yet.
@@ -302,7 +302,7 @@ class PerformancePredictor:
         self._record = Record(**state["record"])
 
     def save(self, path: Path | str) -> None:
-        """Write profile and state, without pickle; the regressor is not stored but refitted."""
+        """Write profile and state, without pickle; `load` refits the regressor."""
         path, profile = Path(path), self._profile
         tensors = {}
         if profile is not None:

@@ -26,7 +26,7 @@ class Profile:
     """Pairs of contention and seconds per sample, of one executor: the paper's {(U_i, t_i)}.
 
     Args:
-        contentions: Use of the machine by others, at least 10 entries.
+        contentions: Use of the machine by other processes, at least 10 entries.
         seconds: Seconds per training sample under each contention, above 0.
 
     Raises:

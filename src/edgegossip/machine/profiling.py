@@ -37,13 +37,13 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Watching(Protocol):
-    """Source of the load by others; `machine.monitor.Monitor` is one."""
+    """Measures the load by other processes, as `machine.monitor.Monitor` does."""
 
     def read(self) -> None:
         """Read the counters now."""
 
     def contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Mean use by others from `start` to `end`."""
+        """Mean use by other processes from `start` to `end`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from edgegossip.core.protocol import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The tightest limit on processor time of our control group and its ancestors.
+    """The tightest limit that our control group or its ancestors set on processor time.
 
     Attributes:
         cores: Core-seconds per second that the group may use, above 0.

@@ -32,7 +32,8 @@ class SlowDown:
 
     Attributes:
         seconds_alone: Seconds per sample without contention.
-        relative_error: Root mean square error on every fifth row after a fit to the others.
+        relative_error: Root mean square error on every fifth row, after a fit to the other
+            rows.
     """
 
     def __init__(self, profile: Profile, regressor: RegressorMixin | None) -> None:

@@ -35,9 +35,9 @@ class Sample:
     Attributes:
         at: End of the interval, in seconds since 1970.
         seconds: Length of the interval.
-        cores: Share of the cores that others used, in [0, 1].
-        network: Bytes per second that others exchanged.
-        disk: Bytes per second that others read and wrote.
+        cores: Share of the cores that other processes used, in [0, 1].
+        network: Bytes per second that other processes exchanged.
+        disk: Bytes per second that other processes read and wrote.
         throughput: Work per second, in training samples.
     """
 
@@ -92,7 +92,7 @@ class TelemetryStore(Protocol):
 class Journal:
     """Stores one worker's samples and never raises.
 
-    Samples that the store rejects are retried with the next one, for up to a day; then the
+    Samples that the store rejects are retried with the next sample, for up to a day; then the
     oldest are dropped. A failure is logged once until the store works again.
 
     Args:
@@ -107,7 +107,7 @@ class Journal:
         self._is_failing = False
 
     def append(self, sample: Sample) -> None:
-        """Store `sample` and earlier ones that failed."""
+        """Store `sample` and earlier samples that failed."""
         self._unstored.append(sample)
         try:
             while self._unstored:
@@ -206,8 +206,8 @@ def _ends_within_a_line(path: Path) -> bool:
 class RedisTelemetry:
     """Keeps a week of samples in Redis, as the paper's monitor does.
 
-    The samples of a rank form a set that is sorted by time. Storing one again changes nothing,
-    so a lost answer causes no duplicates.
+    The samples of a rank form a set that is sorted by time. Storing a sample again changes
+    nothing, so a lost answer causes no duplicates.
 
     Args:
         url: ``redis://[[user]:password@]host:port/db``, or ``rediss://`` with TLS. Without a

@@ -1,4 +1,4 @@
-"""Observations for a predictor, from training times and use by others."""
+"""Observations for a predictor, from training times and use by other processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Watched(Protocol):
         """Number of equally fast executors."""
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Mean use by others from `start` to `end`."""
+        """Mean use by other processes from `start` to `end`."""
 
     def work(self, start: Seconds, end: Seconds) -> float:
         """Training work from `start` to `end`, in samples, during uninterrupted training."""
@@ -63,9 +63,9 @@ class Watch:
     """Watches one machine and forecasts its throughput.
 
     Counters are read once a second and for each forecast; two readings give the mean use by
-    others between them. The watch times training in stretches of an eighth to a quarter of a
-    second, without pauses. The present use by others is that of the last
-    reading, and the usual use is the mean over a minute.
+    other processes between them. The watch times training in stretches of an eighth to a
+    quarter of a second, without pauses. The present use is the mean since the previous reading,
+    and the usual use is the mean over a minute.
 
     Args:
         watched: The machine.
@@ -134,7 +134,7 @@ class Watch:
         return Predicted(forecast.throughput, forecast.relative_error)
 
     def _readings_since(self, moment: Seconds, now: Seconds) -> list[Seconds]:
-        """Times of the readings since `moment`, and of the one before them."""
+        """Times of the readings since `moment`, and of the reading before them."""
         first = max(self._start, now - MEMORY, min(moment, now - SHORTEST))
         return [first, *self._readings(first + SHORTEST, now - SHORTEST), now]
 
@@ -161,8 +161,8 @@ class Watch:
         self._spans = []
 
     def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
-        """The `readings` with at least a stretch of training between them, and the first and
-        last.
+        """The first and last `readings`, and further ones with over half a stretch of training
+        between them.
         """
         kept = readings[:1]
         for reading in readings[1:]:
@@ -203,7 +203,7 @@ def _equal_stretches(spans: list[Span]) -> Iterator[list[Span]]:
     """Cut `spans`, without the pauses between them, into stretches of equal length.
 
     A span may be as short as one step. Scheduling can halve or double its duration, so it is
-    not observed alone if there are others.
+    observed alone only if there are no other spans.
     """
     total = _length(spans)
     length = total / max(1, math.ceil(total / _STRETCH))

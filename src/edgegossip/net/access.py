@@ -14,7 +14,7 @@ _Rule: TypeAlias = dict[str, object]
 
 
 class _Keys(NamedTuple):
-    """Runs, as parts of keys, whose messages pass, and runs whose liveliness tokens pass."""
+    """Run names in permitted keys: for messages, and for liveliness tokens."""
 
     data_runs: tuple[str, ...]
     alive_runs: tuple[str, ...]
@@ -40,8 +40,8 @@ def known_holders(num_workers: int, run_names: Sequence[str]) -> dict[str, Rank 
 
     Args:
         num_workers: Number of workers in the run.
-        run_names: Names of runs whose bound certificates are valid, in addition to unbound
-            ones.
+        run_names: Names of runs whose bound certificates are valid; unbound certificates
+            always are.
     """
     return {
         holder_name(rank, name): rank
@@ -59,14 +59,13 @@ def zenoh_security(
     """Zenoh settings that let a worker speak only for its own rank.
 
     Both ends of every link check this, by the common name in the other end's certificate:
-    worker R can send messages from R, see the inbox of R, receive messages to R, and be alive
-    as R.
-    Everything else is dropped. A router relays messages, so it may speak for all workers, but
-    it holds each of them to the same rules.
+    worker R can send messages from R, subscribe to the inbox of R, receive messages to R, and
+    declare itself alive as R. Everything else is dropped. A router relays messages, so it may
+    speak for all workers, but it holds each worker to the same rules.
 
     Host names are therefore not compared; otherwise certificates would need all names and
     addresses that discovery may find. An impostor with another worker's certificate gets only
-    that worker's messages, wherever it is.
+    that worker's messages, from any machine.
 
     A certificate that is bound to a run has a different common name, which is unknown in other
     runs. Files are passed by content, so that the validated contents are used even if a file is

@@ -16,7 +16,7 @@ _ENDPOINT = re.compile(
 class Address:
     """Endpoints at which a worker listens, and to which it connects.
 
-    Each worker must be reachable from one that other workers reach; workers learn the remaining
+    Each worker must be linked to a worker that other workers reach; workers learn the remaining
     addresses from each other. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
 
     Args:
@@ -26,7 +26,8 @@ class Address:
         multicast: Whether to also look for workers on the local network.
 
     Raises:
-        ValueError: If an endpoint is malformed, or if there is neither one nor multicast.
+        ValueError: If an endpoint is malformed, or if neither an endpoint nor multicast is
+            given.
 
     >>> Address(listen=("tcp/127.0.0.1:7447",)).is_loopback
     True
@@ -59,7 +60,7 @@ class Address:
 
 
 def parse(name: str, endpoint: str, lowest_port: int = 1) -> tuple[str, str, int]:
-    """Split an endpoint into protocol, host and port; `name` is the setting, for errors.
+    """Split an endpoint into protocol, host and port; errors name the setting `name`.
 
     Raises:
         ValueError: If `endpoint` is malformed.

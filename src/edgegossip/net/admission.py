@@ -35,7 +35,7 @@ _Sizes: TypeAlias = Mapping[str, float | None]
 
 
 class Admission:
-    """Admits only messages from this run's workers that match the algorithm's schema.
+    """Admits only messages that match the algorithm's schema and come from this run's workers.
 
     Everything else is dropped, counted, and logged once for each worker and reason; no error is
     raised. Not thread-safe.
@@ -45,8 +45,8 @@ class Admission:
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
         schema: Description of the messages, by kind.
-        max_bytes: Limit of a frame; None for one that fits the schema's largest message.
-        plausibility: Finds values that are too large; None allows all.
+        max_bytes: Limit of a frame, in bytes; with None, the schema's largest message fits.
+        plausibility: Finds values that are too large; None allows all values.
         seals: Verifies relayed parts; None if nothing is sealed.
         life_of: Returns the known life of a worker; 0 if unknown.
 

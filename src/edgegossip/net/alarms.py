@@ -1,4 +1,4 @@
-"""Timers of one worker, by name."""
+"""Timers and periodic chores of one worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Chores:
 
 
 class Alarms:
-    """Keeps timers by name; setting a name again replaces the earlier one.
+    """Keeps timers by name; setting a name again replaces its timer.
 
     >>> alarms = Alarms()
     >>> alarms.set("round", 2.0)

@@ -108,7 +108,7 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
     Args:
         folder: Folder for certificate and key, made if missing.
         days: Validity in days, at least 1.
-        begin: Start of the validity; by default now.
+        begin: Time from which `days` count; by default now.
 
     Returns:
         Path of the authority's certificate.
@@ -154,14 +154,15 @@ def issue(
         replace: Replace earlier files; the old certificates stay valid until they expire or are
             revoked.
         days: Validity of a certificate in days, at least 1; limited by the authority's.
-        begin: Start of the validity; by default now.
+        begin: Time from which `days` count; by default now.
 
     Returns:
         Paths of the certificates.
 
     Raises:
         NetworkError: If `folder` has no authority; if, without `replace`, it already has one of
-            the files; or if it cannot be written to. All are checked before any is written.
+            the files; or if it cannot be written to. All files are checked before any is
+            written.
         ValueError: If an argument is out of range.
     """
     if not ranks or len(set(ranks)) < len(ranks) or any(r is not None and r < 0 for r in ranks):
@@ -281,7 +282,7 @@ def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriv
     """Read the certificate and the key of the authority in `folder`.
 
     Raises:
-        NetworkError: If `folder` has no authority, or an expired one.
+        NetworkError: If `folder` has no authority, or its authority has expired.
     """
     certificate_path, key_path = authority_paths(folder)
     if not (certificate_path.exists() and key_path.exists()):

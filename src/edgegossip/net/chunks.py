@@ -47,12 +47,12 @@ def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
 class Assembler:
     r"""Reassembles the frames of one sender; not thread-safe.
 
-    At most one frame is incomplete at a time. A piece that does not continue it discards it;
-    random pieces have no other effect.
+    At most one frame is incomplete at a time. A piece that does not continue that frame
+    discards it; random pieces have no other effect.
 
     Args:
-        max_bytes: Limit of a frame; larger ones are rejected at their first piece.
-        refused: Called with the reason for each discarded frame.
+        max_bytes: Limit of a frame, in bytes; larger frames are rejected at their first piece.
+        refused: Called with the reason for each rejected frame or stray piece.
 
     >>> assembler = Assembler(1_000_000, refused=print)
     >>> first, second = split(0, [bytes(262_144), b"end"])

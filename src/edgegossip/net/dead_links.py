@@ -28,10 +28,10 @@ def new_session_id(rank: Rank) -> str:
 class DeadLinks:
     """Detects links to workers that show no sign of life.
 
-    A zenoh session that closes during an incoming connection may admit that link after it has
-    closed all others. The link then lives as long as the process. The caller believes that it
-    has reached the worker, and never connects to the worker's next session. Only the caller can
-    end this, by opening a new session.
+    A zenoh session that closes during an incoming connection may admit the new link after it
+    has closed all other links. The new link then lives as long as the process. The caller
+    believes that it has reached the worker, and never connects to the worker's next session.
+    Only the caller can end this, by opening a new session.
 
     A malicious worker could cause such renewals by linking without a sign of life, so the wait
     doubles each time.

@@ -9,20 +9,21 @@ from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.post import Post
 
 _PATIENCE = 10.0
-"""Time for which a finished worker stays to answer, relative to the run so far."""
+"""Time for which a finished worker stays to answer, as a multiple of the run so far."""
 
 
 class Ending:
-    """Decides whether the run is over, and when to report progress to the others.
+    """Decides whether the run is over, and when to report progress to the other workers.
 
-    A finished worker stays until all have finished and all messages have arrived, because
-    others may need its answers. It leaves earlier only if at least half of all present workers,
-    including itself, have finished and the others take ten times as long again. A single
-    worker's claims must not hold up the others forever, even in a run of two.
+    A finished worker stays until all workers have finished and all messages have arrived (or
+    nothing has happened for `settle_seconds`), because other workers may need its answers. It
+    leaves earlier only if at least half of all present workers, including itself, have finished
+    and the rest take ten times as long again. A single worker's claims must not hold up the
+    other workers forever, even in a run of two.
 
     Args:
         settings: Durations of waits.
-        post: Source of the others' reports.
+        post: Source of the other workers' reports.
     """
 
     def __init__(self, settings: HostSettings, post: Post) -> None:

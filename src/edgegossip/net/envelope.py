@@ -1,4 +1,4 @@
-"""The envelope of a message on a network: sender, receiver, run and checksum."""
+"""The envelope of a message on a network: run, sender, lives, number and checksum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_BYTES = _FIELDS.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Sender, receiver, lives and number of a message.
+    """Run, sender, lives and number of a message.
 
     Attributes:
         run: 8 bytes that identify this run.

@@ -19,7 +19,7 @@ holds 64 MiB, with at least 1 KiB per message.
 REFUSED_COST = 100
 """Cost of a rejected frame, in messages; honest workers cause none."""
 STATUS_COST = 20
-"""Cost of a worker's status, in messages; at most 20 per second are sent."""
+"""Cost of a worker's status, in messages; at most 20 statuses are sent per second."""
 
 
 class Sink(Protocol):
@@ -112,7 +112,7 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def take(self, now: Seconds) -> bool:
-        """Take a token; return whether there was one."""
+        """Take a token; return whether the bucket had one."""
         with self._lock:
             since = 0.0 if self._at is None else max(0.0, now - self._at)
             self._left = min(self._burst, self._left + self._rate * since)

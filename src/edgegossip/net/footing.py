@@ -1,4 +1,4 @@
-"""The last sound parameters, kept so that other workers' messages cannot end this worker."""
+"""The last sound parameters, kept so that bad messages cannot end this worker's run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ class Footing:
     continues from the last parameters for which the mean of the last ten losses was at most
     twice the lowest such mean. The newest parameters are not safe, because bad values act for a
     while before they are fatal. One sender is blamed and muted. For the next five failures no
-    sender is blamed, because the same values may come from other workers that they have
-    reached. A worker that fails because of its own learning rate or data therefore still fails,
-    only later.
+    sender is blamed, because the same values may have spread through other workers. A worker
+    that fails because of its own learning rate or data therefore still fails, only later.
 
     Args:
         params: Initial parameters, [num_params].
-        blame: Finds a sender to blame, mutes it, and returns whether there was one.
+        blame: Mutes the sender to blame; returns False if there is none.
         went_well: Called after sound training.
     """
 

@@ -29,14 +29,14 @@ class Holding:
     """Counts frames from their arrival until the last tensor made from them is freed.
 
     Each sender may always have three of the largest messages here: the current round's, the
-    next round's, and one more. Otherwise a worker could reject the very message that all others
-    wait for.
+    next round's, and one more. Otherwise a worker could reject the very message that all other
+    workers wait for.
 
     `take` is thread-safe.
 
     Args:
-        max_bytes: Limit of all frames together. None for an eighth of the machine's memory or 1
-            GiB, whichever is less, but at least eight of the largest messages.
+        max_bytes: Limit, in bytes, of all frames together. None for an eighth of the machine's
+            memory or 1 GiB, whichever is less, but at least eight of the largest messages.
         largest: Bytes of the largest message.
 
     Attributes:

@@ -54,7 +54,7 @@ class Host(Generic[State]):
     The caller's thread handles events and carries out effects; training, evaluation and sending
     run in other threads. Messages are validated before the algorithm sees them.
 
-    A run begins when all workers have met or the wait for the missing ones is over. A worker
+    A run begins when all workers have met or the wait for missing workers is over. A worker
     that arrives later rejoins. The run ends when all present workers have finished and nothing
     is in flight, at `settings.max_seconds`, or after `stop`.
 
@@ -62,24 +62,24 @@ class Host(Generic[State]):
     checkpoints. Messages are numbered for each pair of lives. A restarted worker is therefore
     never mistaken for one that was cut off, and messages for an earlier life are dropped.
 
-    A checkpoint holds the state, the learner, timers, messages not handled yet, and, for each
-    other worker, the newest messages that its checkpoint lacks (up to
+    A checkpoint holds the state, the trainer, timers, events not handled yet, and, for each
+    other worker, the newest messages to it that its own checkpoint lacks (up to
     `settings.max_log_bytes`). Resumed workers, and workers whose link was cut, send each other
     the missing messages and drop duplicates. A resumed worker repeats the messages that it sent
     after its checkpoint, with the same numbers, until it loses or finds a worker. A worker that
     cannot be resumed without a gap rejoins: it takes a neighbor's parameters.
 
-    Messages that no honest worker sends are rejected, and no worker waits for them. At the
-    third one, the sender is *muted*: it counts as lost, and all its messages are dropped,
-    until another process of its rank appears.
+    Messages that no honest worker sends are rejected, and no worker waits for them. At its
+    third such message, the sender is *muted*: it counts as lost, and all its messages are
+    dropped, until another process of its rank appears.
 
     * A value more than 1000 times as large as usual is rejected. The usual value is the largest
-      of four: 1, the initial parameters, the receiver's own messages, and the median of the
-      *other* senders' messages of this kind and name. Honest workers stay below twice the usual
-      value.
+      of four: 1, the largest initial parameter, the largest value in the receiver's own
+      messages, and the median of the *other* senders' values of this kind and name. Honest
+      workers stay below twice the usual value.
     * If smaller values break training, the worker goes back to the last parameters with a loss
-      near its lowest, forgets momentum, and mutes the sender whose values stand out by a factor
-      of two. If no sender stands out, the worker fails as it would alone.
+      near its lowest, forgets momentum, and mutes the sender whose values stand out most, by at
+      least a factor of two. If no sender stands out, the worker fails as it would alone.
     * Senders are served in turn, one frame each, so a flood delays only its sender. A sender of
       more than 2000 messages per second, after a burst of 100,000, is muted. A rejected frame
       counts as 100 messages, a status report as 20.
@@ -88,9 +88,9 @@ class Host(Generic[State]):
       it. Without certificates nothing is signed, and a neighbor's own statement has priority
       over statements about it.
 
-    A worker that has finished tells the others how many messages it has sent to and received
-    from each. When all have finished and all counts agree, nothing is in flight, and they
-    leave.
+    A worker that has finished tells the others how many messages it has exchanged, in each
+    direction, with each worker. When all workers have finished and all counts agree, nothing
+    is in flight, and they leave.
 
     Args:
         algorithm: The workers' algorithm.
@@ -178,7 +178,7 @@ class Host(Generic[State]):
         return drive(self.course(), self._items, self._runtime.clock)
 
     def course(self) -> Course[str]:
-        """Do everything that `run` does except wait, which the driver does; see `Course`."""
+        """Do everything that `run` does, but leave the waiting to the driver; see `Course`."""
         try:
             has_stopped = lambda: self._should_stop  # noqa: E731
             yield from self.meeting.meet(self._take_next, lambda: self.now, has_stopped)

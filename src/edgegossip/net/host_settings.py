@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 class Forecaster(Protocol):
-    """Answers `Predict`; `machine.monitor.Monitor` is one."""
+    """Answers `Predict`, as `machine.monitor.Monitor` does."""
 
     def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
         """Record training of `cost` samples, from `start` to `end` on the host's clock."""
@@ -36,27 +36,28 @@ class HostSettings:
 
     Args:
         run: 8 bytes that identify this run; messages of other runs are rejected.
-        introduction: This worker's introduction; other workers' must have equal settings.
+        introduction: This worker's introduction; other workers' introductions must have equal
+            settings.
         meet_seconds: Seconds to wait for missing workers before beginning without them, and for
-            more to come back if fewer than `min_workers` are left.
+            lost workers to return if fewer than `min_workers` are left.
         min_to_begin: Number of workers, including this one, that a run needs to begin. Workers
             in `ended` count.
         min_workers: Number of workers that a run needs to continue.
-        ended: Workers that had already finished; the others do not wait for them.
+        ended: Workers that have already finished; the others do not wait for them.
         max_seconds: Time limit, counted from the beginning of the run.
         checkpoint_seconds: Seconds between checkpoints.
         quiet_seconds: Seconds between two reports of counts at the end; the run ends after
             twice this time without a change.
         settle_seconds: Seconds for which counts may disagree before a worker leaves anyway.
-        max_waiting_bytes: Limit of messages that wait for one receiver, and of arrived messages
-            that the algorithm still needs. There is always room for three of the largest
-            messages. See `Holding` for None.
-        max_log_bytes: Limit, in bytes, of messages kept for each worker for resending in a
-            resumed run.
+        max_waiting_bytes: Limit, in bytes, of messages that wait for one receiver, and of
+            arrived messages that the algorithm still needs. There is always room for three of
+            the largest messages. See `Holding` for None.
+        max_log_bytes: Limit, in bytes, of messages kept per worker for resending; an eighth of
+            it without checkpoints.
         runtime: Clock, inbox and threads.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If `run` is not 8 bytes, or a number is out of range.
     """
 
     run: bytes

@@ -63,7 +63,7 @@ class Introduction:
 
 
 class Introductions:
-    """Compares the others' introductions with this worker's.
+    """Compares the other workers' introductions with this worker's.
 
     A worker with different settings is always ignored. A worker outside the majority cannot
     begin; if the only two workers differ, neither can. Once a run has begun, no introduction
@@ -108,13 +108,14 @@ class Introductions:
         return _list(self._differences.get(rank, []))
 
     def require_majority(self, *, is_waiting: bool) -> None:
-        """Check before the beginning that most workers have this worker's settings.
+        """Check before the run begins that most workers have this worker's settings.
 
         Args:
             is_waiting: Whether workers without an introduction may still agree.
 
         Raises:
-            NetworkError: If most workers do not have them, or no longer can.
+            NetworkError: If at least half of the workers have different settings; unless
+                `is_waiting`, only this worker and introduced workers count.
         """
         different = {rank: each for rank, each in self._differences.items() if each}
         present = self._num_workers if is_waiting else 1 + len(self._differences)

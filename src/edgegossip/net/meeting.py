@@ -17,9 +17,9 @@ _LOG = logging.getLogger("edgegossip.net")
 _SOON: Seconds = 3.0
 _LATER: Seconds = 30.0
 _AGAIN: Seconds = 1.0
-"""Seconds between two introductions during the meeting, in case one was lost."""
+"""Seconds between two statuses during the meeting, in case one was lost."""
 _STRAGGLERS: Seconds = 2.0
-"""Seconds to wait for missing workers once others have begun."""
+"""Seconds to wait for missing workers once other workers have begun."""
 
 
 class Meeting:
@@ -27,7 +27,7 @@ class Meeting:
 
     Args:
         peers: The other workers.
-        post: Post with the others' introductions.
+        post: Post with the other workers' introductions.
         settings: Required number of workers and length of waits.
     """
 

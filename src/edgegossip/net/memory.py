@@ -39,7 +39,7 @@ class MemoryNetwork:
     ) -> MemoryTransport:
         """Make an end of the network; `incarnation` is drawn by default.
 
-        Sealing relayed parts requires `security`; links do not. The files are read once.
+        Sealing relayed parts requires `security`, whose files are read once; links do not.
 
         Raises:
             NetworkError: If the files are invalid; see `TLS.check`.
@@ -171,7 +171,7 @@ class MemoryTransport:
         self._calls.put(lambda: self._announce(what, other))
 
     def stop(self) -> None:
-        """Stop all calls of this transport's listener."""
+        """Stop calling this transport's listener."""
         self._calls.put(None)
 
     def _announce(self, what: str, other: MemoryTransport) -> None:

@@ -1,4 +1,4 @@
-"""A worker's view of the others, and its decisions to begin, rejoin and leave, without I/O."""
+"""A worker's view of other workers; its decisions to begin, rejoin and leave, without I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GRACE: Seconds = 3.0
 """Seconds until a departed worker counts as lost."""
 
 _MAX_LIVES = 2
-"""Maximum lives of a process: it begins a new one when it rejoins, at most once."""
+"""Maximum lives of a process, which begins a new life when it rejoins, at most once."""
 _OVERHEAD = 1024
 """Memory of a message in addition to its payload, in bytes."""
 
@@ -128,7 +128,7 @@ class Peers:
         life: Life of this worker.
         max_log_bytes: Limit, in bytes, of messages kept for each worker for resending; 0 keeps
             none.
-        ended: Workers that had already finished; the others do not wait for them.
+        ended: Workers that have already finished; the others do not wait for them.
         takes_repeats: As in the algorithm's `Traits`.
     """
 
@@ -247,13 +247,13 @@ class Peers:
         return [*lost, WorkerJoined(rank, has_restarted)]
 
     def _count_on(self) -> None:
-        """Continue from the receivers' last message numbers; they drop lower ones as
-        duplicates.
+        """Continue numbering after the last message that each receiver has; receivers drop
+        lower numbers as duplicates.
 
         A resumed worker repeats its actions since the checkpoint and sends the same messages
         with the same numbers. Its actions may differ once a worker is lost or found, or has
-        lost this one, because it then receives different messages. They may always differ if
-        the algorithm depends on the order of arrival.
+        lost this one, because the resumed worker then receives different messages. They may
+        always differ if the algorithm depends on the order of arrival.
         """
         if self.is_resumed:
             for _, peer in self:
@@ -289,7 +289,7 @@ class Peers:
 
     @property
     def began_at(self) -> Seconds | None:
-        """Start of the others' run, on this worker's clock; None if it has not begun.
+        """Start of the other workers' run, on this worker's clock; None if it has not begun.
 
         This is the median of their claims, or the later of two claims, so that a single liar
         cannot make the run appear old.
@@ -301,7 +301,7 @@ class Peers:
 
     @property
     def must_rejoin(self) -> bool:
-        """Whether the others have begun without this life or cannot resend missing messages."""
+        """Whether other workers began without this life or cannot resend missing messages."""
         here = self._here()
         begun = [rank for rank, status in here.items() if self._has_begun_without(status)]
         resumed = [rank for rank, status in here.items() if status.is_resumed]
@@ -313,8 +313,8 @@ class Peers:
         )
 
     def _do_agree(self, ranks: Collection[Rank]) -> bool:
-        """Whether two of `ranks` (or the only reachable worker) confirm a claim; one may
-        lie.
+        """Whether at least two workers (or the only reachable one) make a claim; a single
+        worker may lie.
         """
         num_reachable = sum(peer.is_reachable and not peer.is_refused for _, peer in self)
         return len(ranks) >= min(2, max(1, num_reachable))
@@ -356,8 +356,8 @@ class Peers:
         """Whether `rank` is in step with this worker or can help it; else it is found later.
 
         Two workers that rejoin at the same time would wait for each other's help. A worker
-        whose claim to have begun earlier is unconfirmed will not send the messages of a
-        beginning.
+        whose claim to have begun earlier is unconfirmed will not send the first messages
+        of a run.
         """
         if has_rejoined:
             return status.phase != Phase.WAITING

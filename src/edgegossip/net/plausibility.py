@@ -1,4 +1,4 @@
-"""Plausibility: limits on values in messages, based on this worker's and others' values."""
+"""Plausibility: limits on values in messages, based on values of this and other workers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _Place: TypeAlias = tuple[str, str]
 class Plausibility:
     """Compares the largest absolute values of tensors with the usual ones.
 
-    The usual value is the largest of four: 1, the largest initial parameter, this worker's own
-    last message, and the median of the *other* senders' last messages in the same place,
-    accepted or not. A liar therefore has no influence on its own limit, even for its first
-    message. If honest models are larger than any that a worker has seen, for example when it
-    returns, their senders confirm each other.
+    The usual value is the largest of four: 1, the largest initial parameter, the largest value
+    in this worker's own last messages, and the median of the *other* senders' last values in
+    the same place, accepted or not. A liar therefore has no influence on its own limit, even
+    for its first message. If honest models are larger than any that a worker has seen, for
+    example when it returns, their senders confirm each other.
 
     The factor is far above the differences among honest workers; it rejects values that break
     arithmetic. `Footing` handles smaller lies: after failed training it goes back and asks
@@ -74,7 +74,7 @@ class Plausibility:
     def excess(
         self, sender: Rank | None, kind: str, sizes: Mapping[str, float | None]
     ) -> str | None:
-        """Describe a value in a message that is too large; None if there is none.
+        """Describe an excessive value in a message; None if there is none.
 
         Args:
             sender: Author of the message; None if this is uncertain.

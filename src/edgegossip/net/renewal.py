@@ -104,11 +104,11 @@ class RenewedSession:
     also reopened, with the same rules.
 
     Args:
-        open_session: Opens a session with given credentials; after the first session, retried
+        open_session: Opens a session with given credentials; for later sessions, it is retried
             until it succeeds.
         enter: Called with each opened session.
         leave: Called before each session is closed.
-        lost: Called after a session that has a successor is closed.
+        lost: Called after a session is closed to be replaced.
         is_stuck: Returns whether the open session is stuck; called once a second.
         watch: Watches for changed files; None without certificates.
     """
@@ -172,7 +172,7 @@ class RenewedSession:
                 self._renew(None if self._watch is None else self._watch.current)
 
     def _renew(self, credentials: Credentials | None) -> bool:
-        """Replace this session with a new one; False if it was closed in the meantime."""
+        """Replace this session with a new one; False if `close` was called in the meantime."""
         with self._changing:
             if self._is_over.is_set():
                 return False

@@ -122,7 +122,7 @@ def parse_lists(
         content: Contents of the file; empty if the file is missing.
         path: Path of the file.
         authorities: Authorities that may have signed the lists.
-        in_force: Current lists; new ones must not be older.
+        in_force: Current lists; new lists must not be older.
 
     Raises:
         NetworkError: If `content` has anything but lists signed by `authorities`, or if a list

@@ -26,8 +26,8 @@ class Router:
     Workers of any run, and other routers, may connect to it. With certificates it holds each
     worker to its own rank, as workers do among themselves. Workers trust it to name a message's
     sender, so the holder of a router's certificate can impersonate any worker. If two of its
-    workers both listen, one must be able to connect to the other, because zenoh does not relay
-    between them.
+    workers both listen, one of them must be able to connect to the other, because zenoh does
+    not relay between them.
 
     Args:
         address: Endpoints to listen at, and other routers to connect to.
@@ -35,8 +35,8 @@ class Router:
             ranks are not relayed.
         security: The router's files. If the files change, or a certificate is revoked, all
             links are closed and reopened.
-        run_names: Names of runs to which workers' certificates may be bound; unbound ones are
-            always accepted.
+        run_names: Names of runs to which workers' certificates may be bound; unbound
+            certificates are always accepted.
         lease: As in `ZenohTransport`.
 
     Raises:

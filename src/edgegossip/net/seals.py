@@ -72,9 +72,9 @@ class Seals:
     """Seals this worker's parts with its certificate's key and verifies other workers' parts.
 
     A seal is the origin's certificate and a signature (ECDSA on SHA-256) over run, origin, its
-    life, kind, round and every byte of the part. A part is therefore valid only in its own
-    place. The certificate adds about 700 bytes to each seal and lets every receiver verify the
-    part.
+    life, kind, round and every byte of the part. A seal is therefore valid for no other part,
+    round or run. The certificate adds about 700 bytes to each seal and lets every receiver
+    verify the part.
 
     Args:
         credentials: Returns the current credentials of this worker.

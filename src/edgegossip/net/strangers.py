@@ -11,7 +11,7 @@ import zenoh
 from edgegossip.core.protocol import Rank
 
 Refused: TypeAlias = Callable[[Rank | None, str], None]
-"""Called from any thread for a stranger, with the rank that it claims (if any) and a reason."""
+"""Called from any thread for a stranger, with its claimed rank (if any) and a reason."""
 
 _TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
 

@@ -75,8 +75,8 @@ class Credentials:
         identity: Contents of the files.
         revocations: Certificates revoked by the authorities.
         banned: Serial numbers of further certificates that this machine rejects.
-        run_names: Names of runs whose bound certificates are valid, in addition to unbound
-            ones.
+        run_names: Names of runs whose bound certificates are valid; unbound certificates
+            always are.
     """
 
     identity: IdentityFiles
@@ -170,13 +170,13 @@ class TLS:
         )
 
     def check(self, rank: Rank | None, run_names: Collection[str] | None = None) -> Credentials:
-        """Validate the files before the start; with an invalid one, links would never open.
+        """Validate the files before the start; with an invalid file, links would never open.
 
-        A key that others can read, or a certificate that expires soon, causes a warning.
+        A key that other users can read, or a certificate that expires soon, causes a warning.
 
         Args:
             rank: Worker that the certificate must be for; None for routers.
-            run_names: Names of runs that the certificate may be bound to; None for any.
+            run_names: Names of runs that the certificate may be bound to; None for any run.
 
         Raises:
             NetworkError: If a file is missing or damaged; if the certificate is not for

@@ -50,8 +50,9 @@ class Work:
 
     Args:
         rank: Rank of the worker.
-        trainer: Trains on its own thread. Other threads call only `epoch_cost`, `layout`,
-            `state_dict` and `cancel`, the last two even while it sets up or trains.
+        trainer: Trains on its own thread. Other threads may call `cancel` at any time, read its
+            properties and `state_dict` while it sets up, and call `load_state_dict` and
+            `start_over` while it is idle.
         items: Queue of `Completed` items for `take`.
         forecaster: Answers `Predict` and learns how long training takes; None if unused.
         evaluate: Answers `Evaluate` with loss and metrics; None if it is never requested.
@@ -125,7 +126,7 @@ class Work:
     def put_off(self) -> bool:
         """Postpone work that waits for the setup until the checkpoint is resumed.
 
-        Returns False if no work waits for the setup; the caller should then wait for the work.
+        Returns False if the setup has ended; the caller should then wait for the work.
         """
         with self._lock:
             self._is_put_off = not self._is_set_up

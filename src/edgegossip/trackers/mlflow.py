@@ -24,8 +24,8 @@ _MAX_PARAMS = 100
 class MLflow:
     """Logs a run's numbers with MLflow: ``mlflow ui`` shows them.
 
-    Steps are samples processed. The axis "Time (Relative)" shows the time of the run, which is
-    virtual in the simulator.
+    The step axis counts processed samples. The axis "Time (Relative)" shows the time of the
+    run, which is virtual in the simulator.
 
     Args:
         experiment: Name of the experiment in MLflow, which groups runs.

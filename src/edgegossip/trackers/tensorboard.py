@@ -17,11 +17,12 @@ from edgegossip.experiments.tracking import TrackedRun
 class TensorBoard:
     """Writes a run's numbers for TensorBoard: ``tensorboard --logdir runs``.
 
-    Steps are samples processed. The axis "Relative" shows the time of the run, which is
-    virtual in the simulator.
+    The step axis counts processed samples. The axis "Relative" shows the time of the run, which
+    is virtual in the simulator.
 
     Args:
-        folder: Folder with a subfolder for each run; None for `tensorboard` in the run's.
+        folder: Folder with a subfolder for each run; None for `tensorboard` in the run's
+            folder.
 
     Raises:
         UsageError: If the package `tensorboard` is missing.

@@ -16,7 +16,7 @@ from edgegossip.experiments.tracking import TrackedRun
 class Trackio:
     """Logs a run's numbers with trackio: ``trackio show --project edgegossip`` shows them.
 
-    Steps are samples processed.
+    The step axis counts processed samples.
 
     Args:
         project: Name of the project. Its database is in the folder that the environment
