@@ -49,7 +49,8 @@ class Score:
 
 
 Measure: TypeAlias = Callable[[Row, Row | None, Seconds | None, float | None], Measures]
-"""Makes measures from a run's row, the reference's row, and the run's time and speed-up."""
+"""Computes a run's measures from its row, the reference's row, the run's time to the target and
+the run's speed-up."""
 
 
 def contest_key(row: Row) -> ContestKey:
@@ -95,7 +96,7 @@ def time_to(row: Row, target: float) -> Seconds | None:
 
 
 def last_looks(accuracies: Sequence[float]) -> float:
-    """The accuracy of a run: the mean of its last five evaluations, because a single one is noisy."""
+    """The mean accuracy of a run's last five evaluations, because a single one is noisy."""
     return statistics.fmean(accuracies[-LAST_LOOKS:])
 
 

@@ -176,7 +176,7 @@ class ServerContest(Contest):
 
 
 def learned_with(task: Task, validation_share: float, **sgd: Any) -> Task:  # noqa: ANN401
-    """Hold out validation samples of a problem's task, and change its SGD by settings `sgd`."""
+    """Hold out validation samples of a problem's task, and change settings of its SGD."""
     assert isinstance(task.optimizer, SGD)  # a problem's optimizer is SGD
     dataset = hold_out(task.dataset, validation_share)
     return replace(task, dataset=dataset, optimizer=replace(task.optimizer, **sgd))

@@ -32,7 +32,7 @@ def smoothed(row: Row, width: Seconds) -> Row:
 def _mean(
     times: list[Seconds], accuracies: list[float], start: Seconds, end: Seconds
 ) -> float | None:
-    """The mean accuracy between `start` and `end`, weighted by time; None before all."""
+    """The time-weighted mean accuracy between `start` and `end`; None before the first one."""
     until = [*times[1:], math.inf]
     weights = [max(0.0, min(end, b) - max(start, a)) for a, b in zip(times, until, strict=True)]
     total = sum(weights)

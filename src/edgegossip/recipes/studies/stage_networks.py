@@ -50,7 +50,7 @@ class StageNetwork(Contest):
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{self.megabits:g}-Mbit/{1000 * self.stages.latency:g}-ms"
         for name in (WHOLE, NAIVE, GREEDY):
-            # `whole` and `naive` ignore the limit; `greedy` needs no answers, so it is high.
+            # `whole` and `naive` ignore the limit; for `greedy`, a high limit is best.
             work = partial(self._work, data_dir, name, IN_FLIGHT[-1])
             yield self.cell(f"{folder}/{name}", work)
         for in_flight in IN_FLIGHT:
