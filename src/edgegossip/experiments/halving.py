@@ -156,7 +156,7 @@ class Ranking:
 
     @property
     def num_finalists(self) -> int:
-        """Number of candidates that get more seeds: a third, at most 3; 0 instead of 1.
+        """Number of candidates that get more seeds: the best third, at most 3; 0 instead of 1.
 
         >>> [Ranking(number, 3).num_finalists for number in (3, 5, 10, 20)]
         [0, 2, 3, 3]

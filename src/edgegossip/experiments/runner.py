@@ -352,7 +352,7 @@ class _Run:
         return results
 
     def _params(self) -> Tensor:
-        """The averaged model of the last evaluation; after a resume, the present one."""
+        """The averaged model of the last evaluation; after a resume, the current one."""
         if self._last_params is not None:
             return self._last_params
         return self._workload.average(self.simulator.estimates())[0]
