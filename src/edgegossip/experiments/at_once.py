@@ -49,7 +49,7 @@ def do_at_once(
 ) -> Generator[tuple[str, Future[T]]]:
     """Do all jobs, one per process at a time; yield each finished job.
 
-    Close the generator to stop all processes before the end.
+    Close the generator early to stop all processes.
 
     Args:
         jobs: Jobs by name; each makes its work when it can begin. The work is pickled, with its
@@ -108,7 +108,7 @@ def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]
 
 
 def _ask_to_stop(executor: ProcessPoolExecutor) -> None:
-    """Ask each process to stop, only once: a second time, it would leave no checkpoint."""
+    """Ask each process to stop, but only once; asked twice, it would leave no checkpoint."""
     if executor._broken:  # a broken executor has asked them itself
         return
     for pid in [*(executor._processes or {})]:
@@ -135,7 +135,7 @@ def _show(statuses: Any, progress: Progress) -> None:  # noqa: ANN401
 
 
 def _begin(statuses: Any) -> None:  # noqa: ANN401
-    """Prepare a child: Ctrl+C reaches only its parent, with which it dies on Linux."""
+    """Prepare a child that Ctrl+C does not reach and that, on Linux, dies with its parent."""
     global _statuses
     _statuses = statuses
     os.setsid()

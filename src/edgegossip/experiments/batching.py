@@ -37,7 +37,7 @@ _DENSE = (
     nn.Sigmoid,
     nn.Tanh,
 )
-"""Layers whose whole stack one call computes; convolutions have no fast kernel for this."""
+"""Layers that one call computes for many models; convolutions have no fast kernel for this."""
 
 
 def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:

@@ -12,7 +12,7 @@ COMMIT = "commit"
 
 @dataclass(slots=True)
 class Commits:
-    """Counts messages of the kind `COMMIT`; a resent one counts once.
+    """Counts messages of the kind `COMMIT`; a resent message counts once.
 
     Attributes:
         by_rank: Commits of each worker so far.

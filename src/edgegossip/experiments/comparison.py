@@ -116,7 +116,7 @@ def _alone(work: Callable[..., Results], progress: Progress) -> Results:
 def summarize(
     comparison: Comparison, results: dict[str, Results], recipe: str | None
 ) -> dict[str, Any]:
-    """Contents of a comparison's `summary.json`, without runs that do not exist yet.
+    """Contents of a comparison's `summary.json`, without unfinished runs.
 
     The bytes per sample of one dense message are measured in the reference run: its bytes /
     samples / mean out-degree.
@@ -126,9 +126,9 @@ def summarize(
         baseline: Name of the reference run.
         target_accuracy: The comparison's own target, or the baseline's best accuracy minus
             `target_gap` (default 0.005). With another metric, the field is named, for example,
-            `target_mae`, and unless it is in percent, the gap is relative to the value.
+            `target_mae`, and unless the metric is in percent, the gap is relative.
         throughput_bound: Bound on the gain from not waiting: the sum of throughputs / (number
-            of workers x the smallest), over workers with data, on idle machines, without
+            of workers x the smallest one), over workers with data, on idle machines, without
             communication costs.
         bytes_reference: Name of the run that defines the bytes of uncompressed push-sum; null
             if there is none.
@@ -137,7 +137,7 @@ def summarize(
         bytes_ratio_same_graph: Bytes that dense push-sum with one step per round would send on
             this run's graph for the same number of samples / `bytes_sent`; null without a
             reference.
-        bytes_ratio_complete_graph: The same, if dense push-sum sent to every other worker; for
+        bytes_ratio_complete_graph: The same, if dense push-sum sent to all other workers; for
             a run on a directed ring of 8, 7 times the previous ratio.
     """
     baseline = results.get(comparison.baseline)

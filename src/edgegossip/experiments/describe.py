@@ -138,9 +138,9 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         max_seconds: Time limit, or null.
         until: Target loss or metric that ends the run, and the number of evaluations whose mean
             must reach it; or null.
-        evaluation_interval: Seconds between two evaluations; null for the default.
-        evaluation_epochs: Epochs of all workers between two evaluations; null if the interval
-            is in seconds.
+        evaluation_interval: Seconds between two evaluations, or null.
+        evaluation_epochs: Epochs of all workers together between two evaluations, or null. If
+            both are null, the interval is the default.
         driver: `"network"` for a run on real machines; absent for a simulated one.
         versions: Versions of `python`, `edgegossip`, `torch`, `numpy`, `scikit-learn` and
             `safetensors`.

@@ -8,7 +8,7 @@ from edgegossip.learning.task import Workload
 
 
 def check_interval(experiment: Experiment, workload: Workload) -> Seconds:
-    """Virtual seconds between two checks for a due evaluation.
+    """Virtual seconds between two checks of whether an evaluation is due.
 
     Args:
         experiment: The experiment.
@@ -17,7 +17,7 @@ def check_interval(experiment: Experiment, workload: Workload) -> Seconds:
     if experiment.evaluation_interval is not None:
         return experiment.evaluation_interval
     if experiment.evaluation_epochs is not None:
-        # It is due no sooner than if no worker ever waited.
+        # An evaluation is due soonest if no worker ever waits.
         throughput = sum(each.total_throughput for each in experiment.platforms)
         return experiment.evaluation_epochs * workload.num_train / throughput / 4
     epochs = [

@@ -16,7 +16,7 @@ _LOG = logging.getLogger("edgegossip.experiments")
 
 
 class Evaluations:
-    """Evaluations by the index of their snapshots.
+    """Evaluations by the indices of their snapshots.
 
     Args:
         path: File of the evaluations; if it exists, it is read.

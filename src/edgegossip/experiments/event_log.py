@@ -187,9 +187,9 @@ class SkippedLines:
 
 
 def read_events(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The events of a run with their line numbers, from 1; the first is the experiment.
+    """The events of a run, with their line numbers from 1.
 
-    Damaged lines are skipped, and so is an incomplete last one.
+    Damaged lines, even the experiment's, are skipped, and so is an incomplete last line.
 
     Raises:
         RunFolderError: If the file cannot be read, or has no event.

@@ -1,6 +1,6 @@
 """Figures and tables of a study, as plain values that a report draws.
 
-They are stored in `study.json`, so a page needs only this file.
+They are stored in `study.json`, so a report needs only this file.
 """
 
 from __future__ import annotations

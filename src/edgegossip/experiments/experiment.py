@@ -37,7 +37,7 @@ class Experiment:
             `sim.profile` or measured. A worker without one learns the effect of loads during
             the run. Only the simulator uses them; real workers have ``--profile``.
         seed: Seed of everything random in the run, except faults and algorithms, which have
-            their own.
+            seeds of their own.
         max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
             finish. Algorithms are compared fairly at equal time.
         until: Target of the averaged model that ends the simulated run earlier: a `LossTarget`
@@ -51,7 +51,7 @@ class Experiment:
 
     Raises:
         ValueError: If a number or rank is out of range, there is no worker, the topology has
-            another number of workers, the task's models do not match the algorithm's roles,
+            a different number of workers, the task's models do not match the algorithm's roles,
             `until` names an unknown metric, or the algorithm moves data that must not be moved.
     """
 
@@ -162,20 +162,20 @@ class Comparison:
 
     Args:
         experiments: Experiments by the name of the run.
-        baseline: Reference run of speed-ups.
+        baseline: Name of the reference run for speed-ups.
         target: Target of the task's chosen metric; None for the baseline's best value minus
             `target_gap`, or plus `target_gap` if lower values are better.
         target_gap: Distance of the target from the baseline's best value, in [0, 1]: a
-            difference for metrics in percent, and a part of the value for others.
+            difference for metrics in percent, and a part of the value for other metrics.
         bytes_reference: Name of a dense run with one step per round, which defines the bytes of
             uncompressed push-sum; None to compute no ratios of bytes. See `Traffic.ratios`.
         tunable: For some runs, by name, arguments of the recipe that matter in addition to
             `lr`, with the values that `edgegossip plan` tries, the most promising first.
 
     Raises:
-        ValueError: If a name cannot be a folder's; `baseline`, `bytes_reference` or `tunable`
-            names an unknown run; the reference has several local steps; a number is out of
-            range; or runs have different metrics.
+        ValueError: If a run's name cannot be a folder's; `baseline`, `bytes_reference` or
+            `tunable` names an unknown run; the reference has several local steps; a number is
+            out of range; or runs have different metrics.
     """
 
     experiments: Mapping[str, Experiment]
@@ -233,7 +233,7 @@ _RUN_NAME = re.compile(r"(?!figures$)(?!\.)[\w .,=%+-]+")
 
 
 def throughput_bound(platforms: tuple[Platform, ...]) -> float:
-    """Samples per second without waiting, relative to those with a barrier.
+    """Ratio of samples per second without waiting to samples per second with a barrier.
 
     For E platforms of speeds v_i it is ``sum(v_i) / (E * v_min)``, if a barrier follows each
     epoch of equal shards and communication is free.

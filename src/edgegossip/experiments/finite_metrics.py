@@ -33,7 +33,7 @@ class FiniteMetrics:
             is_fatal: Raise an error instead of a warning; for evaluations before any training.
 
         Raises:
-            TrainingError: If `is_fatal`, and a metric is not finite.
+            TrainingError: If `is_fatal`, and a metric is not finite although the loss is.
         """
         wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
         if not wrong or self._has_complained or not math.isfinite(loss):

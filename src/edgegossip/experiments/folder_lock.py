@@ -26,8 +26,8 @@ _held: set[int] = set()  # descriptors
 def locked(folder: Path) -> Iterator[None]:
     """Keep other writers out of `folder`, made if missing, during the block.
 
-    A lock file of a killed process is harmless. Children never inherit the lock: a worker's
-    process holds the lock of its own folder.
+    A lock file of a killed process is harmless. Child processes never inherit the
+    lock; a worker's process locks its own folder.
 
     Raises:
         RunFolderError: If another process, or this one, holds the lock, or the folder cannot be

@@ -11,7 +11,7 @@ from edgegossip.core.protocol import Seconds
 FACTOR = 3
 """One in this many settings reaches the next rung, where runs are longer by this factor."""
 SHORTEST = 1 / 40
-"""Minimum share of a whole run; after a shorter run, settings look alike."""
+"""Minimum length of a run, as a share of a whole run; in shorter runs, settings look alike."""
 MOST_RUNS = 24.0
 """Maximum number of whole runs spent on tuning one candidate."""
 
@@ -23,7 +23,7 @@ class HalvingRung:
     Args:
         num_settings: Number of settings that are run.
         share: Length of the runs, as a share of a whole run.
-        num_seeds: Seeds of each setting.
+        num_seeds: Number of seeds of each setting.
     """
 
     num_settings: int
@@ -59,7 +59,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Rungs of one candidate, from the first.
+    """Rungs of one candidate, in order.
 
     Args:
         rungs: The rungs; empty if there is nothing to choose.
@@ -78,10 +78,10 @@ def ladders(numbers: Mapping[str, int], whole_runs: float) -> dict[str, Ladder]:
     """Plan the tuning of each candidate for the time of this many whole runs.
 
     The first rung runs all settings of a candidate; each further rung runs the best third of
-    them for three times as long. The last rungs of all candidates have the same length. They
-    are as long as the budget of the candidate with the most settings allows; other candidates
-    use theirs for more seeds. If runs would be shorter than `SHORTEST`, only the first nine
-    settings are tried, or the first three, or one.
+    the previous rung's settings for three times as long. The last rungs of all candidates have
+    the same length. They are as long as the budget of the candidate with the most settings
+    allows; other candidates spend their budgets on more seeds. If runs would be shorter than
+    `SHORTEST`, only the first nine settings are tried, or the first three, or one.
 
     Args:
         numbers: Number of settings of each candidate.
@@ -132,7 +132,7 @@ def _sizes(num_settings: int) -> list[int]:
 
 
 def _whole_runs(num_settings: int) -> float:
-    """Work of a ladder whose last runs are whole; 1 if there is nothing to tune.
+    """Work, in whole runs, of a ladder whose last runs are whole; 1 if nothing is tuned.
 
     >>> _whole_runs(9), _whole_runs(3)
     (6.0, 3.0)
@@ -148,7 +148,7 @@ class Ranking:
 
     Args:
         num_candidates: Number of candidates.
-        num_seeds: Seeds of each candidate.
+        num_seeds: Number of seeds of each candidate.
     """
 
     num_candidates: int

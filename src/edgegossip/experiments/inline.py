@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 _MAX_BYTES = 8 * 2**20
-"""Largest page that is put into a notebook, which keeps a copy with each output."""
+"""Maximum bytes of a page to embed in a notebook, which keeps a copy with each output."""
 
 
 def framed(page: Path, height: int = 640) -> str | None:

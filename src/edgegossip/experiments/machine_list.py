@@ -56,11 +56,11 @@ class Machine:
 
     @property
     def latency(self) -> Seconds:
-        """Latency to the network."""
+        """Latency to the network, in seconds."""
         return self.latency_ms / 1000
 
     def platform(self, measured: float) -> Platform:
-        """Make a platform like this machine, if the local one trains `measured` samples/s."""
+        """Make a platform like this machine, if the local machine does `measured` samples/s."""
         throughput = self.samples_per_second or self.speed * measured
         bandwidth = self.mbits * _MEGABIT
         return Platform(

@@ -20,8 +20,8 @@ class Status:
         share: Completed share of the run, in [0, 1].
         evaluation: Newest evaluation; None before the first.
         metric: The task's chosen metric.
-        wall_seconds: Wall seconds since the start of the run.
-        samples_per_second: Samples processed per wall second, since the start of this process.
+        wall_seconds: Duration of the run so far, in wall seconds.
+        samples_per_second: Samples processed per wall second since the last start or resume.
         commits: Commits of all workers to a server so far; None without a server.
         roles: The ranks of each role, in words; empty if all are workers.
     """

@@ -11,12 +11,12 @@ from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 def recorded_metrics(header: Mapping[str, Any]) -> tuple[MetricSpec, ...]:
     """The metrics of the run with this header, the chosen one first.
 
-    Headers that name no metric are from classifications, which are measured by accuracy.
+    Headers that name no metric are from classification runs, which are measured by accuracy.
 
     Raises:
         LookupError: If a field of a metric is missing.
         TypeError: If a field has the wrong type.
-        ValueError: If the chosen metric is not one of the run's.
+        ValueError: If the chosen metric is not among the run's metrics.
 
     >>> recorded_metrics({"task": {}})[0].name
     'accuracy'

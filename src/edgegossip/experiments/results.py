@@ -24,7 +24,7 @@ class Evaluation:
 
     Attributes:
         time: Virtual seconds.
-        epochs: Samples processed by all workers over training samples.
+        epochs: Samples processed by all workers / training samples.
         metrics: The task's metrics on the test split by name, the chosen one first.
         loss: Mean loss on the test split.
         consensus_distance: Root mean square distance of the workers from their mean.
@@ -57,7 +57,7 @@ class Evaluation:
         """Accuracy, in [0, 1].
 
         Raises:
-            AttributeError: If the task's metrics do not include it.
+            AttributeError: If the task's metrics do not include accuracy.
         """
         if ACCURACY.name not in self.metrics:
             raise AttributeError(
@@ -76,11 +76,11 @@ class Results:
         reason: Reason for the end: one of `ENDS`, "interrupted" or "failed".
         metric: The task's chosen metric.
         history: Evaluations of the averaged model, in order of time.
-        worker_values: The chosen metric of each evaluated worker at the end.
+        worker_values: The chosen metric of each evaluated worker at the end, or of at most 64.
         params: The averaged model's tensors by name, as in its `state_dict`.
         virtual_seconds: Virtual time of the end.
-        wall_seconds: Duration, including parts before an interruption; for workers, only the
-            last part.
+        wall_seconds: Duration in seconds, including parts before an interruption; for workers,
+            only the last part.
         mean_staleness: Mean staleness of received messages, in rounds.
         folder: Folder of the run.
     """
@@ -169,8 +169,8 @@ class Results:
 
         The file of a single run also has `name`, `reason`, `error` and `worker_accuracies` (at
         the end, of the workers' own models, or of at most 64 evenly spaced ones;
-        `worker_values` with another metric). Fields with `accuracy` are named after the key of
-        another chosen metric, e.g. `final_mae` and `worker_mae_max`.
+        `worker_values` with another metric). The key of another chosen metric replaces
+        `accuracy` in the names of fields, e.g. `final_mae` and `worker_mae_max`.
 
         Fields:
             metric: Name of the chosen metric; absent if it is accuracy.

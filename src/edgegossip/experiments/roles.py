@@ -14,7 +14,7 @@ from edgegossip.learning.local import Local
 
 def described_roles(experiment: Experiment, shards: Mapping[Rank, Sized]) -> dict[str, Any]:
     """Describe roles and shard sizes by rank, the ranks that count in the final model, and
-    whether workers train on shares of their data. With `Local` data, sizes are known only now.
+    whether workers train on shares of their data. The sizes of `Local` data are known only now.
     """
     num_workers, role = experiment.num_workers, experiment.algorithm.role
     sizes = [len(shards.get(rank, ())) for rank in range(num_workers)]

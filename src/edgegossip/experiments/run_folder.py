@@ -30,7 +30,7 @@ class RunFolder:
     """Paths and files of one run; `docs/run-folder.md` describes each.
 
     Args:
-        path: Existing folder, which is `locked`.
+        path: Existing folder, already `locked`.
         header: The resolved experiment, from `describe.header`.
         resume: Continue the run in the folder, if any, which must be of the same experiment; if
             false, the folder must hold no run.

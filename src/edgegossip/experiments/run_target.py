@@ -18,7 +18,7 @@ class LossTarget:
     """A target loss that ends a run, for measuring the time to it.
 
     Args:
-        loss: Upper limit for the mean of the last `num_looks` evaluations, above 0.
+        loss: Upper limit for the mean loss of the last `num_looks` evaluations, above 0.
         num_looks: Number of evaluations in the mean, at least 1; a single one is noisy.
     """
 
@@ -29,7 +29,7 @@ class LossTarget:
         check_ranges(self, loss="above 0 and finite", num_looks="at least 1")
 
     def is_reached(self, losses: Sequence[float]) -> bool:
-        """Whether a run with these losses, in order of time, is done.
+        """Whether a run with these losses, in order of time, has reached the target.
 
         >>> LossTarget(loss=1.0, num_looks=2).is_reached([3.0, 1.5, 0.5])
         True
@@ -74,7 +74,7 @@ class MetricTarget:
         return by_name[name]
 
     def is_reached(self, values: Sequence[float], metric: MetricSpec) -> bool:
-        """Whether a run with these values, in order of time, is done.
+        """Whether a run with these values, in order of time, has reached the target.
 
         >>> falls = MetricSpec(name="perplexity", higher_is_better=False)
         >>> MetricTarget(value=2.0).is_reached([3.0, 1.9], falls)

@@ -165,7 +165,7 @@ class _Run:
         return results
 
     def _simulate_or_keep(self) -> bool:
-        """Return whether the run has ended; write a checkpoint if it was stopped."""
+        """Simulate; return whether the run has ended. Write a checkpoint if it was stopped."""
         try:
             has_ended = self._simulate()
             if not has_ended:
@@ -290,8 +290,8 @@ class _Run:
         try:
             simulator = self.simulator.state_dict()
         except TrainingError:
-            # Work under way that virtual time has not come to, and may never; the last
-            # checkpoint has to do.
+            # Training under way has failed, at a virtual time that the run may never reach; the
+            # last checkpoint must suffice.
             return
         self._folder.save_checkpoint(
             {

@@ -66,7 +66,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Resources of a cell at work.
+    """Resources for the work of a cell.
 
     Args:
         folder: Folder for the cell's run; if it exists, the run is resumed.
@@ -87,7 +87,7 @@ class Session:
             out=self.folder,
             resume=self.folder.is_dir(),
             num_threads=self.num_threads,
-            # A large model's checkpoints would take longer to write than it trains.
+            # Writing a large model's checkpoints would take longer than training it.
             checkpoint_seconds=float("inf"),
             progress=self.progress,
         )
@@ -100,7 +100,7 @@ class Cell:
     Args:
         name: Path of its folder within the study's `cells`; the last part names the run.
         group: Group of the cell; `only` picks groups.
-        work: Function for the work: one simulator run or some measurements.
+        work: Does the work: one simulator run or some measurements.
         scaled_down: One sentence about everything smaller than in the paper; empty if nothing
             is.
         after: Names of prerequisite cells, whose rows `work` reads.
@@ -130,9 +130,8 @@ class Study:
         scaled_down: Reductions in all cells relative to the paper, one sentence each.
         settings: Settings that the rows depend on, in JSON.
         cells: Cells in the order of work.
-        exhibit: Makes figures and tables from the existing rows, which it gets by name of the
-            cell.
-        is_timed: Whether its cells measure times of this machine and must not run in parallel.
+        exhibit: Makes figures and tables from the existing rows, given by name of the cell.
+        is_timed: Whether the cells measure times on this machine and must not run in parallel.
 
     Raises:
         ValueError: If two cells have the same name, or there is no cell.
@@ -174,7 +173,7 @@ class Study:
         It is the same study with fewer cells; `run_study` can do the other cells later.
 
         Raises:
-            UsageError: If one of `runs` is the name of no cell's run.
+            UsageError: If a name in `runs` matches no cell.
         """
         known = dict.fromkeys(cell.run for cell in self.cells)
         if unknown := next((name for name in runs if name not in known), None):

@@ -20,7 +20,7 @@ from edgegossip.experiments.run_folder import read_json
 
 _LOG = logging.getLogger("edgegossip.experiments")
 _MAX_SETTINGS, _MAX_TEXT = 200, 250
-"""Maximum number and length of the settings for trackers, whose databases have limits, too."""
+"""Maximum number of settings and length of a text; the databases of trackers have limits."""
 
 Setting: TypeAlias = bool | int | float | str
 
@@ -134,7 +134,7 @@ class Follower:
         self._each(lambda tracking: tracking.log(numbers, step=step, seconds=seconds))
 
     def end(self) -> None:
-        """Pass on the folder's `summary.json`; without one, pass on that the run failed."""
+        """Pass on the folder's `summary.json`; without one, report a failed run."""
         try:
             summary = read_json(self._run.folder / "summary.json")
         except RunFolderError:

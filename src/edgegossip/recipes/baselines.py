@@ -45,7 +45,7 @@ def compare_baselines(
     accuracy_aware: AccuracyAware = ACCURACY_AWARE,
     target: float | None = None,
 ) -> Comparison:
-    """Compare EpochGossip, for ``settings.num_epochs``, with its rivals, for the same time.
+    """Run EpochGossip for ``settings.num_epochs``, and its rivals for the same virtual time.
 
     Args:
         dataset: Training and test samples.
@@ -100,7 +100,7 @@ def compare_baselines(
 
 
 def _around(probability: float) -> tuple[float, ...]:
-    """Values to try for a probability; it may be 0."""
+    """Values to try for a probability, which may be 0."""
     return tuple(dict.fromkeys((probability, probability / 4, min(1.0, 4 * probability))))
 
 

@@ -27,7 +27,7 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
 AT = (6,)
-"""The cut is after the second of three convolutions: 2,048 numbers per window."""
+"""The cut is after the second of three convolutions: 2,048 numbers per sample."""
 CLOUD_SPEED = 20.0
 """Throughput of the cloud relative to the fastest phone."""
 DEFAULTS = replace(HAR_CNN, num_epochs=15)
@@ -42,9 +42,9 @@ def cloud_edge(
 ) -> Comparison:
     """Activities of 21 people: phones train the first stage, a cloud the second.
 
-    Each phone has one person's windows, which never leave the phone. The cloud is twenty times
-    as fast as the fastest phone. The runs are `greedy`, `splitfed` (with the true gradient),
-    and `epoch-gossip`, which trains whole models on the phones alone.
+    Each phone has one person's sensor data, which never leaves the phone. The cloud is twenty
+    times as fast as the fastest phone. The runs are `greedy`, `splitfed` (with the true
+    gradient), and `epoch-gossip`, which trains whole models on the phones alone.
 
     Args:
         settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.

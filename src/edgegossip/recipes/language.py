@@ -49,9 +49,9 @@ class LanguageSettings:
         lr: Learning rate of AdamW.
         context: Length of a sample, in bytes.
         width: Size of an embedding.
-        num_layers: Blocks of the model.
-        num_heads: Heads of each attention.
-        num_test: Maximum number of samples for testing, evenly spaced.
+        num_layers: Number of transformer blocks.
+        num_heads: Heads of each attention layer.
+        num_test: Maximum number of test samples, evenly spaced.
         num_evaluations: Number of evaluations of each run.
         seed: Seeds the random choices.
         torch_device: Device of the models: cpu or cuda.
@@ -95,10 +95,9 @@ def books_gpt(
     The runs are DiLoCo, EdgeGossip around it, Gossip on a ring and AllReduce, measured in bits
     per character on the last tenth of each author's text.
 
-    EdgeGossip reduces the steps of DiLoCo in proportion to the time of a pass over a worker's
-    own data, so workers with equal amounts (`--mixed`) end a round together. Authors' texts
-    differ in length by a factor of up to nine. Workers with long books take so few steps that
-    they wait; use `--mixed` to compare speeds.
+    EdgeGossip scales each worker's steps between two messages of DiLoCo by the worker's
+    relative speed, so all workers end a round together. Authors' texts differ in length by a
+    factor of up to nine; `--mixed` gives all workers equal amounts.
 
     Args:
         settings: Settings of the recipe.
@@ -142,7 +141,7 @@ def slowest_seconds(
 
 
 def language_task(dataset: Dataset, settings: LanguageSettings) -> Task:
-    """The task of predicting the next byte of a text, with AdamW.
+    """Make the task of predicting the next byte of a text, with AdamW.
 
     Args:
         dataset: Pieces of text, as from `texts`.

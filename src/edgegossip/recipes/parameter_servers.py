@@ -42,7 +42,7 @@ class ServerSettings:
     """Settings of the recipes for parameter servers; each recipe has its own defaults.
 
     Args:
-        seconds: Virtual time of each run, above 0.
+        seconds: Virtual seconds of each run, above 0.
         num_workers: Number of workers, not counting servers.
         throughput: Training samples per second of the fastest worker, and of the server.
         heterogeneity: Mean of the workers' speeds relative to the slowest, at least 1.
@@ -51,16 +51,16 @@ class ServerSettings:
         momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds implicit
             momentum.
         weight_decay: Weight decay of SGD.
-        window: Seconds of a check period of ADSP and ADACOMM, above 0.
-        min_interval: Minimum seconds between two commits of ADSP, below `window`.
+        window: Seconds in a check period of ADSP, ADSP+ and ADACOMM, above 0.
+        min_interval: Minimum seconds between two commits of ADSP and ADSP+, below `window`.
         rate: Commits per window of ADSP+, at least 1.
-        slack: Steps by which a worker of SSP may be ahead, at least 1.
-        tau: Local steps of FixedADACOMM, and initial ones of ADACOMM, at least 1.
+        slack: Steps by which a worker of SSP may lead the slowest, at least 1.
+        tau: Local steps of FixedADACOMM, and initial local steps of ADACOMM, at least 1.
         validation_share: Share of the training samples to hold out for the search of ADSP and
             the steps of ADACOMM, in (0, 1).
         standby: Number of workers that can replace the server; see `ParameterServer`.
-        num_servers: Number of servers that share the model, at least 1; `standby` needs exactly
-            1.
+        num_servers: Number of servers that share the model, at least 1; a positive `standby`
+            needs exactly 1.
         seed: Seeds the random choices.
         torch_device: Device of the models: cpu or cuda.
     """
@@ -202,7 +202,7 @@ def compare_servers(
 
 
 def _tunable(settings: ServerSettings) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Settings to tune by method, with the values to try: given, lower and higher."""
+    """Settings to tune by method, with values to try: the given, a lower and a higher one."""
 
     def around(value: int) -> tuple[int, ...]:
         return tuple(dict.fromkeys((value, max(1, value // 4), 4 * value)))

@@ -68,15 +68,15 @@ class PushSettings:
         momentum: Momentum of SGD, in [0, 1).
         nesterov: Use Nesterov's momentum, as in the paper.
         weight_decay: Weight decay of SGD.
-        decay: Decay of the learning rate after a first epoch at a tenth of it: none, to a tenth
-            after 1/2 and again after 3/4 of the epochs, or along a cosine.
+        decay: Decay of the learning rate after a first epoch at a tenth of the rate: none, to a
+            tenth after 1/2 and again after 3/4 of the epochs, or along a cosine.
         skew: Share of the samples to assign in order of class, in [0, 1].
         dirichlet_alpha: Assign classes in random proportions instead; smaller values skew more.
         by_subject: Keep each person's samples together instead.
-        keep_ratio: Share of the entries in compressed messages, in (0, 1].
+        keep_ratio: Share of the entries kept in compressed messages, in (0, 1].
         value_bits: Bits of each entry: 1 to 8, 16 or 32.
-        per_layer: Keep `keep_ratio` of each layer, as in the paper, instead of the whole
-            vector.
+        per_layer: Keep `keep_ratio` of each layer, as in the paper, instead of `keep_ratio` of
+            the whole vector.
         consensus_step: Consensus step of the compressed runs, in (0, 1]; by default
             Sparse-Push's own rule, and three times the kept share for DifferencePush.
         local_steps: Steps between two messages of the compressed runs; the dense run sends
@@ -358,7 +358,7 @@ def cifar10_resnet20(
 ) -> Comparison:
     """Push-sum, dense and compressed: CIFAR-10 with ResNet-20 (hours).
 
-    The model has EvoNorm, because skew harms the statistics of batch normalization. Pictures
+    The model uses EvoNorm, because skew harms the statistics of batch normalization. Pictures
     are flipped and cropped at random.
 
     Args:

@@ -58,7 +58,7 @@ def _summaries(module: str) -> dict[str, str]:
 
 
 def _entries(package: str, modules: Mapping[str, str]) -> dict[str, Entry]:
-    """Make entries by name; functions have the last part of the recipe's or study's name."""
+    """Make entries by name; the last part of a name is also the name of the function."""
     return {
         name: Entry(f"{package}.{module}", name.rpartition("/")[2].replace("-", "_"))
         for name, module in modules.items()

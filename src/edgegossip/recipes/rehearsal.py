@@ -26,11 +26,11 @@ def epoch_gossip_seconds(
 ) -> Seconds:
     """Virtual seconds until EpochGossip on the complete graph has done `num_epochs`.
 
-    Epochs beyond `MANY` take the mean duration of the second half of the simulated ones.
+    Epochs beyond `MANY` are assumed to take the mean duration of the last `MANY` / 2.
 
     Args:
         workload: Workload with the sizes of shards and messages.
-        platforms: One for each worker.
+        platforms: Platform of each worker.
         link: Link between any two workers.
         num_epochs: Number of epochs, at least 1.
     """
@@ -52,7 +52,7 @@ def epoch_gossip_seconds(
 
 
 class _OnlySends(EpochGossip):
-    """EpochGossip without the mixing of large models."""
+    """EpochGossip without mixing, which would be slow for large models."""
 
     def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
         pass

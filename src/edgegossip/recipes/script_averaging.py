@@ -19,7 +19,8 @@ def averaging(
         topology: Makes the graph for a number of workers.
 
     Raises:
-        ValueError: If `every` is below 1; when called, if a script takes fewer steps.
+        ValueError: If `every` is below 1; in a later call, if a script has fewer steps than
+            `every`.
 
     >>> averaging(every=8)(4, 100).num_rounds
     12

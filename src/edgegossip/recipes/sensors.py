@@ -28,7 +28,7 @@ def har_cnn(
     data_dir: Path = default_data_dir(),
     phone_trace: Path | None = None,
 ) -> Comparison:
-    """Activities of 21 people on 21 phones of measured speeds, tested on 9 others.
+    """Activities of 21 people on 21 phones of measured speeds, tested on 9 other people.
 
     Each worker has one person's data. `compare` takes about half an hour on two cores.
 

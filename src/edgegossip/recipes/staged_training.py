@@ -50,16 +50,16 @@ class StageSettings:
         num_stages: Number of machines, each with one stage, at least 2.
         cut_at: Index of the first block of each stage except the first; by default, the cut
             whose slowest machine or link is fastest.
-        in_flight: In pipelined training, batches in flight, by default two per stage; in
-            decoupled training, unanswered batches of each stage, by default 4.
-        throughput: Samples per second with which a machine of speed 1 trains the whole model.
+        in_flight: In pipelined training, maximum batches in flight, by default two per stage;
+            in decoupled training, maximum unanswered batches of each stage, by default 4.
+        throughput: Samples per second of a machine of speed 1 that trains the whole model.
         speeds: Speeds of the machines, in the order of their stages; by default all are 1. The
             run `whole` uses only the first machine.
         width: Width of the model relative to the usual one.
         batch_size: Samples per step.
         lr: Learning rate.
-        momentum: Momentum of SGD, in [0, 1). Synthetic gradients use no momentum, and a
-            learning rate divided by 1 - momentum.
+        momentum: Momentum of SGD, in [0, 1). Runs with synthetic gradients use no momentum, and
+            divide the learning rate by 1 - momentum.
         weight_decay: Weight decay of SGD.
         teacher_lr: Adam's learning rate for the teachers of stages.
         latency: Latency of each link, in seconds.
@@ -121,7 +121,7 @@ METHODS: Mapping[str, TeacherFactory] = {
         gradients=SyntheticGradients(num_hidden=1, channels=16), losses=Greedy()
     ),
 }
-"""Teachers of the stages by the name of the run."""
+"""Teachers of the stages by name of the run."""
 COMPETITORS = ("whole", "naive", "pipelined")
 
 
@@ -242,7 +242,7 @@ def _cut(
 
 
 def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:
-    """Return a teacher with another learning rate; for `Both`, change both."""
+    """Return a teacher with another learning rate; for `Both`, change the rates of both."""
     if isinstance(teacher, Both):
         losses = with_lr(teacher.losses, lr)
         return replace(teacher, gradients=replace(teacher.gradients, lr=lr), losses=losses)
@@ -251,8 +251,8 @@ def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:
 
 
 def _without_momentum(settings: StageSettings) -> SGD:
-    """Return SGD with the same total movement but without momentum, because predicted
-    gradients would lag behind it.
+    """Return SGD without momentum but with the same total movement; with momentum, predicted
+    gradients would lag behind.
     """
     rate = settings.lr / (1 - settings.momentum)
     return SGD(lr=rate, momentum=0.0, weight_decay=settings.weight_decay)

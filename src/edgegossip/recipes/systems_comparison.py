@@ -28,7 +28,7 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform, uneven
 
 IN_TURN = AccuracyAware(selection=Cyclic())
-"""A choice of samples without aggregation, which takes as long as several epochs here."""
+"""A choice of samples without aggregation, which would take as long as several epochs here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,11 @@ class SystemSettings:
         weight_decay: Weight decay of SGD.
         local_steps: Steps of Gossip and DiLoCo between two exchanges.
         exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
-        max_keep_ratio: Share of its data that the fastest worker of EdgeGossip visits between
-            two exchanges, in (0, 1].
+        max_keep_ratio: Share of its data that EdgeGossip's fastest worker visits between two
+            exchanges, in (0, 1].
         keep_ratio: Share of the entries that Sparse-Push sends, in (0, 1].
-        slack: Steps by which a worker of SSP may be ahead, at least 1.
-        windows: Check periods of ADSP in a run, at least 1.
+        slack: Steps by which a worker of SSP may lead the slowest, at least 1.
+        windows: Number of check periods of ADSP in a run, at least 1.
         validation_share: Share of the training samples to hold out for the search of ADSP.
         seed: Seeds the random choices.
         torch_device: Device of the models: cpu or cuda.
@@ -124,7 +124,7 @@ def mnist_lenet5(
 def har_cnn(
     settings: SystemSettings = HAR_CNN_SETTINGS, *, data_dir: Path = default_data_dir()
 ) -> Comparison:
-    """Activities of people, a small CNN, ten systems; each machine has data of all people.
+    """Activities of people, a small CNN, ten systems; people are mixed across machines.
 
     Args:
         settings: Settings of the recipe.
@@ -188,7 +188,7 @@ TUNABLE: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "ssp": {"slack": (40, 4, 160)},
     "adsp": {"windows": (20, 8, 50)},
 }
-"""The setting of each system and the values to try; see `Comparison.tunable`."""
+"""Each system's setting to tune, with the values to try; see `Comparison.tunable`."""
 
 
 def _gossip(num_workers: int, local_steps: int) -> Gossip:

@@ -41,7 +41,7 @@ def make_task(
     nesterov: bool = False,
     **others: Any,  # noqa: ANN401
 ) -> Task:
-    """Make a task of `dataset` with SGD.
+    """Make a task from `dataset`, with SGD.
 
     Args:
         dataset: Training and test samples.

@@ -44,8 +44,7 @@ from edgegossip.recipes.studies.timing import timed_fit
 from edgegossip.recipes.studies.training import SELECTED
 
 SLOW = ("svd-gmm", "pca-kmeans", "pca-lsh", "full-svd-lsh")
-"""Combinations that are over ten times slower than the selected ones, according to the
-paper."""
+"""Combinations over ten times slower than the selected ones, according to the paper."""
 
 RANDOM, ALL = "random samples", "all samples"
 """The controls of figure 3: as many samples as points, and all samples."""
@@ -53,7 +52,7 @@ RANDOM, ALL = "random samples", "all samples"
 
 @dataclass(frozen=True, kw_only=True)
 class _FromPoints:
-    """A model that learns from aggregated points.
+    """Settings for a model that learns from aggregated points.
 
     Args:
         problem: Model and data; `--only` picks it by name.

@@ -48,7 +48,7 @@ ContestSettings: TypeAlias = Mapping[str, tuple[Partition, Contenders]]
 
 NUM_WORKERS = 8
 NUM_WORKERS_BY_SUBJECT = 7
-"""Each worker has three of the 21 people."""
+"""Each worker has the data of three of the 21 people."""
 
 PRINTED = (
     "The abstract prints one number: 466 times less communication at about 1 % loss of "
@@ -142,7 +142,7 @@ DIFFERENCE = (Rung(0.01, 4), OURS, Rung(0.1, 4, local_steps=32))
 FLOODED = Rung(0.036, 2, local_steps=32)
 """Settings that send 466 times fewer bytes with LeNet-5 if 7 of 8 workers relay a message."""
 FINAL = compressor(1, 3)
-"""Compressor for the averaging rounds that compensate skewed data, for a tenth of the bytes."""
+"""Compressor for the final averaging rounds, which add a tenth to a run's bytes."""
 
 
 def _dense(topology: Graph = directed_ring) -> Contenders:
@@ -198,9 +198,9 @@ SKEW_RUNS: Contenders = {
 def table_iid(settings: StudySettings = StudySettings()) -> Study:
     """Even data: dense SGP, D-PSGD, CHOCO, and rising compression in a directed ring.
 
-    D-PSGD has the complete graph, CHOCO the undirected ring of 8, and DiLoCo takes part, too.
-    MNIST, HAR and CIFAR-10. On one core, `mnist-lenet5` takes 50 minutes, `har-cnn` 25, a run
-    of `cifar10-lenet5` 15 and one of `cifar10-resnet20` 40.
+    D-PSGD uses the complete graph, CHOCO the undirected ring of 8; DiLoCo is also compared.
+    MNIST, HAR and CIFAR-10. On one core, `mnist-lenet5` takes 50 minutes, `har-cnn` 25, each
+    run of `cifar10-lenet5` 15 and each run of `cifar10-resnet20` 40.
 
     Args:
         settings: Settings of the study.
@@ -227,7 +227,7 @@ def table_iid(settings: StudySettings = StudySettings()) -> Study:
 def table_skew(settings: StudySettings = StudySettings()) -> Study:
     """Skewed data: with and without compensation, and quasi-global momentum.
 
-    Skew 0.8 and 1, Dirichlet 1 and 0.1, HAR by subject; DiLoCo takes part, too. MNIST, HAR and
+    Skew 0.8 and 1, Dirichlet 1 and 0.1, HAR by subject; DiLoCo is also compared. MNIST, HAR and
     CIFAR-10. On one core, `har-cnn` takes 20 minutes and `mnist-lenet5` 2 hours; CIFAR-10 was
     not run.
 

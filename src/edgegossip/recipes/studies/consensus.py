@@ -155,7 +155,7 @@ def _simulated(algorithm: Algorithm[Any], targets: Tensor, lr: float) -> float |
 
 
 class Stays(QuadraticTrainer):
-    """A trainer that moves to its target in the first step and stays there."""
+    """A trainer that moves to its target in the first step and then leaves parameters alone."""
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         moving = QuadraticTrainer(self.target, lr=1.0 if progress == 0 else 0.0)
@@ -163,7 +163,7 @@ class Stays(QuadraticTrainer):
 
 
 class Unpacked(TopK):
-    """A `TopK` that sends its vectors with their zeros, which is faster."""
+    """A `TopK` that sends dense vectors, zeros included, because this is faster."""
 
     def compress(self, vector: Tensor, *key: int | str) -> Payload:
         [num_kept] = self.num_kept((vector.numel(),))

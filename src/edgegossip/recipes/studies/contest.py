@@ -34,8 +34,8 @@ class Contender:
         lr_factor: Factor for the task's learning rate, for algorithms with longer steps.
         ending: Prefix of the options for final rounds that add a tenth to the bytes; None for
             no such rounds.
-        accuracy_aware: Choice of samples of an `EdgeGossip` around the algorithm; None without
-            one.
+        accuracy_aware: Choice of samples of an `EdgeGossip` around the algorithm; None for no
+            `EdgeGossip`.
         balancing: Other arguments of that `EdgeGossip`.
         has_profiles: Whether forecasts start from a profile of each platform.
         draws_exchanges: Whether the algorithm takes the problem's `exchange_probability` and a
@@ -55,7 +55,7 @@ class Contender:
     draws_exchanges: bool = False
 
     def build(self, num_workers: int, num_steps: int, **others: object) -> Algorithm[Any]:
-        """Build the algorithm for `num_steps` of each worker; `others` are further options."""
+        """Build the algorithm for `num_steps` steps per worker; `others` are more options."""
         num_rounds = max(1, round(num_steps / self.local_steps))
         options = {**self.options, **others}
         if self.local_steps > 1:  # not every algorithm has this option

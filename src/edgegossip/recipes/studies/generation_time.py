@@ -4,7 +4,7 @@ Fields of a row:
     dataset, num_samples: Data set, and number of aggregated samples.
     technique, ratio, seed: Combination of reduction and division; samples for each point.
     wall_reduction, wall_division, wall_means: Processor time of the three steps.
-    wall_generation: Their sum.
+    wall_generation: Sum of these three times.
 """
 
 from __future__ import annotations

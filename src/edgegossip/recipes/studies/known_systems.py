@@ -35,7 +35,7 @@ from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 
 WORKERS_AT_MOST = 64
-"""Maximum number of workers' batches in the cloud."""
+"""Maximum number of batches in the cloud at a time, one from each worker."""
 
 Build = Callable[[int, Any], Algorithm[Any]]
 
@@ -47,7 +47,7 @@ class System:
     Args:
         build: Makes the algorithm from the number of workers and the value of its setting.
         option: Name of the setting to tune in addition to the learning rate; empty for none.
-        values: Values to try, with the most promising second; empty without such a setting.
+        values: Values to try; empty without such a setting.
         has_server: Whether an additional first rank serves and does not train.
         has_cloud: Whether an additional last rank trains the upper part of the model.
         accuracy_aware: Choice of samples; making aggregated points takes time.

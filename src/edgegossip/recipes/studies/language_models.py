@@ -53,7 +53,7 @@ NUM_WORKERS = 4
 BASELINE = "diloco"
 RATES = (1e-3, 3e-3)
 TUNING_SHARE = 0.25
-"""Length of a run that tries a learning rate, as a share of a result's length."""
+"""Length of a run that tries a learning rate, as a share of the length of a result's run."""
 VALIDATION_SHARE = 0.05
 NUM_EVALUATIONS = 24
 NUM_TUNING_EVALUATIONS = 4
@@ -82,14 +82,14 @@ def algorithms(local_steps: int) -> dict[str, Algorithm[Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageContest:
-    """All contenders for the same time: rates tried on one seed, results on other seeds.
+    """All contenders for the same time: rates are tried on one seed, results use other seeds.
 
     Args:
         setting: Key of `SETTINGS`.
         model: Settings of model, optimizer and machines.
-        names: Contenders.
+        names: Names of the contenders.
         seeds: Seeds of the results.
-        is_short: Whether to learn the package's own source instead of books.
+        is_short: Whether to learn from the package's own source instead of books.
     """
 
     setting: str

@@ -5,9 +5,9 @@ Fields of a row:
     kind: `"accounted"` by the simulator in virtual time, or `"measured"` on this machine.
     share, fastest_share: Looks' share of the cost of training, over all workers and for the
         fastest one.
-    forecast_seconds, look_seconds, training_seconds, exchange_seconds: Parts of an epoch of the
-        fastest worker. The exchange includes waiting for other workers, and sending models and
-        forecasts.
+    forecast_seconds, look_seconds, training_seconds, exchange_seconds: Parts of the fastest
+        worker's last epoch. The exchange includes waiting for other workers, and sending models
+        and forecasts.
     num_points, num_samples: Aggregated points and samples of one of four workers.
     wall_forecast, wall_balancing, wall_look, wall_choice, wall_training, wall_averaging: Parts
         of this worker's epoch: its forecast, all workers' shares, losses of the points, order
@@ -66,7 +66,7 @@ LOOKING_AT_ALL = AS_PUBLISHED.accuracy_aware
 def fig8(settings: StudySettings = StudySettings()) -> Study:
     """Looks at aggregated points: their share of an epoch, for ratios 5, 10 and 20.
 
-    Accounted and measured, with the other parts of an epoch. MNIST and CIFAR-10; 5 minutes on
+    Both accounted and measured, with all parts of an epoch. MNIST and CIFAR-10; 5 minutes on
     one core.
 
     Args:
@@ -130,7 +130,7 @@ class _WithoutSteps(Learner):
 def _accounted(
     problem: Problem, settings: StudySettings, ratio: float, seed: int, session: Session
 ) -> Row:
-    """The simulator's charge over three epochs of EdgeGossip, and the parts of the last."""
+    """The simulator's charge over three epochs of EdgeGossip, and the last epoch's parts."""
     platforms = paper(problem.settings.throughput / 12)
     session.run(
         Experiment(

@@ -11,7 +11,7 @@ from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform, uneven
 def imbalanced(
     num_workers: int = 4, throughput: float = 1000.0, imbalance: float = 4.0
 ) -> tuple[Platform, ...]:
-    """Make platforms like `uneven`, the fastest `imbalance` times as fast as the slowest.
+    """Make platforms like `uneven`, with the fastest `imbalance` times as fast as the slowest.
 
     The speeds 1 : 0.8 : 0.33 : 0.25 are raised to the power log(imbalance) / log(4), which
     keeps the shape of their spread.
@@ -34,7 +34,7 @@ def imbalanced(
 
 
 def fast_and_slow(factor: float, throughput: float = 1000.0) -> tuple[Platform, ...]:
-    """Make two fast platforms, and two that are slower by `factor`.
+    """Make two fast platforms, and two that are `factor` times slower.
 
     >>> [platform.throughput for platform in fast_and_slow(5)]
     [1000.0, 1000.0, 200.0, 200.0]

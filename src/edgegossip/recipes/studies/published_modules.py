@@ -66,11 +66,11 @@ def dense_layers(
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedModules(Contest):
-    """Dense layers, trained with the true gradient and with synthetic ones.
+    """Dense layers, trained with the true gradient and with synthetic gradients.
 
     Args:
         num_layers: Number of layers, each of which is a stage.
-        width: Units of a hidden layer, in the model and in a module.
+        width: Units of a hidden layer, in the model and in a synthetic-gradient module.
     """
 
     num_layers: int

@@ -2,13 +2,13 @@
 
 Fields of a row:
     group, problem, setup, run, seed: Names of the race and the run.
-    accuracies: EpochGossip's after each of its epochs; a contender's, with `times`, where they
-        change and at the end.
+    accuracies: EpochGossip's at the start and after each of its epochs; a contender's, with
+        `times`, at each change and at the end.
     setups: In EpochGossip's row, for each set of machines: `epoch_ends`, `round_seconds` (an
         epoch of the fastest platform), `throughput_bound` and `time_ratio` (T_max / T_min).
     equal_epochs_time: Time after as many rounds as EpochGossip has epochs.
-    kept_shares: Share of its data that each worker kept.
-    look_share: Share of the cost that was spent on looks.
+    kept_shares: Mean share of its data that each worker trained on per round.
+    look_share: Share of the training cost that was spent on looks.
     samples_processed, bytes_sent: Totals of all workers.
 """
 
@@ -60,13 +60,13 @@ MAX_WORK = 1.2
 
 
 def work_limit(settings: StudySettings, wanted: float | None = MAX_WORK) -> float | None:
-    """The limit of work in a study's races; see `Race`."""
+    """The limit of work in a study's races; see `Race.max_work`."""
     # In the short form, races would end before any worker makes progress.
     return None if settings.short else wanted
 
 
 def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
-    """A sentence about the limit of work for a report."""
+    """A report's sentence about the limit of work; empty without a limit."""
     if wanted is None:
         return ()
     return (
@@ -99,7 +99,7 @@ class Setup:
 
     Args:
         name: Name, such as "4 times".
-        platforms: One for each worker.
+        platforms: Platform of each worker.
         runs: Contenders against EpochGossip, by name of the run.
     """
 
@@ -114,7 +114,8 @@ class Race(Contest):
 
     EpochGossip is trained once: the accuracies after its epochs do not depend on speeds, and
     the times of the epochs are simulated without training. The contenders run for EpochGossip's
-    time, or until they have processed `max_work` times as many samples, whichever comes first.
+    time, or for as long as workers that never wait take for `max_work` times as many samples,
+    whichever is shorter.
 
     Args:
         setups: Sets of machines, each with the same number of workers.
@@ -199,7 +200,7 @@ class Race(Contest):
     def run_contender(
         self, data_dir: Path, baseline: str, setup: Setup, name: str, session: Session
     ) -> Row:
-        """Run a contender on one setup, for the time of the cell `baseline`."""
+        """Run a contender on one setup, for at most the time of the cell `baseline`."""
         if baseline not in session.rows:
             raise TrainingError(
                 f"nothing to compare with: {baseline} failed, or is not among --runs"
@@ -310,7 +311,7 @@ def race_study(
     window: float | None = None,
     **varied: object,
 ) -> Study:
-    """Make a study of races; its rows depend on `varied` and on all other arguments."""
+    """Make a study of races; `varied` are further settings that its rows depend on."""
     if window is not None:  # older folders have none
         varied["window"] = window
     depends_on, cells = settings_and_cells(contests, settings)

@@ -15,7 +15,7 @@ from edgegossip.recipes.studies.scoreboard import Measures, Score, score_table, 
 from edgegossip.recipes.studies.smoothing import smoothed
 
 PAPER_LOSS = 0.0078
-"""The paper's loss of accuracy, on average."""
+"""The paper's mean loss of accuracy."""
 LOSS = "loss of best accuracy"
 """A measure that only figures show."""
 
@@ -23,7 +23,7 @@ LOSS = "loss of best accuracy"
 def standings(
     rows: Iterable[Row], target_gap: float, *, is_smoothed: bool = False
 ) -> list[Score]:
-    """Compare each run with EpochGossip's of the same group, machines and seed.
+    """Compare each run with EpochGossip's run of the same group, machines and seed.
 
     Args:
         rows: Rows of `Race.cells`, in any order.
@@ -43,7 +43,7 @@ def equal_looks(row: Row, machines: Mapping[str, Any]) -> Row:
     """Average a curve over intervals in which a run processes an epoch's worth of samples.
 
     Args:
-        row: Row of a run that never waits.
+        row: Row of a run, whose workers are assumed never to wait.
         machines: The run's part of the `setups` in EpochGossip's row.
     """
     epoch = machines["epoch_ends"][1] - machines["epoch_ends"][0]
@@ -125,7 +125,7 @@ def _final_accuracy(row: Row) -> float:
 def race_table(
     found: Sequence[Score], heading: str, target_gap: float, dash: str, looks: str = ""
 ) -> Table:
-    """Tabulate medians over the seeds of each run, with the bound of each speed-up.
+    """Tabulate each run's medians over the seeds, with the bound of each speed-up.
 
     Args:
         found: Scores in the order of the rows.

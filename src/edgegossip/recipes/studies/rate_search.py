@@ -1,7 +1,7 @@
 """The search for ADSP's commit rate: rates, rewards and results.
 
 Fields of a row:
-    has_diverged: See the function `has_diverged`.
+    has_diverged: See the function `has_diverged`; also true if a loss is not finite.
     losses: Loss at each evaluation.
     search: The server's notes at the end of each window.
 """
@@ -59,7 +59,7 @@ DEFAULTS = StudySettings(seeds=tuple(range(50)))
 
 @dataclass(frozen=True, kw_only=True)
 class Searches(Contest):
-    """One problem, seed and learning rate, with a run for each entry of `REWARDS`.
+    """One problem, seed and learning rate, with a run for each of `rewards`.
 
     Args:
         machines: The server and the workers.
@@ -79,7 +79,7 @@ class Searches(Contest):
             yield self.cell(folder, partial(self._work, data_dir, name))
 
     def experiment(self, data_dir: Path, name: str) -> Experiment:
-        """Make the run of this name."""
+        """Make the experiment of this name."""
         reward, growth = REWARDS[name]
         task = self.problem.task(data_dir)
         seconds = self.num_windows * WINDOW
@@ -120,7 +120,7 @@ class Searches(Contest):
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
-    """Whether a run's final loss (a mean of ten) is more than 1.5 times its minimum.
+    """Whether the mean of a run's last ten losses exceeds 1.5 times the least mean of ten.
 
     >>> has_diverged([2.0] * 10 + [1.0] * 10), has_diverged([1.0] * 10 + [2.0] * 10)
     (False, True)
@@ -132,7 +132,7 @@ def has_diverged(losses: Sequence[float]) -> bool:
 def search(settings: StudySettings = DEFAULTS) -> Study:
     """Four searches for the commit rate: rates tried, rewards, losses, implicit momentum.
 
-    50 seeds on MNIST; two of the searches take half an hour on one core.
+    50 seeds on MNIST; `log-slope` and `paper` together take half an hour on one core.
 
     Args:
         settings: Settings of the study.

@@ -49,7 +49,8 @@ class Score:
 
 
 Measure: TypeAlias = Callable[[Row, Row | None, Seconds | None, float | None], Measures]
-"""Measures a run from its row, the reference's row, its time to the target and its speed-up."""
+"""Computes a run's measures from its row, the reference's row, the run's time to the target and
+the run's speed-up."""
 
 
 def contest_key(row: Row) -> ContestKey:
@@ -95,7 +96,7 @@ def time_to(row: Row, target: float) -> Seconds | None:
 
 
 def last_looks(accuracies: Sequence[float]) -> float:
-    """The accuracy of a run: the mean of its last five evaluations, because one is noisy."""
+    """The mean accuracy of a run's last five evaluations, because a single one is noisy."""
     return statistics.fmean(accuracies[-LAST_LOOKS:])
 
 
@@ -122,7 +123,7 @@ def grouped(rows: Iterable[Row], *fields: str) -> dict[tuple[Any, ...], list[Row
 
 
 def middle(rows: Iterable[Row], field: str) -> float | None:
-    """The median of a field over the seeds; None if most rows lack it, or there is no row."""
+    """The median of a field over the seeds; None if at least half of the rows lack it."""
     values = [row.get(field) for row in rows]
     return median(values) if values else None
 
@@ -184,7 +185,7 @@ def bars(
     title: str | None = None,
     mark: tuple[str, str] | None = None,
 ) -> Panel:
-    """Make a bar for each setting and run: the median over the seeds, with their range.
+    """Make a bar for each setting and run: the median and range over the seeds.
 
     Args:
         found: Scores of one group.
@@ -192,7 +193,7 @@ def bars(
         y_label: Label of the measure.
         x_label: Label of the settings.
         title: Title above the panel; by default the measure's.
-        mark: Line across the bars of each setting: its name and measure.
+        mark: Line across the bars of each setting: name and measure of the line.
     """
     settings = {each.setting: each for each in found}
     series = []
@@ -215,7 +216,7 @@ def bars(
 
 
 def _range(values: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
-    """The median, minimum and maximum; None for all three if most values are missing."""
+    """The median, minimum and maximum; all None if at least half of the values are missing."""
     if not values or (middle := median(values)) is None:
         return None, None, None
     known = [each for each in values if each is not None]
@@ -239,7 +240,7 @@ def curves(
         contest: Contest to draw.
         title: Title above the panel.
         x_label: Label of the horizontal axis.
-        x: Field of a row for this axis.
+        x: Field with the values on this axis.
         x_unit: Unit of this axis.
         is_x_log: Whether the axis is logarithmic; values of 0 are omitted.
     """

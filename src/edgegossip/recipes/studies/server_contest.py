@@ -132,7 +132,7 @@ class ServerContest(Contest):
             yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
 
     def plain(self) -> dict[str, Any]:
-        """Everything that its rows depend on, except problem and seed, in JSON."""
+        """Everything that the rows depend on, except problem and seed, in JSON."""
         return {
             "group": self.group,
             "machines": describe(self.machines),
@@ -176,7 +176,7 @@ class ServerContest(Contest):
 
 
 def learned_with(task: Task, validation_share: float, **sgd: Any) -> Task:  # noqa: ANN401
-    """Hold out validation samples of a problem's task, and change these settings of SGD."""
+    """Hold out validation samples of a problem's task, and change settings of its SGD."""
     assert isinstance(task.optimizer, SGD)  # a problem's optimizer is SGD
     dataset = hold_out(task.dataset, validation_share)
     return replace(task, dataset=dataset, optimizer=replace(task.optimizer, **sgd))
@@ -216,7 +216,7 @@ def _curve(results: Results) -> dict[str, Any]:
 
 
 def server_scores(rows: Iterable[Row]) -> list[Score]:
-    """Compute the time of each run, and ADSP's saving with the same seed."""
+    """Compute the time of each run, and the time that ADSP saves with the same seed."""
     rows = list(rows)
     adsp = {contest_key(row): row for row in rows if row["run"] == ADSP}
     return [

@@ -46,7 +46,7 @@ class Tuning(ServerContest):
                 tried.append(place)  # the best time so far limits the next candidate
 
     def plain(self) -> dict[str, Any]:
-        """Dependencies of its rows in JSON, except problem and seed."""
+        """Everything that the rows depend on, except problem and seed, in JSON."""
         values = {name: METHODS[name].values for name in self.choices}
         tried = {"rates": RATES, "values": values}
         return {**super().plain(), "choices": tried}
@@ -72,7 +72,7 @@ class Tuning(ServerContest):
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """Find the candidate that reached the loss first or came closest; None if there is none."""
+    """Find the row that reached the loss first or came closest; None without rows."""
 
     def key(row: Row) -> tuple[bool, float]:
         time: float | None = row["seconds_to_loss"]
@@ -95,7 +95,7 @@ def most_accurate(session: Session, **facts: object) -> Row:
 def without_test_data(dataset: Dataset, share: float) -> Dataset:
     """Replace the test samples with held-out training samples; a validation split stays.
 
-    `Local` data stays as it is, because reports never measure its test samples.
+    `Local` data is unchanged, because reports never measure its test samples.
     """
     if isinstance(dataset, Local):
         return dataset

@@ -1,4 +1,4 @@
-"""Contests of dense push-sum with algorithms that send less: runs and results.
+"""Contests of dense push-sum against algorithms that send fewer bytes: runs and results.
 
 Fields of a row:
     group, setting, run, seed: Names of the contest and the run.
@@ -73,7 +73,7 @@ class SlowLinkContest(Contest):
             yield self.cell(f"{folder}/{name.replace(' ', '-')}", work)
 
     def plain(self) -> dict[str, Any]:
-        """Everything that its rows depend on, except problem and seed, in JSON."""
+        """Everything that the rows depend on, except problem and seed, in JSON."""
         return {
             "group": self.group,
             "setting": self.setting,

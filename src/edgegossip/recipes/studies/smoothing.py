@@ -16,7 +16,7 @@ def smoothed(row: Row, width: Seconds) -> Row:
 
     Args:
         row: Row with `times`, ascending, and `accuracies`; each accuracy holds until the next.
-        width: Length of the intervals, above 0.
+        width: Length of the intervals in seconds, above 0.
 
     >>> smoothed({"times": [1.0, 2.0, 4.0], "accuracies": [0.2, 0.4, 0.6]}, width=2.0)
     {'times': [2.0, 4.0], 'accuracies': [0.2, 0.4]}
@@ -32,7 +32,7 @@ def smoothed(row: Row, width: Seconds) -> Row:
 def _mean(
     times: list[Seconds], accuracies: list[float], start: Seconds, end: Seconds
 ) -> float | None:
-    """The mean accuracy between `start` and `end`, weighted by time; None if there is none."""
+    """The time-weighted mean accuracy between `start` and `end`; None before the first one."""
     until = [*times[1:], math.inf]
     weights = [max(0.0, min(end, b) - max(start, a)) for a, b in zip(times, until, strict=True)]
     total = sum(weights)

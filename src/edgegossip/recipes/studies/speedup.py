@@ -1,4 +1,4 @@
-"""Speed-up of EdgeGossip over a barrier, by task, imbalance and selection."""
+"""Speed-up of EdgeGossip over EpochGossip, by task, imbalance and selection."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def speedup(
 
     Args:
         settings: Settings of the study.
-        controls: Imbalances at which random shares and GoSGD also run.
+        controls: Imbalances at which the controls, such as random shares and GoSGD, also run.
         max_work: Limit of the contenders' samples, in multiples of EpochGossip's; None gives
             contenders all of EpochGossip's time, in which they converge.
         window: Epochs' worth of samples over which all models, including EpochGossip's, are
@@ -180,7 +180,7 @@ def uneven_setup(problem: Problem, imbalance: float, runs: Contenders) -> Setup:
 
 
 def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
-    """Draw each run's speed-up over EpochGossip; tabulate it raw and with equal evaluations."""
+    """Draw speed-ups over EpochGossip; tabulate them raw and with equally many evaluations."""
     found = standings(rows.values(), TARGET_GAP)
     panels = tuple(
         bars(

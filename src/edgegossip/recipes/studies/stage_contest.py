@@ -4,7 +4,7 @@ Fields of a row:
     lr, is_tuning: Learning rate, and whether the run only tried it.
     accuracy, seconds: Mean of the last five evaluations; virtual time of the end.
     bytes: Bytes sent over all links.
-    staleness: Mean number of a stage's batches in flight above it.
+    staleness: Mean number of a stage's unanswered batches in the stages above it.
     times, accuracies: One number per evaluation.
 """
 
@@ -46,13 +46,13 @@ HELD_OUT = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class StageContest(Contest):
-    """One problem with all methods: candidates on one seed, the best ones on other seeds.
+    """One problem with all methods: one seed for all candidates, other seeds for the best.
 
     Args:
         stages: Settings of machines, links and sizes.
         methods: Names in `COMPETITORS` and `METHODS`.
         seeds: Seeds of the results.
-        setting: Distinguishing feature of this contest among those of its problem.
+        setting: Distinguishing feature of this contest among the contests of its problem.
     """
 
     stages: StageSettings
@@ -102,12 +102,12 @@ class StageContest(Contest):
         }
 
     def plain(self) -> dict[str, object]:
-        """Dependencies of its rows in JSON, except problem and seed."""
+        """Everything that the rows depend on, except problem and seed, in JSON."""
         return {"stages": asdict(self.stages), "rates": RATES, "methods": self.methods}
 
 
 def staleness(folder: Path) -> float | None:
-    """The mean number of a stage's batches in flight above it, over a run.
+    """The mean number, over a run, of a stage's unanswered batches in the stages above it.
 
     This is the staleness, in updates, of a true gradient and of the targets of a
     synthetic-gradient module.

@@ -16,7 +16,8 @@ from edgegossip.recipes.studies.study_settings import StudySettings
 TWO_LAYERS_EACH = StageSettings(
     width=0.5, cut_at=(2, 4, 6), in_flight=4, latency=0.001, bandwidth=125e6
 )
-"""Four equal machines, with fast links; slow links would put most layers into one stage."""
+"""Four equal machines with fast links; with slow links, the default cut would put most layers
+into one stage."""
 
 MNIST = Problem(
     name="mnist",

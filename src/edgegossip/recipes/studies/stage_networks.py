@@ -29,7 +29,7 @@ IN_FLIGHT = (4, 8, 16, 32)
 WHOLE, NAIVE, PIPELINED, GREEDY = "whole", "naive", "pipelined", "greedy"
 NUM_LOOKS = 20
 STEADY = (0.3, 0.7)
-"""Part of a run in which its pace is measured, without filling and draining the pipeline."""
+"""Part of a run in which its pace is measured, after filling and before draining."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class StageNetwork(Contest):
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{self.megabits:g}-Mbit/{1000 * self.stages.latency:g}-ms"
         for name in (WHOLE, NAIVE, GREEDY):
-            # No stage waits for these answers, so a high limit is best.
+            # `whole` and `naive` ignore the limit; for `greedy`, a high limit is best.
             work = partial(self._work, data_dir, name, IN_FLIGHT[-1])
             yield self.cell(f"{folder}/{name}", work)
         for in_flight in IN_FLIGHT:

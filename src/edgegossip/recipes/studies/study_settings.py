@@ -14,7 +14,7 @@ class StudySettings:
 
     Args:
         short: Run for seconds instead of an hour, with built-in data and a small model. This
-            shows that everything works, but its numbers mean nothing.
+            shows that everything works, but the numbers mean nothing.
         seeds: Seeds, all different; every run is repeated with each of them.
         data_dir: Folder of the data sets (see docs/recipes.md); by default $EDGEGOSSIP_DATA.
 

@@ -1,4 +1,4 @@
-"""One table of published systems, on the same uneven machines, links, data and time.
+"""A table of published systems with the same uneven machines, links, data and time.
 
 Fields of a row:
     is_tuning: Whether the run only tried a setting.
@@ -46,7 +46,7 @@ NUM_EVALUATIONS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class SystemContest(Contest):
-    """All systems on links of one speed: candidates on one seed, the best ones on other seeds.
+    """All systems on links of one speed: one seed for candidates, other seeds for the best.
 
     Args:
         megabits: Megabits per second of each uplink and downlink, including a server's.

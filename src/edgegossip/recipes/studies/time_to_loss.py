@@ -135,7 +135,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
         for name, method in METHODS.items()
     },
 }
-"""Settings by problem and method: the best in `adsp/tuning`, where it tries the problem."""
+"""Settings by problem and method: the best in `adsp/tuning`, if it includes the problem."""
 
 
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:

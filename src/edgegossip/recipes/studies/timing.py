@@ -68,7 +68,7 @@ def timed_fit(chosen: Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData,
 
 
 def median_fit(chosen: Aggregator, x: Tensor, y: Tensor, num_repeats: int = 3) -> StepTimes:
-    """The step times of the aggregation with the median total, of an odd number of them."""
+    """The step times of the fit with the median total, out of `num_repeats` (odd) fits."""
     measured = [timed_fit(chosen, x, y)[1] for _ in range(num_repeats)]
     return sorted(measured, key=lambda times: times.total)[num_repeats // 2]
 

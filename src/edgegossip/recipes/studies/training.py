@@ -241,7 +241,7 @@ def _or_short(problems: Iterable[Problem], settings: StudySettings) -> list[Prob
 
 
 def _paper_machines(problem: Problem, runs: Contenders) -> Setup:
-    # `paper` counts in samples per second of an executor of a slow platform.
+    # `paper` takes the samples per second of one executor of a slow platform.
     return Setup(
         name="two fast, two slow", platforms=paper(problem.settings.throughput / 12), runs=runs
     )

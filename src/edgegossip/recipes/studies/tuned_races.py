@@ -1,11 +1,11 @@
 """Races in which every contender has its own, tuned learning rate.
 
-A selection that focuses on high losses makes gradients longer, as a higher learning rate does.
-If that were the whole gain, it would vanish once each contender has its best learning rate.
+A selection that focuses on high losses lengthens steps, as a higher learning rate does. If that
+were the whole gain, it would vanish once each contender has its best learning rate.
 
 Fields of a row, in addition to those of a race:
     lr, exchange_probability: Settings of the run.
-    is_tuning: Whether the run only tried them, on held-out training samples.
+    is_tuning: Whether the run only tried these settings, measured on held-out training samples.
     held_out_accuracy: Best accuracy of such a run, averaged over an epoch's worth of samples.
 """
 
@@ -65,7 +65,7 @@ class Trial(Race):
 
 @dataclass(frozen=True, kw_only=True)
 class TunedRace(Contest):
-    """One problem on one set of machines: trials of each contender, then races of the best.
+    """One problem on one set of machines: trials of settings, then races with the best ones.
 
     Args:
         setup: Machines and contenders against EpochGossip.
@@ -155,8 +155,8 @@ def rates(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Stu
     """Time to EpochGossip's best accuracy minus 0.3 points, all with tuned learning rates.
 
     At imbalance 4, on HAR (80 minutes on one core) and MNIST. The rates are 0.5, 1, 2 and 4
-    times the problem's; GoSGD tries two exchange probabilities with each rate. These settings
-    are tuned on a tenth of the training samples, with a seed that no result uses.
+    times the problem's; GoSGD tries two exchange probabilities with each rate. The settings
+    are chosen on a held-out tenth of the training samples, with a seed that no result uses.
 
     Args:
         settings: Settings of the study.
