@@ -27,7 +27,7 @@ class Graph(Protocol):
 
 
 def require_connected(topology: Graph) -> None:
-    """Raise ValueError unless every worker can reach every other; separate parts never agree.
+    """Raise ValueError unless all workers can reach each other; separate parts never agree.
 
     >>> from edgegossip.core.topology import ring
     >>> require_connected(ring(4))
