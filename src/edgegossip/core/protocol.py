@@ -353,7 +353,7 @@ class Send:
 
 @dataclass(slots=True)
 class SetTimer:
-    """Report `TimerFired(name)` at time `at`, and not earlier times; inf cancels the timer."""
+    """Set the timer `name` to fire at `at`, and not at any time set before; inf cancels it."""
 
     name: str
     at: Seconds

@@ -295,7 +295,7 @@ def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:
 
 
 def _hopping(name: str, num_workers: int, hops_by_round: Iterable[Sequence[int]]) -> Topology:
-    """Let every worker send to the workers that are a hop ahead, with the hops of the round."""
+    """Let every worker send to the workers `hops` ranks ahead."""
     phases = [
         [(rank, (rank + hop) % num_workers) for rank in range(num_workers) for hop in hops]
         for hops in hops_by_round
