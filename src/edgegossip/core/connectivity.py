@@ -1,4 +1,4 @@
-"""Connectivity: whether every worker reaches every other one, and in how many rounds."""
+"""Connectivity: whether all workers reach each other, and in how many rounds."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from edgegossip.core.topology import Topology
 
 
 class MixingRule(ABC):
-    """Rule for the weights of a worker's neighbors; implementations are frozen dataclasses.
+    """Rule for weights of a worker and its neighbors; implementations are frozen dataclasses.
 
     Attributes:
         has_averaging_rows: Each row adds up to 1, so mixing does not change workers that agree.

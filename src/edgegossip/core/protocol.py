@@ -472,8 +472,8 @@ class WorkerState:
     def is_evaluated(self) -> bool:
         """Whether the estimate currently counts in evaluations, if the rank's `Role` allows it.
 
-        Among a server and its standbys, for example, one counts at a time. If none does, all
-        count.
+        For example, only one of a server and its standbys counts at a time. If no rank's
+        estimate counts, all of them do.
         """
         return True
 

@@ -30,7 +30,7 @@ class TensorSpec:
         minimum: Lower limit of all entries.
         maximum: Upper limit of all entries.
         measure: Computes the largest absolute value in a tensor that a compressor has packed;
-            None compares the entries themselves.
+            None uses the entries themselves.
 
     Raises:
         ValueError: If `max_numel` is missing, or is given for a fixed shape.

@@ -289,7 +289,7 @@ def from_edges_by_round(
 
 
 def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:
-    """Join each pair both ways, without the duplicates and loops of small graphs."""
+    """Make edges both ways for each pair, without the duplicates and loops of small graphs."""
     edges = {edge for i, j in pairs if i != j for edge in ((i, j), (j, i))}
     return _listed(name, num_workers, [edges], is_directed=False)
 

@@ -96,7 +96,7 @@ def explicit_momentum(run: Run) -> float | None:
 
 
 def windows(run: Run) -> list[Noted]:
-    """The windows of searches for the commit rate, as far as the run's notes describe them."""
+    """The search notes of a run that have both a window number and a rate."""
     notes = [note for note in run.log.notes if note.kind == SEARCH]
     return [note for note in notes if {"window", "rate"} <= {*note.numbers}]
 

@@ -57,7 +57,7 @@ def stage_rows(folder: ReportData) -> list[StageRow]:
 
 
 def stage_sentence(run: Run) -> str:
-    """Describe the busiest and the longest-waiting stage; empty if fewer than two worked."""
+    """Describe the busiest and the longest-waiting stage; empty unless at least two worked."""
     rows = [_row(run, stage) for stage in run.log.stages]
     known = [(row.worked, row.waited or 0.0, row.stage) for row in rows if row.worked]
     if len(known) < 2:

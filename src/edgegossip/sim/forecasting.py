@@ -55,7 +55,7 @@ def default_predictor(platform: Platform) -> PerformancePredictor:
 
 
 def profiled(platforms: Sequence[Platform], profiles: Mapping[Rank, Profile]) -> MakePredictor:
-    """Make predictors fitted to the workers' profiles; without a profile, the default one."""
+    """Make predictors fitted to the workers' profiles; the default if there is no profile."""
 
     def make(rank: Rank) -> PerformancePredictor:
         if rank not in profiles:
