@@ -56,7 +56,7 @@ class Issue:
         host: Name or IP address of the worker's machine, for programs that verify it;
             repeatable.
         out: Folder of the authority and of the new files.
-        days: Validity in days; limited by the authority's own.
+        days: Validity in days; limited by the authority's validity.
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()

@@ -46,8 +46,8 @@ class RunOptions(Options, TrackOptions):
         batched: Train small dense models together, which is several times faster with many
             workers but changes the last bits of the result. "auto" does so with 64 workers or
             more.
-        pool: Where training runs: on threads, or on the cores of a Ray cluster, at most
-            `--threads` of them. No effect on results.
+        pool: Where training runs: on threads, or on at most `--threads` cores of a Ray cluster.
+            No effect on results.
         ray_address: HOST:PORT of this machine's Ray cluster, or auto; by default Ray is started
             on this machine alone and ends with the run.
     """
@@ -66,7 +66,7 @@ class RunOptions(Options, TrackOptions):
 
     @property
     def open_pool(self) -> Callable[[], RayPool] | None:
-        """The requested pool; None for threads."""
+        """Function that opens the requested pool; None for threads."""
         if self.pool == "threads":
             return None
         return partial(RayPool, self.ray_address, self.threads)
@@ -85,7 +85,7 @@ class CompareOptions(RunOptions, ManyRunsOptions):
 
     @property
     def num_processes(self) -> int:
-        """The given number, or one per core; 1 with a Ray cluster."""
+        """Number of parallel runs: as given, or one per core; 1 with a Ray cluster."""
         return 1 if self.pool == "ray" else super().num_processes
 
 
@@ -136,7 +136,7 @@ def default_folder(name: str) -> Path:
 
 
 def repeatable(command: str, arguments: list[str]) -> str:
-    """The command without passwords and options that do not affect results.
+    """The command without passwords and without options that do not affect results.
 
     >>> repeatable("worker", ["quickstart", "--telemetry", "redis://me:secret@box:6379/0"])
     'edgegossip worker quickstart --telemetry redis://box:6379/0'
@@ -152,7 +152,7 @@ def _without_passwords(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def how_to_resume(command: str, arguments: list[str], out: Path) -> Iterator[None]:
-    """Add the command that resumes the work to the message of an interruption.
+    """Add to an interruption's message the command that resumes the work.
 
     >>> with how_to_resume("run", ["quickstart", "--lr", "0.1"], Path("runs/a")):
     ...     raise Interrupted("interrupted at 3 virtual seconds; ...")
@@ -213,7 +213,7 @@ class ExportOptions:
     Args:
         folder: Folder of a run or a comparison.
         out: Folder to write; by default `export` in the folder of the run.
-        only: Run to export if the folder is that of a comparison.
+        only: Run to export if the folder holds a comparison.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -246,7 +246,7 @@ def print_report(page: Path) -> None:
 
 
 def print_table(results: dict[str, Results]) -> None:
-    """Print a line with the result of each run."""
+    """Print a table with one line for each run."""
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
     names = {result.metric.name for result in results.values()}
     metric = names.pop() if len(names) == 1 else "metric"

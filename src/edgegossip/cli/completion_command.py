@@ -118,8 +118,8 @@ def _by_tyro(commands: Callable[..., Any], shell: str) -> str:
 def _shared(spec: Mapping[str, Any]) -> str:
     """Write a specification for tyro as a Python expression that contains each option once.
 
-    tyro repeats the options of each recipe with each command, and a shell would read a megabyte
-    at each press of Tab. The expression has no character that a shell would treat as special.
+    tyro repeats each recipe's options for each command, so a shell would read a megabyte at
+    each press of Tab. The expression has no character that a shell would treat as special.
     """
     options: dict[str, str] = {}
 
@@ -144,7 +144,7 @@ def _line(option: Mapping[str, Any]) -> str:
 
 
 def _with_names(kind: type[Any], entries: Mapping[str, Any]) -> Callable[..., Any]:
-    """A command with a recipe or a study; a user's recipe has only the command's options."""
+    """A command with a recipe or study; a user's own recipe gets only the command's options."""
     makers = {name: together(kind, entry.load()) for name, entry in entries.items()}
     return together(kind, _choice(makers))
 

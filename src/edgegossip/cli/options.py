@@ -26,8 +26,8 @@ class Options:
 
     Args:
         out: Folder of the results; by default runs/NAME/STAMP.
-        resume: Resume the interrupted work in `out`; the result is that of an uninterrupted
-            run.
+        resume: Resume the interrupted work in `out`; the result is the same as without the
+            interruption.
         threads: Threads of the compute pool; by default one per core. No effect on results.
     """
 
@@ -49,7 +49,7 @@ class TrackOptions:
     """Options for trackers.
 
     Args:
-        track: Show the numbers in other programs, too: tensorboard, wandb (offline), mlflow,
+        track: Also show the numbers in other programs: tensorboard, wandb (offline), mlflow,
             trackio.
     """
 
@@ -78,7 +78,7 @@ class ManyRunsOptions(Options):
 
     @property
     def num_processes(self) -> int:
-        """The given number, or one per core; 1 if only `threads` is given."""
+        """Number of parallel runs: as given, or one per core; 1 if only `threads` is given."""
         return self.processes or (1 if self.threads is not None else num_cores())
 
 
@@ -99,7 +99,7 @@ def argument_names(make: Callable[..., Any]) -> list[str]:
 def parse(
     prog: str, kind: type[AnyOptions], make: Callable[..., Any], arguments: list[str]
 ) -> tuple[AnyOptions, Any]:
-    """Parse the options of the command and of `make`, and call `make` with its own.
+    """Parse the options of the command and of `make`, and call `make` with its own options.
 
     Args:
         prog: Text before the options.

@@ -28,7 +28,7 @@ class Proposal:
     Args:
         recipe: Name of the recipe.
         only: Name of the algorithm.
-        words: The recipe's options as typed.
+        words: The recipe's options and their values, including those of `point`.
         point: The options that differ between the proposals, with their values.
     """
 
@@ -48,7 +48,7 @@ class Proposal:
         return f"{self.only}, {self.told}" if self.told else self.only
 
     def experiment(self, seed: int, seconds: Seconds) -> Experiment:
-        """Make the experiment for a run of this duration."""
+        """Make the experiment for a run of `seconds` seconds."""
         words = [*self.words, "--seed", str(seed), *duration_words(self.recipe, seconds)]
         _, _, chosen = parse_recipe("plan", SeveralSeeds, [self.recipe, *words])
         return pick(self.recipe, chosen, self.only)
@@ -61,7 +61,7 @@ class Proposal:
 
 
 def duration_words(recipe: str, seconds: Seconds) -> Words:
-    """Options of the recipe that set the duration of a run, if it has any."""
+    """Options that set the duration of a run, if the recipe has any."""
     has_seconds = "seconds" in argument_names(load_recipe(recipe))
     return ["--seconds", f"{seconds:g}"] if has_seconds else []
 
@@ -110,7 +110,7 @@ def candidates(
 def _values_to_try(
     name: str, values: SweptValues, comparison: Comparison, only: str
 ) -> Mapping[str, Words]:
-    """Values to try by option, the most promising first."""
+    """Values to try for each option, the most promising first."""
     own = comparison.tunable.get(only, {})
     tried = {_option(argument): [f"{x:g}" for x in some] for argument, some in own.items()}
     if (lr := _default(load_recipe(name), "lr")) is not None:
@@ -123,7 +123,7 @@ def _values_to_try(
 
 
 def _points(tried: Mapping[str, Words]) -> list[Words]:
-    """All combinations, ordered by the number of changes to the most promising one.
+    """All combinations, ordered by the number of values that are not the most promising ones.
 
     >>> _points({"--p": ["1", "2"], "--lr": ["3", "4"]})[:3]
     [['--p', '1', '--lr', '3'], ['--p', '1', '--lr', '4'], ['--p', '2', '--lr', '3']]
@@ -158,7 +158,7 @@ def _default(make: Callable[..., Any], argument: str) -> float | None:
 
 
 def _made_for(wanted: int, name: str, words: Words) -> tuple[Comparison, Words]:
-    """Make the recipe for the given number of machines, possibly including its server."""
+    """Make the recipe for `wanted` machines, one of which may be its server."""
     for num_workers in (wanted, wanted - 1):
         number = ["--num-workers", str(num_workers)]
         _, _, chosen = parse_recipe("plan", SeveralSeeds, [name, *words, *number])

@@ -42,8 +42,8 @@ OWN = (
 )
 """Options of the plan itself, which its candidates do not have."""
 WHOLE_RUNS = 6.0
-"""Whole runs for tuning each candidate without a budget: enough for 27 settings and three
-rungs, the last one with whole runs."""
+"""Whole runs for tuning each algorithm if there is no budget: enough for 27 settings and three
+rungs, the last of them with whole runs."""
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|runs)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -114,7 +114,7 @@ class Plan:
         study: All runs.
         stage: The machines.
         proposals: Settings to try for each algorithm.
-        wall_seconds: Expected duration; None if it was not estimated.
+        wall_seconds: Expected wall-clock duration; None if it was not estimated.
     """
 
     study: Study
@@ -311,7 +311,7 @@ def _effort(
 
 
 def _told(seconds: Seconds) -> str:
-    """A duration for people.
+    """Format a duration for people.
 
     >>> _told(29.2), _told(61.0)
     ('30s', '2m')

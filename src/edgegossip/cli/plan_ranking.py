@@ -1,4 +1,4 @@
-"""Ranking of a plan's candidates, and the reason why the first is first."""
+"""Ranking of a plan's candidates, and the reason for the first place."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from edgegossip.report.log import read_log
 GAP = 0.01
 """Distance of the default target from the best value; see `MetricSpec.easier`."""
 BUSY = 0.7
-"""Minimum share of time for which a busy uplink sends."""
+"""Minimum share of time that an uplink sends to count as busy."""
 
 
 def curve(results: Results) -> dict[str, Any]:
-    """Metric, bytes and samples of a run over time, in JSON."""
+    """Metric, bytes and samples of a run over time, as JSON."""
     history = results.history
     return {
         **learning_curve(results),
@@ -132,14 +132,14 @@ def by(key: str, rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def default_target(rows: Iterable[Row]) -> float:
-    """Target short of the best value by one point, or by one percent if it is not a share."""
+    """Target one point short of the best value, or one percent if the metric is not a share."""
     runs = by("run", rows)
     metric = metric_of(next(iter(runs.values()))[0])
     return metric.easier(metric.best(map(final_value, runs.values())), GAP)
 
 
 def in_order(rows: Iterable[Row], goal: float) -> list[str]:
-    """Order runs by the time at which their mean value reaches a goal, then by their value."""
+    """Order runs by the time at which their mean reaches a goal, then by final value."""
     runs = by("run", rows)
 
     def key(run: str) -> tuple[Seconds, float]:
@@ -159,9 +159,9 @@ class Outlook:
         seconds: Time until the mean value over the seeds reaches the target; may be infinite.
         times: Time to the target, for each seed.
         value: Value of the metric at the end: the mean of the last five evaluations.
-        num_bytes: Bytes sent by all machines until that time, or in the whole run. This and the
-            numbers below are medians over the seeds.
-        samples: Training samples processed until that time, or in the whole run.
+        num_bytes: Bytes sent by all machines before the target is reached, or in the whole run.
+            This number and those below are medians over the seeds.
+        samples: Training samples processed before the target is reached, or in the whole run.
         idle: Share of the machines' capacity that does not train.
         uplink: Share of time in which the busiest uplink sends.
         metric: The metric.
@@ -226,7 +226,7 @@ def _outlook(run: str, rows: Sequence[Row], goal: float) -> Outlook:
 
 
 def _until(row: Row, field: str, time: Seconds) -> float:
-    """Count up to a time, interpolated between evaluations."""
+    """Value of the counter `field` at a time, interpolated between evaluations."""
     if not row["times"]:
         return 0.0
     return float(np.interp(time, row["times"], row[field]))
@@ -239,7 +239,7 @@ def reason(order: Sequence[Outlook]) -> str:
     """Explain in two sentences why the first candidate is first, and what limits it.
 
     The time to the target is the number of samples divided by their rate, so the first
-    candidate has an advantage over the next in one of the two, or in both.
+    candidate is ahead of the next in number, rate, or both.
     """
     best, *others = order
     reached = [each for each in others if not math.isinf(each.seconds)]

@@ -239,7 +239,7 @@ def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float
 
 
 def measured_cost(stage: Stage, proposal: Proposal, seconds: Seconds = 1.0) -> Cost:
-    """Time the beginning of a whole run of a proposal, for at least this many seconds."""
+    """Time the beginning of a proposal's whole run, for at least `seconds` seconds."""
     watch, began = _Watch(seconds), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
         experiment = stage.experiment(proposal, TUNING_SEED)

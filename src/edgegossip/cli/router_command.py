@@ -29,9 +29,10 @@ class RouterOptions:
             these files and to revoked.pem take effect at once.
         ban: Serial number of a further certificate to reject; repeatable.
         run: Name of a run with its own certificates (certs issue --run); repeatable.
-        insecure: Allow plain links beyond this machine; anybody can then read and join.
+        insecure: Allow plain links beyond this machine; anybody can then read messages and
+            join.
         num_workers: Number of workers in the largest run.
-        lease: Lease of links in seconds; use the same as for the workers.
+        lease: Lease of links in seconds; use the workers' value.
     """
 
     listen: tuple[str, ...]

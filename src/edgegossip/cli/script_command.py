@@ -1,4 +1,4 @@
-"""The command that runs a training script as workers. Importing this module imports torch."""
+"""The command that runs a script once for each worker. Importing this module imports torch."""
 
 from __future__ import annotations
 

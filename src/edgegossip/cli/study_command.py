@@ -43,7 +43,7 @@ def carry_out(
         study: The study.
         options: Options of the command.
         command: Name of the command.
-        arguments: Words typed after it.
+        arguments: Words typed after the command.
 
     Raises:
         TrainingError: If a cell has failed.

@@ -29,7 +29,7 @@ def unknown_option(arguments: Sequence[str], known: Mapping[str, str]) -> str | 
 
 
 def meanings(text: str | None) -> dict[str, str]:
-    """The `Args` of a docstring.
+    """The meanings in the `Args` of a docstring, by name.
 
     >>> meanings('''Train.
     ...

@@ -64,7 +64,8 @@ class WorkerOptions(TrackOptions):
         tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Changes to
             these files and to revoked.pem take effect at once.
         ban: Serial number of a further certificate to reject; repeatable.
-        insecure: Allow plain links beyond this machine; anybody can then read and join.
+        insecure: Allow plain links beyond this machine; anybody can then read messages and
+            join.
         lease: Seconds after which a link is closed if it is silent or cannot send a piece of
             256 kB; slow links need more.
         name: Name of the run, equal for all its workers; it keeps simultaneous runs of one
@@ -83,8 +84,8 @@ class WorkerOptions(TrackOptions):
             other users of this machine can see the URL.
         parent: ID of a process whose end stops this worker.
         threads: Threads of one training step.
-        max_waiting_bytes: Maximum size of the messages in memory that wait for one receiver,
-            and of those that have arrived; by default an eighth of the memory, at most 1 GiB.
+        max_waiting_bytes: Maximum size of the messages in memory waiting for one receiver, and
+            of the received messages; by default an eighth of the memory, at most 1 GiB.
     """
 
     rank: Rank
@@ -274,7 +275,7 @@ _NUMBERS = ("num_workers", "num_stages")
 
 
 def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Replace `-n` with the recipe's own option; also return that option, or None without one.
+    """Replace `-n` with the recipe's own option; also return its name, None if there is none.
 
     Raises:
         UsageError: If both options are given.
@@ -292,7 +293,7 @@ def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:
 
 
 def _require_number(name: str, wanted: int | None, experiment: Experiment) -> None:
-    """Check `-n` for a recipe that has no such argument.
+    """Check `-n` for a recipe without an argument that it could set.
 
     Raises:
         UsageError: If the run has another number of workers.

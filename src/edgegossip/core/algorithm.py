@@ -28,8 +28,8 @@ class Traits:
             time limit ends the run.
         local_steps: SGD steps between two exchanges; None without a fixed number.
         is_synchronous: A late worker makes its neighbors wait.
-        takes_repeats: A duplicate message does no harm. A worker that resumes from a checkpoint
-            may then send messages that differ from those it had sent after that checkpoint.
+        takes_repeats: Duplicate messages do no harm. A worker resumed from a checkpoint may
+            therefore repeat messages, even with other contents.
         is_balanced: Each worker trains on a share of its data that fits its speed.
         changes_roles: A rank may take over the role of another, as an elected server does.
         moves_data: A worker may train on the data of another (`Assign`).
@@ -47,9 +47,10 @@ class Traits:
     def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
         """Return the completed share of the run, in [0, 1].
 
-        Workers that wait for each other use rounds, so in a given round all have the same value
-        at any speed. Other workers, and those with `UNTIL_CUT_OFF` rounds, use time if the run
-        has a limit, and otherwise their own rounds. With neither, the value stays 0.
+        Workers that wait for each other use rounds, so in a given round all of them have the
+        same value, whatever their speed. Other workers, and workers with `UNTIL_CUT_OFF`
+        rounds, use time if the run has a time limit, and otherwise their own rounds. Without a
+        limit on time or rounds, the value stays 0.
 
         >>> Traits(num_rounds=8, is_synchronous=True).progress(round=2, now=99.0)
         0.25
@@ -59,7 +60,7 @@ class Traits:
         Args:
             round: Rounds that the worker has completed.
             now: Seconds since the beginning of the run.
-            max_seconds: Time at which the run is cut off; infinite if it never is.
+            max_seconds: Time limit of the run, in seconds; infinite if there is none.
         """
         goes_by_rounds = self.is_synchronous and 0 < (self.num_rounds or 0) < UNTIL_CUT_OFF
         if max_seconds < math.inf and not goes_by_rounds:
@@ -105,9 +106,9 @@ class Algorithm(ABC, Generic[State]):
         return WORKER
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Describe the messages by kind; `params` ([num_params]) is as for `init`.
+        """Describe the messages of each kind; `params` ([num_params]) is as for `init`.
 
-        Only networks need it. Without a schema an algorithm runs only in the simulator.
+        Only networks need a schema; without one, an algorithm runs only in the simulator.
 
         Raises:
             LocalProtocolError: If the algorithm has no schema.
@@ -115,5 +116,5 @@ class Algorithm(ABC, Generic[State]):
         raise lacks(self, "schema")
 
     def warnings(self, setting: Setting) -> list[str]:
-        """List the conflicts with `setting`, each with its remedy."""
+        """List the algorithm's conflicts with `setting`, each with its remedy."""
         return []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
-    """Replace a file atomically: it is complete, old or new, even after a power cut.
+    """Replace a file atomically: even after a power cut, it is complete, either old or new.
 
     Args:
         path: File to write.

@@ -5,7 +5,7 @@ contiguous tensor in main memory, and reading from a writable buffer copies no t
 
 The layout is the length of the header (8 bytes, little-endian), the header (JSON, padded with
 spaces to a multiple of 8), and the tensors without gaps, in decreasing order of entry size.
-Every tensor is therefore aligned. Kind, round and numbers are metadata of the header; numbers
+Every tensor is therefore aligned. Kind, round and numbers are in the header's metadata; numbers
 are written in Python's notation (``weight=0.125 session=3``), which is lossless.
 """
 
@@ -56,7 +56,7 @@ _VARIABLE = re.compile(
 _KINDS = {int, float}
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,64}")
 _MAX_KEPT_HEADER = 4096
-"""Size limit of cached headers, so that strangers cannot fill memory."""
+"""Maximum bytes of a cached header, so that strangers cannot fill memory."""
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -107,8 +107,7 @@ def decode(data: Buffer) -> Message:
 
 
 def num_bytes(message: Message) -> int:
-    """Size of ``encode(message)``, computed without encoding if the form of the message is
-    known.
+    """Number of bytes from ``encode(message)``, computed without reading the tensors' entries.
 
     >>> import torch
     >>> message = Message("params", 3, {"params": torch.zeros(10)})
@@ -209,12 +208,12 @@ _Header: TypeAlias = tuple[str, int, dict[str, float], int, tuple[_Place, ...]]
 
 
 def _read_header(header: bytes) -> _Header:
-    """Read a header; headers of one form differ only in round and numbers."""
+    """Read a header; the part that headers of one form share is read once and cached."""
     found = _VARIABLE.search(header) if len(header) <= _MAX_KEPT_HEADER else None
     if found is None:
         return _read_json(header)
     begin, end = found.start(1), found.end() - 1
-    # Only the metadata has an entry of that name with a string as its value.
+    # Only the metadata has a "round" with a string as its value.
     rest = header[:begin] + b"0" + header[end:].rstrip(b" ")
     kind, _, others, num_bytes, places = _read_kept(rest)
     numbers = {} if found[2] is None else _read_numbers(found[2].decode(), _are_names)
@@ -281,7 +280,7 @@ def _number(text: str) -> float:
 
 
 def _whole(digits: str) -> int:
-    # The same holds for `int` and `str`: spaces, leading zeros.
+    # `int`, too, accepts more than `str` writes: spaces, leading zeros.
     if len(digits) <= 20 and str(int(digits)) == digits:
         return int(digits)
     raise ValueError("a whole number that is none")

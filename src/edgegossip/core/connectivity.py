@@ -1,4 +1,4 @@
-"""Connectivity: whether every worker reaches every other one, and in how many rounds."""
+"""Connectivity: whether all workers reach each other, and in how many rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Graph(Protocol):
 
 
 def require_connected(topology: Graph) -> None:
-    """Raise ValueError unless every worker can reach every other; separate parts never agree.
+    """Raise ValueError unless all workers can reach each other; separate parts never agree.
 
     >>> from edgegossip.core.topology import ring
     >>> require_connected(ring(4))

@@ -65,7 +65,7 @@ def waits_for_ever(now: float, ranks: list[int]) -> LocalProtocolError:
 
 
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> str:
-    """List the known names and suggest the closest one, with or without its ``prefix/``.
+    """List the known names and suggest the closest; a name also matches without ``prefix/``.
 
     >>> unknown_name("topology", "rnig", ["torus", "ring"])
     "unknown topology 'rnig'; choose one of 'ring', 'torus' (did you mean 'ring'?)"

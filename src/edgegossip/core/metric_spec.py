@@ -88,4 +88,4 @@ class MetricSpec:
 
 
 ACCURACY = MetricSpec(name="accuracy", unit=PERCENT)
-"""The metric of run folders that name none."""
+"""The metric of run folders that name no metric."""

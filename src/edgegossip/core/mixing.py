@@ -22,7 +22,7 @@ from edgegossip.core.topology import Topology
 
 
 class MixingRule(ABC):
-    """Rule for the weights of a worker's neighbors; implementations are frozen dataclasses.
+    """Rule for weights of a worker and its neighbors; implementations are frozen dataclasses.
 
     Attributes:
         has_averaging_rows: Each row adds up to 1, so mixing does not change workers that agree.
@@ -33,7 +33,7 @@ class MixingRule(ABC):
     def weights(self, topology: Topology, rank: int, round: int) -> Mapping[int, float]:
         """Row `rank` of the mixing matrix in `round`: ranks, ascending, and their weights.
 
-        The row has the in-neighbors of `rank` and `rank` itself. Rows are cached and read-only.
+        The row holds `rank` and its in-neighbors. Rows are cached and read-only.
 
         Raises:
             ValueError: If the rule does not fit the topology.
@@ -108,7 +108,7 @@ class ColumnStochastic(MixingRule):
     """A sender splits its mass evenly over its out-neighbors and itself: push-sum.
 
     ``W[i, j] = 1 / (1 + out_degree_j)``. W is column stochastic, so mixing keeps the sum over
-    all workers on any directed topology. Worker j keeps the same share as it sends to each
+    all workers on any directed topology. Worker j keeps the same share that it sends to each
     out-neighbor, ``weights(topology, j, round)[j]``.
 
     References:
@@ -145,7 +145,7 @@ def mixing_matrix(topology: Topology, rule: MixingRule, round: int = 0) -> Tenso
 
 
 def spectral_gap(*matrices: Tensor) -> float:
-    r"""Speed per round at which mixing makes workers agree, in [0, 1]; 1 means at once.
+    r"""Speed of agreement per round of mixing, in [0, 1]; 1 means agreement within a period.
 
     For one matrix this is :math:`1 - |\lambda_2|`, where :math:`\lambda_2` is the eigenvalue of
     second largest modulus. For matrices used in sequence, it is computed from their product

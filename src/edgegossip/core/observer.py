@@ -26,7 +26,7 @@ class Observer(Protocol):
         num_bytes: int,
         uplink: tuple[Seconds, Seconds],
     ) -> None:
-        """Worker `rank` handed over a message; the uplink carries it during `uplink`."""
+        """Worker `rank` sent a message, which occupies the uplink during `uplink`."""
         return
 
     def received(

@@ -29,7 +29,7 @@ Payload: TypeAlias = Mapping[str, Tensor]
 class Message:
     """A message on a link.
 
-    A number costs about 25 bytes, and a tensor has a header of about 60 bytes.
+    Each number adds about 25 bytes to the header, and each tensor about 60 bytes.
 
     Attributes:
         kind: Purpose of the message, in the algorithm's own words ("params", "commit").
@@ -97,7 +97,7 @@ class Layout:
     num_trained: int
 
     def with_statistics(self, params: Tensor, measured: Tensor) -> Tensor:
-        """Take the running statistics of `params` from `measured`, both [num_params].
+        """Return `params` with the running statistics of `measured`, both [num_params].
 
         >>> import torch
         >>> Layout(num_trained=2).with_statistics(torch.zeros(3), torch.ones(3))
@@ -180,7 +180,7 @@ class Trained:
 
     @property
     def delta(self) -> Tensor:
-        """Parameters after minus before training, [num_params]."""
+        """Parameter change during training, [num_params]."""
         return self.params - self.before
 
 
@@ -207,7 +207,7 @@ class Predicted:
 
 @dataclass(slots=True)
 class Assigned:
-    """The worker now has the data requested by `Assign`; sizes are as in `Started`."""
+    """The worker now has the data requested by `Assign`; the fields are as in `Started`."""
 
     num_samples: int
     epoch_cost: float
@@ -232,7 +232,7 @@ class TimerFired:
 class WorkerLost:
     """Worker `rank` is lost or cannot be reached; it may come back.
 
-    If it `has_lied`, its unused messages must be dropped.
+    If the worker `has_lied`, its unused messages must be dropped.
     """
 
     rank: Rank
@@ -241,7 +241,7 @@ class WorkerLost:
 
 @dataclass(slots=True)
 class WorkerJoined:
-    """Worker `rank` is new or back; back without `has_restarted`, it was only unreachable."""
+    """Worker `rank` is new or back; unless it `has_restarted`, it was only unreachable."""
 
     rank: Rank
     has_restarted: bool = False
@@ -260,12 +260,12 @@ Event: TypeAlias = (
 )
 
 
-# Effects: requests of a worker to its driver.
+# Effects: requests from a worker to its driver.
 
 
 @dataclass(slots=True, eq=False)
 class Train:
-    """Train on local data from `params`; answered by `Trained`. One at a time.
+    """Train on local data from `params`, one request at a time; answered by `Trained`.
 
     `work` is the amount of training; the other fields describe the data and the method.
 
@@ -278,8 +278,8 @@ class Train:
             pass over all data.
         begins_pass: Whether `Epochs` begin a new pass or continue the current one. `Steps`
             always continue.
-        batch_ratio: Size of each batch relative to the trainer's own, above 0; the size is
-            rounded, to at least one sample.
+        batch_ratio: Size of each batch relative to the trainer's own, above 0; the result is
+            rounded to whole samples, at least one.
         rate_ratio: Learning rate relative to the trainer's schedule, above 0.
         momentum: Momentum of the trainer's optimizer for this work, in [0, 1); None keeps the
             optimizer's own.
@@ -337,7 +337,7 @@ class Predict:
 class Assign:
     """Train on the data of the workers `ranks` from now on; answered by `Assigned`.
 
-    If the worker's own rank is not among them, its own data is not used.
+    If the worker's own rank is not among `ranks`, its own data is not used.
     """
 
     ranks: tuple[Rank, ...]
@@ -345,7 +345,7 @@ class Assign:
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """Deliver `message` to `receiver`. It may be late or lost, never duplicated."""
+    """Deliver `message` to `receiver`; the message may be late or lost, never duplicated."""
 
     receiver: Rank
     message: Message
@@ -353,7 +353,7 @@ class Send:
 
 @dataclass(slots=True)
 class SetTimer:
-    """Report `TimerFired(name)` at time `at`, replacing any earlier setting; inf cancels."""
+    """Set the timer `name` to fire at `at`, and not at any time set before; inf cancels it."""
 
     name: str
     at: Seconds
@@ -363,8 +363,8 @@ class SetTimer:
 class Finish:
     """The worker has no work left.
 
-    It still answers events, because mass may be in flight. A run ends when all online workers
-    have finished and no work or message is in flight; timers do not keep it open.
+    The worker still answers events, because mass may be in flight. A run ends when all online
+    workers have finished and no work or message is in flight; timers do not keep it open.
     """
 
 
@@ -413,9 +413,9 @@ class Role:
         name: Name such as "worker", "server" or "stage-0"; it also selects the model that a
             driver builds.
         has_data: The rank gets a shard of the training data.
-        is_evaluated: Its parameters count in the reported averaged model, unless its state
-            currently excludes them. Ranks of one role name are averaged; if roles hold parts of
-            a model, the task joins them.
+        is_evaluated: The rank's parameters count in the reported averaged model, unless its
+            state currently excludes them. Ranks with the same role name are averaged; if roles
+            hold parts of a model, the task joins the averaged parts.
         slice_index: Index, from 0, of the rank's estimate among the slices of the role's
             parameters.
         num_slices: Number of the role's contiguous slices; their sizes differ by at most one
@@ -455,7 +455,7 @@ class WorkerState:
 
     Attributes:
         rank: Rank of the worker.
-        params: Initial parameters of training, [num_params].
+        params: Parameters that the next training starts from, [num_params].
         round: Completed rounds.
     """
 
@@ -472,8 +472,8 @@ class WorkerState:
     def is_evaluated(self) -> bool:
         """Whether the estimate currently counts in evaluations, if the rank's `Role` allows it.
 
-        Among a server and its standbys, for example, one counts at a time. If none does, all
-        count.
+        For example, only one of a server and its standbys counts at a time. If no rank's
+        estimate counts, all of them do.
         """
         return True
 

@@ -30,7 +30,7 @@ class TensorSpec:
         minimum: Lower limit of all entries.
         maximum: Upper limit of all entries.
         measure: Computes the largest absolute value in a tensor that a compressor has packed;
-            None measures the entries.
+            None uses the entries themselves.
 
     Raises:
         ValueError: If `max_numel` is missing, or is given for a fixed shape.
@@ -123,10 +123,10 @@ class TensorSpec:
 class MessageSpec:
     """Description of all messages of a kind.
 
-    It must state everything that `handle` assumes: an index out of range would otherwise end
-    the run of an honest worker. A network also rejects floats that are far larger than usual
-    among the workers. A tensor with its own limits is checked only against those limits, so
-    give limits to tensors whose scale differs from the parameters'.
+    The description must state everything that `handle` assumes: an index out of range would
+    otherwise end the run of an honest worker. A network also rejects floats that are far larger
+    than usual among the workers. A tensor with its own limits is checked only against those
+    limits, so give limits to tensors whose scale differs from the parameters'.
 
     Args:
         tensors: Required tensors of the payload, by name; an example tensor stands for its own
@@ -136,11 +136,11 @@ class MessageSpec:
             smallest and the largest number. Numbers are always finite.
         optional_numbers: Limits of the optional numbers, by name.
         max_ahead: Maximum number of rounds that the message may be ahead of its receiver; None
-            for any. A worker that was cut off is behind by all the rounds it has missed. Rounds
-            are never negative.
+            for any number. A worker that was cut off is behind by all the rounds it has missed.
+            Rounds are never negative.
         is_passed_on: Tensors are named ``RANK.name``. Worker RANK wrote them in the message's
-            round, and other workers relay them unchanged. A secured network adds ``RANK.seal``,
-            which is relayed with them.
+            round, and other workers relay them unchanged. A secured network adds a tensor
+            ``RANK.seal``, which is relayed with the others.
 
     >>> relayed = {f"{rank}.x": TensorSpec(torch.float32, (2,)) for rank in range(3)}
     >>> len(MessageSpec(optional=relayed, is_passed_on=True).specs)

@@ -1,7 +1,7 @@
 """Snapshots: trees of dataclasses, containers, numbers and tensors as JSON plus tensors.
 
-Checkpoints use this instead of pickle: reading a checkpoint can only build dataclasses of
-modules that are already imported.
+Checkpoints use this format instead of pickle: reading a checkpoint can only build dataclasses
+from modules that are already imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     """Split `tree` into plain JSON and the tensors in it.
 
     A tensor or dataclass that occurs in several places is stored once, and is shared again
-    after `assemble`. Keys of dicts must be numbers, strings or tuples of these.
+    after `assemble`. Keys of dicts must be numbers, strings, or tuples of numbers and strings.
 
     Raises:
         TypeError: If an item is not a dataclass, list, tuple, dict, str, number, bool, None or

@@ -32,8 +32,8 @@ class Topology(ABC):
     rounds.
 
     Attributes:
-        name: The call that makes it, such as ``ring(8)``; equal names mean equal graphs. Only
-            the name is compared and hashed, so a topology is a cheap dictionary key.
+        name: Call that makes the topology, such as ``ring(8)``; equal names mean equal graphs.
+            Only the name is compared and hashed, so a topology is a cheap dictionary key.
         num_workers: Number of workers, at least 1. A single worker has no neighbors.
         is_directed: Whether an edge may lack its reverse. An undirected topology has
             ``in_neighbors == out_neighbors`` in every round.
@@ -180,7 +180,7 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
         seed: Equal seeds produce equal graphs.
 
     Raises:
-        ValueError: If there is no such graph.
+        ValueError: If no such graph exists.
 
     References:
         Steger & Wormald, "Generating random regular graphs quickly", Combinatorics, Probability
@@ -214,7 +214,7 @@ def directed_ring(num_workers: int) -> Topology:
 
 
 def directed_exponential(num_workers: int) -> Topology:
-    """Each worker sends 1, 2, 4, ... ranks ahead: few edges, short paths.
+    """Each worker sends to the workers 1, 2, 4, ... ranks ahead: few edges, short paths.
 
     References:
         Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep
@@ -227,7 +227,7 @@ def directed_exponential(num_workers: int) -> Topology:
 
 
 def one_peer_exponential(num_workers: int) -> Topology:
-    """In round k, each worker sends to one other, ``2 ** (k % period)`` ranks ahead.
+    """In round k, each worker sends to the worker ``2 ** (k % period)`` ranks ahead.
 
     The period is ``ceil(log2(num_workers))``. If `num_workers` is a power of two, weights of
     1/2 average exactly within one period, at the cost of one message per worker and round.
@@ -253,7 +253,7 @@ def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) 
 
     Raises:
         ValueError: If an edge names a rank out of range, is a loop or a duplicate, or if some
-            worker cannot reach every other.
+            worker cannot reach all other workers.
 
     >>> path = from_edges(3, [(0, 1), (1, 2)])
     >>> path.out_neighbors(1, round=0)
@@ -267,8 +267,8 @@ def from_edges_by_round(
 ) -> Topology:
     """Make the topology with edges ``edges_by_round[k % period]`` in round k.
 
-    Arguments and errors are those of `from_edges`; every worker must reach every other over the
-    rounds of a period, not within each round.
+    Arguments and errors are those of `from_edges`; the edges of all rounds together must
+    connect every worker to every other one, but those of a single round need not.
 
     >>> pairs = from_edges_by_round(4, [[(0, 1), (2, 3)], [(1, 2), (0, 3)]])
     >>> pairs.out_neighbors(0, round=0), pairs.out_neighbors(0, round=1)
@@ -289,13 +289,13 @@ def from_edges_by_round(
 
 
 def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:
-    """Join each pair both ways, without the duplicates and loops of small graphs."""
+    """Make edges both ways for each pair, without the duplicates and loops of small graphs."""
     edges = {edge for i, j in pairs if i != j for edge in ((i, j), (j, i))}
     return _listed(name, num_workers, [edges], is_directed=False)
 
 
 def _hopping(name: str, num_workers: int, hops_by_round: Iterable[Sequence[int]]) -> Topology:
-    """Let every worker send `hops` ranks ahead."""
+    """Let every worker send to the workers `hops` ranks ahead."""
     phases = [
         [(rank, (rank + hop) % num_workers) for rank in range(num_workers) for hop in hops]
         for hops in hops_by_round
@@ -343,7 +343,7 @@ def _draw_regular(num_workers: int, degree: int, draws: torch.Generator) -> set[
 
 
 def _join_stubs(num_workers: int, degree: int, draws: torch.Generator) -> set[Edge] | None:
-    """Join stubs in random pairs; None if the remaining ones cannot be joined."""
+    """Join stubs in random pairs; None if the remaining stubs cannot be joined."""
     pairs: set[Edge] = set()
     stubs = [rank for rank in range(num_workers) for _ in range(degree)]
     while stubs:

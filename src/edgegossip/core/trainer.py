@@ -48,7 +48,7 @@ class Trainer(Protocol):
         return 0.0
 
     def set_up(self) -> None:
-        """Prepare the current data, unless already done."""
+        """Prepare the current data, unless it is already prepared."""
         return
 
     def assign(self, ranks: tuple[Rank, ...]) -> None:
@@ -56,7 +56,7 @@ class Trainer(Protocol):
         raise LocalProtocolError(f"{type(self).__name__} cannot take over data of others")
 
     def cost(self, request: Train) -> float:
-        """Cost of `train` if called next, in training samples."""
+        """Cost, in training samples, of calling `train` with `request` next."""
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         """Train from `request.params`, which stay unchanged; see `Train`.
@@ -78,7 +78,7 @@ class Trainer(Protocol):
         return Train(params, Steps(num_steps))
 
     def start_over(self) -> None:
-        """Forget momentum, because failed training continues from other parameters."""
+        """Forget momentum: after a failure, training continues from other parameters."""
         return
 
     def rest(self) -> None:
@@ -93,7 +93,7 @@ class Trainer(Protocol):
         return
 
     def state_dict(self) -> Mapping[str, Any]:
-        """All state that training changes, so that a checkpoint resumes bit for bit."""
+        """All state that training changes, so that a resumed run is the same bit for bit."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
@@ -107,7 +107,7 @@ class Prepared(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """Equal for training that can run together."""
+        """Key that is equal for training that can run together."""
 
     def train_with(self, others: Sequence[Any]) -> list[Outcome]:
         """Run together with `others` of the same key; return all outcomes, this one's first."""
@@ -115,7 +115,7 @@ class Prepared(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TrainingResult:
-    """Result of `Trainer.train`: see `Trained`. A `cost` of None means `Trainer.cost`."""
+    """Result of `Trainer.train`: see `Trained`. If `cost` is None, `Trainer.cost` applies."""
 
     params: Tensor
     num_samples: int
@@ -141,4 +141,4 @@ class TrainingResult:
 
 
 Outcome: TypeAlias = TrainingResult | TrainingError
-"""Outcome of one of several trainings done together; some may fail while others succeed."""
+"""Outcome for one of several trainers that run together; some may fail, others succeed."""

@@ -23,8 +23,8 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
     likely.
 
     Args:
-        num_workers: Number of workers; a single one has no neighbors.
-        period: Rounds drawn, at least 1; with few rounds the graph may not be connected.
+        num_workers: Number of workers; a single worker has no neighbors.
+        period: Number of rounds drawn, at least 1; few rounds may not connect the graph.
         seed: Equal seeds produce equal graphs.
 
     Raises:
@@ -59,7 +59,7 @@ def intermittent(base: Topology, availability: float, period: int, seed: int) ->
     Args:
         base: Graph with all links; it may itself vary.
         availability: Probability of each link in a round, in (0, 1].
-        period: Rounds drawn, at least 1; a multiple of the base's own.
+        period: Number of rounds drawn, at least 1; a multiple of the base's period.
         seed: Equal seeds produce equal graphs.
 
     Raises:

@@ -42,7 +42,7 @@ class Activity:
 
 
 def described(shares: Mapping[str, float]) -> str:
-    r"""The shares as text: training always, other kinds if at least half a percent.
+    r"""The shares as text; kinds other than training only from half a percent on.
 
     >>> described({"crashed": 0.0, "training": 0.25, "sending": 0.05, "waiting": 0.7})
     'training 25\xa0%, sending only 5\xa0%, waiting 70\xa0%'
@@ -103,7 +103,7 @@ def total(spans: Spans) -> Seconds:
 
 
 def clipped(spans: Iterable[Span] | Spans, end: Seconds) -> Spans:
-    """Clip `spans` at `end` and drop empty ones.
+    """Clip `spans` at `end` and drop empty spans.
 
     >>> clipped([(0.0, 2.0), (3.0, 4.0)], end=1.0).tolist()
     [[0.0, 1.0]]

@@ -1,4 +1,4 @@
-"""The waits of workers, and the effect of balancing, as text."""
+"""Workers' waits and the effect of balancing, as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_NAMED = 8
 
 
 def kept_shares(run: Run) -> list[float] | None:
-    """Mean share of its data on which each worker trained per round.
+    """Mean share of its data that each worker trained on in a round.
 
     None if the run was not balanced, or if a worker has not finished a round.
     """
@@ -26,7 +26,7 @@ def kept_shares(run: Run) -> list[float] | None:
 
 
 def kept_sentence(run: Run) -> str:
-    """Describe the shares; empty if there are none."""
+    """Describe the `kept_shares`; empty if there are none."""
     shares = kept_shares(run)
     if shares is None:
         return ""
@@ -39,7 +39,7 @@ def kept_sentence(run: Run) -> str:
 
 
 def balance(folder: ReportData) -> str:
-    """Describe the waits without and with balancing; empty without a balanced run."""
+    """Describe the waits without and with balancing; empty if no run was balanced."""
     balanced = [run for run in folder.runs if run.workers and kept_shares(run) is not None]
     if not balanced:
         return ""

@@ -1,4 +1,4 @@
-"""Drawing a study's figures: panels of curves or bars, from plain values."""
+"""Drawing a study's figures: panels of curves, bars or cells, from plain values."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ _MARK = "library_name: edgegossip"
 def export(run: Path, out: Path | None = None, *, only: str | None = None) -> Path:
     """Write a run's `model.safetensors`, `config.json` and model card (`README.md`).
 
-    The card contains the run's numbers, as text and as metadata that the Hugging Face hub
-    reads, and its figures.
+    The card contains the run's figures, and its numbers as text and as metadata that the
+    Hugging Face hub reads.
 
     Args:
         run: Folder of a run, simulated or gathered, or of a comparison.
@@ -46,8 +46,8 @@ def export(run: Path, out: Path | None = None, *, only: str | None = None) -> Pa
     Raises:
         UsageError: If `only` is missing for a comparison, names none of its runs, or is given
             for a single run.
-        RunFolderError: If `run` holds no run or no model, a file in it is damaged, or `out` has
-            a README.md of other origin or cannot be written.
+        RunFolderError: If `run` holds no run or no model, a file in it is damaged, `out` has a
+            README.md that is not a run's model card, or `out` cannot be written.
     """
     folder = _find(run, only)
     tensors = _read_model(folder / PARAMS)
@@ -108,7 +108,7 @@ def _read_model(path: Path) -> dict[str, Tensor]:
 
 
 def _require_ours(out: Path) -> None:
-    """Check that no README of other origin would be replaced."""
+    """Check that `out` has no README that is not a run's model card."""
     card = out / CARD
     if card.exists() and _MARK not in card.read_text(errors="replace"):
         raise RunFolderError(f"{card} is not a model card of a run; choose another --out")

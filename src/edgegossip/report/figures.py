@@ -32,7 +32,7 @@ LOG_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Quantity of the horizontal axis; {metric} in its caption stands for the vertical one."""
+    """Quantity on the horizontal axis; {metric} in its caption stands for the metric's name."""
 
     name: str
     words: str
@@ -190,7 +190,7 @@ LABEL_WIDTH, LABEL_HEIGHT = 0.16, 0.065
 
 
 def label_target(axes: Axes, target: float, metric: MetricSpec) -> Annotation:
-    """Label the target's line at the end and on the side that the fewest curves cross."""
+    """Label the target's line at the end and side where the fewest curves cross the label."""
     to_axes = axes.transData + axes.transAxes.inverted()
     height = float(to_axes.transform((axes.get_xlim()[1], target))[1])
     curves = [
@@ -263,7 +263,7 @@ def _label_ends(
 def write_name(
     axes: Axes, name: str, verdict: str, height: float, free: float, color: str
 ) -> None:
-    """Write the name of a curve that ends at `height` next to the axes, at a `free` height."""
+    """Next to the axes, at height `free`, write the name of a curve that ends at `height`."""
     axes.annotate(
         name,
         (1, height),

@@ -22,7 +22,7 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """The numbers of one run; None if unknown or not reached. Values are in its metric."""
+    """Numbers of one run; None if unknown or not reached. Values are of the run's metric."""
 
     final_value: float | None = None
     best_value: float | None = None
@@ -100,8 +100,8 @@ class ReportData:
         runs: Runs, at least one; a baseline comes first.
         baseline: Name of the reference run; None for a single run.
         target: Target of the chosen metric; None without one.
-        throughput_bound: Ratio of samples per second without waiting to those with a barrier
-            each epoch; None if unknown.
+        throughput_bound: Samples per second without waiting, divided by samples per second with
+            a barrier each epoch; None if unknown.
     """
 
     title: str
@@ -202,7 +202,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 def _summary(
     path: Path, log: RunLog, target: float | None, given: Mapping[str, Any]
 ) -> Summary:
-    """Use the given numbers, and compute the missing ones from the events."""
+    """Use the given numbers, and compute missing numbers from the events."""
     numbers = _from_events(log, target)
     keys = summary_keys(log.metric)
     for field in fields(Summary):

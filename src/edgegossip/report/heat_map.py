@@ -22,8 +22,8 @@ def draw_map(axes: Axes, panel: Mapping[str, Any]) -> None:
 
     Args:
         axes: Axes to draw on.
-        panel: Panel of `study.json`. Cells without a number are hatched; a mark becomes a line
-            across the cells.
+        panel: Panel of `study.json`. Cells without a positive number are hatched; a mark
+            becomes a line across the cells.
     """
     rows = [each for each in panel["series"] if not each["is_mark"]]
     x, y = np.array(rows[0]["x"], float), np.array([float(each["name"]) for each in rows])

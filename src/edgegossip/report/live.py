@@ -19,7 +19,7 @@ from edgegossip.experiments.results import Evaluation
 from edgegossip.report import units
 
 MAX_ROWS = 12
-"""Maximum number of runs on the screen; the newest ones stay."""
+"""Maximum number of runs on the screen; the newest runs stay."""
 
 METRIC = "metric"
 """Column title if the runs' metrics differ; otherwise, the metric's name is used."""

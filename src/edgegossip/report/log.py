@@ -23,7 +23,7 @@ SCHEMA = 1
 _MAX_SECONDS: Seconds = 1e15
 """Thirty million years; later times are damage, and no axis can show them."""
 _LARGEST = 1e30
-"""Largest number in a note; no axis can show more."""
+"""Largest number in a note; no axis can show larger numbers."""
 HEADER_TYPES = {
     "name": str,
     "num_workers": int,
@@ -170,7 +170,7 @@ class RunLog:
         return rank_name(self.roles, rank)
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Account for one event; types that the report does not show are skipped.
+        """Account for one event; event types that the report does not show are skipped.
 
         Raises:
             LookupError: If a field is missing; the log is then unchanged.
@@ -266,7 +266,7 @@ def _count(event: Mapping[str, Any], name: str) -> int:
 
 
 def read_log(path: Path) -> RunLog:
-    """Read the events of one run; damaged lines are skipped, each with a warning.
+    """Read the events of one run; damaged lines are skipped with a warning.
 
     `experiment.json` replaces a damaged first line.
 
@@ -295,7 +295,7 @@ def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
 
     Args:
         path: File with the experiment.
-        header: Contents of that file.
+        header: The experiment.
     """
     try:
         if header["schema"] != SCHEMA:

@@ -206,7 +206,7 @@ def platform_groups(run: Run) -> list[PlatformGroup]:
 
 
 def setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
-    """A setting as text, shortened."""
+    """A setting as text, shortened to `MAX_SETTING` characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SETTING else f"{text[:MAX_SETTING]}\u2026"
 

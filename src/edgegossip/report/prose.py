@@ -48,7 +48,7 @@ def notices(folder: ReportData) -> list[str]:
 
 
 def faults(folder: ReportData) -> list[str]:
-    """Describe crashes and lost messages, in one sentence for all runs with equal faults."""
+    """Describe crashes and lost messages, once for all runs with equal faults."""
     told: dict[str, list[str]] = {}
     for run in folder.runs:
         sentence = _faults(run)
@@ -208,7 +208,7 @@ def _times_to_target(folder: ReportData) -> dict[str, float]:
 
 
 def _head_start(folder: ReportData) -> float | None:
-    """The baseline's time to the target divided by the fastest run's; None if undefined."""
+    """The baseline's time to the target divided by the fastest run's; None unless above 1."""
     reached = _times_to_target(folder)
     if folder.baseline is None or folder.baseline not in reached:
         return None
@@ -232,7 +232,7 @@ def _best_run(folder: ReportData) -> str:
 
 
 def _best(folder: ReportData, values: Mapping[str, float | None]) -> tuple[str, float | None]:
-    """The run with the best of these values; None if none is known."""
+    """The run with the best of these values, and that value; None if no value is known."""
     known = {name: value for name, value in values.items() if value is not None}
     if not known:
         return folder.runs[0].name, None

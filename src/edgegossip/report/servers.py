@@ -28,7 +28,7 @@ class CommitRow:
         least: Commits of the worker with the fewest commits.
         most: Commits of the worker with the most commits.
         seconds: Mean seconds between two commits of a worker; None without commits.
-        num_steps: Steps between two commits; None without commits.
+        num_steps: Mean steps between two commits of a worker; None without commits.
         explicit_momentum: Momentum of the workers' optimizer; None if unknown.
         implicit_momentum: Median implicit momentum over the windows of a search; None without
             notes.
@@ -96,14 +96,14 @@ def explicit_momentum(run: Run) -> float | None:
 
 
 def windows(run: Run) -> list[Noted]:
-    """The windows of a search for the commit rate that can be drawn."""
+    """The search notes of a run that have both a window number and a rate."""
     notes = [note for note in run.log.notes if note.kind == SEARCH]
     return [note for note in notes if {"window", "rate"} <= {*note.numbers}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """One search for the commit rate, up to the beginning of the next.
+    """One search for the commit rate, up to the beginning of the next search.
 
     Attributes:
         rewards: The rates that were tried and their rewards, in order.
@@ -115,7 +115,7 @@ class Search:
 
 
 def searches(notes: Sequence[Noted]) -> list[Search]:
-    """Separate the searches in `windows`: each begins with window 1."""
+    """Separate the searches in `windows`: each search begins with window 1."""
     begins = [i for i, note in enumerate(notes) if i == 0 or note.numbers["window"] == 1]
     return [_search(notes[i:j]) for i, j in itertools.pairwise([*begins, len(notes)])]
 
@@ -131,7 +131,7 @@ def _search(notes: Sequence[Noted]) -> Search:
 
 
 def search_sentences(folder: ReportData) -> list[str]:
-    """Describe the rates that each run with a search tried, and the final one."""
+    """Describe the rates that each run with a search tried, and the final rate."""
     return [_sentence(run) for run in folder.runs if windows(run)]
 
 

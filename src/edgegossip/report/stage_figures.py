@@ -30,7 +30,7 @@ from edgegossip.report.units import number, percent
 NUM_POINTS = 240
 """Maximum number of points of a line; more would not be visible."""
 NUM_MEANS = 30
-"""Number of points of a line through scattered values."""
+"""Maximum number of points of a line through scattered values."""
 PIECES_PER_BIN = 4
 MAX_BINS = 40
 
@@ -48,7 +48,7 @@ def stage_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[Pi
 
 
 def stage_colors(stages: Iterable[int]) -> dict[int, str]:
-    """Give each stage one color in all figures, with the darkest for the first.
+    """Give each stage one color in all figures, the darkest to the first stage.
 
     >>> stage_colors([0, 1])
     {0: '#440154', 1: '#6ece58'}

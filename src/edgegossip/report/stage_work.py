@@ -29,7 +29,8 @@ class StageRow:
         stage: Number of the stage, from 0.
         ranks: Ranks of the stage, in words.
         worked: Mean share of the steady state spent training.
-        waited: Mean share of the steady state spent present but not training.
+        waited: Mean share of the steady state in which a rank was not training, crashed or
+            finished.
         num_batches: Total batches that updated the stage.
         num_given_up: Total batches that got no answer in time.
         most_waiting: Maximum number of batches from below that waited at one rank.
@@ -56,7 +57,7 @@ def stage_rows(folder: ReportData) -> list[StageRow]:
 
 
 def stage_sentence(run: Run) -> str:
-    """Describe the busiest and the longest waiting stage; empty if fewer than two worked."""
+    """Describe the busiest and the longest-waiting stage; empty unless at least two worked."""
     rows = [_row(run, stage) for stage in run.log.stages]
     known = [(row.worked, row.waited or 0.0, row.stage) for row in rows if row.worked]
     if len(known) < 2:
@@ -76,7 +77,7 @@ def stage_notes(run: Run, rank: Rank, *names: str) -> list[Noted]:
 
 
 def steady_state(run: Run) -> Span:
-    """The span from the time when all stages have begun to train to the time when one stops.
+    """The span from the time when all stages have begun to train until the first one stops.
 
     If this span is empty, the whole run is returned.
     """

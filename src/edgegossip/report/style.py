@@ -19,7 +19,7 @@ WAITING = "#e3e6ea"
 SENDING = "#e69f00"
 
 BASELINE_COLOR = "#5b6470"
-# Okabe & Ito (2008), distinct with every common color vision; orange is kept for sending.
+# Okabe & Ito (2008), distinct for all common kinds of color vision; orange is kept for sending.
 RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#882255")
 
 STYLE = {
@@ -51,7 +51,7 @@ STYLE = {
     "lines.solid_joinstyle": "round",
     "figure.facecolor": "white",
     "savefig.dpi": 150,
-    # Users choose names, so a dollar sign in one must not begin a formula.
+    # Users choose names, so a dollar sign in a name must not begin a formula.
     "text.parse_math": False,
     # Without these two, ids and dates differ from one run of the program to the next.
     "svg.hashsalt": "edgegossip",

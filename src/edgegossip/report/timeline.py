@@ -48,9 +48,9 @@ def timeline_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Pi
 
 
 def legible_window(workers: Sequence[Activity], duration: Seconds) -> Seconds:
-    """The duration from the start that can be drawn with visible bars.
+    """The duration, from the run's start, that can be drawn with visible bars.
 
-    It holds `LEGIBLE_BARS` typical bars of the worker with the shortest bars.
+    It spans at most `LEGIBLE_BARS` typical bars of the worker with the shortest bars.
     """
     typical = [
         float(np.median(worker.training[:, 1] - worker.training[:, 0]))
@@ -104,7 +104,7 @@ def _styles(color: str) -> dict[str, dict[str, Any]]:
 
 
 def _shown_ranks(run: Run) -> list[Rank]:
-    """All ranks, or at most `MAX_WORKERS` from the fastest to the slowest."""
+    """All ranks; if there are too many, `MAX_WORKERS` from the fastest to the slowest."""
     ranks = range(len(run.log.workers))
     if len(ranks) <= MAX_WORKERS:
         return list(ranks)

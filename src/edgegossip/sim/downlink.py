@@ -12,7 +12,7 @@ from edgegossip.core.protocol import Seconds
 
 @dataclass(slots=True)
 class Downlink:
-    """The waiting and the arriving bytes at a downlink.
+    """Bytes that wait or arrive at a downlink.
 
     Bytes pass as soon as they have arrived and the downlink is free; earlier messages go first.
     The downlink is never idle while bytes wait, so the last message ends when it would on a
@@ -49,7 +49,7 @@ class Downlink:
         return self._end(last, bandwidth)
 
     def _advance(self, until: Seconds, bandwidth: float) -> None:
-        """Let bytes arrive and pass until a time."""
+        """Let bytes arrive and pass until the time `until`."""
         for end, surplus in self._spans(bandwidth):
             stop = min(end, until)
             self.waiting = max(0.0, self.waiting + surplus * (stop - self.now))

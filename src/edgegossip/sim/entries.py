@@ -33,7 +33,7 @@ class Ready:
 
 @dataclass(slots=True, eq=False)
 class InTraining:
-    """Running training, which ends at its time in the agenda."""
+    """Training in progress, which ends at its time in the agenda."""
 
     start: Seconds
     began: Seconds  # later than `start` if the platform was busy
@@ -42,7 +42,7 @@ class InTraining:
     pending: Pending[TrainingResult]
 
     def finish(self, now: Seconds) -> Trained:
-        """The event for the worker at the virtual end."""
+        """Make the worker's event at the virtual end of the training."""
         return self.pending.result().event(self.before, now - self.start, self.cost)
 
 
@@ -68,7 +68,7 @@ class Delivery:
         last: Arrival of the last byte there; unless the downlink is busy, the message is
             received then.
         is_dropped: Whether the link loses the message.
-        is_cut_off: Whether its sender crashed before the last byte left.
+        is_cut_off: Whether the sender crashed before the last byte left.
     """
 
     sender: Rank
@@ -92,7 +92,7 @@ class FirstByte:
 
 @dataclass(slots=True)
 class Alarm:
-    """A timer, which is due unless it has been set again."""
+    """A setting of a timer, which fires unless the timer has been set again."""
 
     name: str
     serial: int
@@ -110,7 +110,7 @@ class WorkerRecord:
 
 
 def forget_crashed(agenda: Agenda, rank: Rank, now: Seconds) -> None:
-    """Remove the work of the crashed worker `rank`, and cut off its messages."""
+    """Remove the work of the crashed worker `rank`, and cut off the messages it is sending."""
     kept = (Crash, Recover, Delivery, FirstByte)
     agenda.keep(lambda entry: entry[1] != rank or isinstance(entry[2], kept))
     for _, _, item in agenda:

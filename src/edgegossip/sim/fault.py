@@ -28,8 +28,8 @@ class Crash:
 class Recover:
     """Worker `rank` restarts at time `at`, with only the initial parameters.
 
-    It starts again from `init`, with a new optimizer and new random streams. The event is
-    ``Started(has_rejoined=True)``, and the algorithm decides how to react.
+    The worker starts again from `init`, with a new optimizer and new random streams. Its event
+    is ``Started(has_rejoined=True)``, and the algorithm decides how to react.
     """
 
     at: Seconds
@@ -40,8 +40,8 @@ class Recover:
 class Partition:
     """From `start` to `end`, nothing passes between the workers in `group` and all others.
 
-    A message is lost if the partition separates its ends at any moment between the start of its
-    transmission and its arrival.
+    A message is lost if the partition separates its sender and receiver at any moment between
+    the start of its transmission and its arrival.
     """
 
     start: Seconds
@@ -54,7 +54,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Each message is lost with `probability` in [0, 1] between `start` and `end`.
+    """Each message sent between `start` and `end` is lost with `probability`, in [0, 1].
 
     `sender` and `receiver` limit the fault to messages from or to one worker.
     """
@@ -68,7 +68,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """Messages take up to `seconds` longer (drawn uniformly) between `start` and `end`.
+    """Messages sent between `start` and `end` take up to `seconds` longer, drawn uniformly.
 
     `sender` and `receiver` limit the fault as in `Drop`.
     """
@@ -186,7 +186,7 @@ def _check(fault: Fault) -> None:
 
 
 def applies(fault: Drop | Delay, now: Seconds, sender: Rank, receiver: Rank) -> bool:
-    """Whether `fault` applies to a message sent `now`."""
+    """Whether `fault` applies to a message sent at `now`."""
     return (
         fault.start <= now < fault.end
         and fault.sender in (None, sender)

@@ -49,13 +49,13 @@ def _whole_seconds(after: Seconds, until: Seconds) -> range:
 def default_predictor(platform: Platform) -> PerformancePredictor:
     """Make a predictor without a profile.
 
-    It forecasts the idle speed first, and later the last measured speed.
+    The predictor forecasts the idle speed first, and later the last measured speed.
     """
     return PerformancePredictor(platform.executors, seconds_alone=1 / platform.throughput)
 
 
 def profiled(platforms: Sequence[Platform], profiles: Mapping[Rank, Profile]) -> MakePredictor:
-    """Make predictors that are fitted to the workers' profiles, where these exist."""
+    """Make predictors fitted to the workers' profiles; the default if there is no profile."""
 
     def make(rank: Rank) -> PerformancePredictor:
         if rank not in profiles:
@@ -74,7 +74,7 @@ def profile(
         platform: Platform to measure; its trace and throttling are ignored.
         num_samples: Number of loads, at least 10; the first is empty.
         seed: Seed of loads and noise.
-        noise: Relative standard deviation of the measured times, at least 0.
+        noise: Relative standard deviation of the measured times, in [0, 1).
 
     Raises:
         ValueError: If a number is out of range.

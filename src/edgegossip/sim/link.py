@@ -38,7 +38,7 @@ class Links:
 
     A single message takes ``latency + num_bytes / bandwidth``. The uplinks and downlinks that
     messages share belong to the workers' platforms. Messages from one worker to another arrive
-    in the order of sending, unless a `Delay` or a crash of the receiver changes it.
+    in the order of sending, unless a `Delay` or a crash of the receiver changes that order.
 
     Args:
         default: Link for all pairs without an override.

@@ -1,4 +1,4 @@
-"""The trainer and the monitor on each worker's platform, which end with a crash."""
+"""The trainer and the monitor on each worker's platform; a crash of the worker ends both."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Machines:
         return self._monitors[rank]
 
     def occupy(self, rank: Rank, now: Seconds, cost: float) -> Span:
-        """Schedule work (in samples) for when the platform is free; return start and end."""
+        """Schedule work of `cost` samples once the platform is free; return start and end."""
         busy_until = self._busy_until[rank]
         start = now if now > busy_until else busy_until
         end = start + self._platforms[rank].duration(start, cost)
@@ -69,7 +69,7 @@ class Machines:
         self._monitors[rank] = self._new_monitor(rank)
 
     def restart(self, rank: Rank, now: Seconds) -> None:
-        """Watch a recovered platform from now on."""
+        """Watch a recovered platform from `now` on."""
         self._monitors[rank] = self._new_monitor(rank, now)
 
     def state_dict(self) -> dict[str, Any]:

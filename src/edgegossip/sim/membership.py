@@ -1,4 +1,4 @@
-"""Online workers, their reachability, and their knowledge of it."""
+"""Online workers, their reachability, and their beliefs about each other."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Membership:
         is_online: Whether each rank is online.
         offline_since: Time at which each offline rank crashed.
         partitions: All partitions of the run, in the order of their starts.
-        believed_lost: Ordered pairs (believing worker, worker believed lost), each with whether
-            the lost one has restarted since.
+        believed_lost: For each pair (believing worker, worker believed lost), whether the lost
+            worker has restarted since.
     """
 
     is_online: list[bool]
@@ -42,7 +42,7 @@ class Membership:
         """List the ranks whose parameters count.
 
         For each role and slice, these are the online ranks whose state says that they count. If
-        no state says so, all online ranks count; if none is online, all ranks count.
+        no state says so, all online ranks count; if no rank is online, all ranks count.
         """
         roles = [role_of(rank) for rank in range(len(states))]
         holds = [(role.name, role.slice_index) for role in roles]
@@ -56,7 +56,7 @@ class Membership:
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None
     ) -> bool:
-        """Whether a partition separates two workers now or did after `since`."""
+        """Whether a partition separates two workers at `now`, or has since the time `since`."""
         since = now if since is None else since
         return any(
             p.start <= now and since < p.end and p.separates(one, other)
@@ -64,7 +64,7 @@ class Membership:
         )
 
     def loss(self, delivery: Delivery, now: Seconds) -> str | None:
-        """Reason why a message cannot be received `now`; None if it can."""
+        """Reason why a message cannot be received at `now`; None if it can."""
         one, other = delivery.sender, delivery.receiver
         if delivery.is_cut_off or not self.is_online[other]:
             return "crashed"
@@ -109,7 +109,8 @@ class Membership:
         """
         everyone = range(len(self.is_online))
         is_divided = any(p.start <= now < p.end for p in self.partitions)
-        # Few of thousands of workers are offline at a time, so only pairs with one are checked.
+        # Of thousands of workers, few are offline at a time, so only pairs with an offline
+        # worker are checked.
         offline = [rank for rank in everyone if not self.is_online[rank]]
         for one in everyone if of is None else [of]:
             if not self.is_online[one]:
@@ -134,7 +135,7 @@ class Membership:
         return since if now < until else math.inf
 
     def heal(self, now: Seconds) -> Iterator[Notice]:
-        """Report workers that are reachable again to those that believe them lost."""
+        """Report workers that are reachable again to the workers that believe them lost."""
         for one, other in list(self.believed_lost):
             can_reach = self.is_online[one] and self.is_online[other]
             if can_reach and not self.are_separated(one, other, now):

@@ -27,7 +27,7 @@ class Network:
         links: Latencies and bandwidths.
         faults: Faults that drop or delay messages.
         platforms: One for each worker, with its uplink and downlink.
-        wire: Encode and decode every message.
+        wire: Whether to encode and decode every message.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Network:
     def _disturb(
         self, now: Seconds, sender: Rank, receiver: Rank, serial: int
     ) -> tuple[bool, Seconds]:
-        """Return whether the link loses a message sent `now`, and by how much it is delayed."""
+        """Return whether the link loses a message sent at `now`, and the message's delay."""
         is_dropped = any(
             applies(drop, now, sender, receiver)
             and uniform(self._seed, "drop", k, serial) < drop.probability

@@ -17,8 +17,8 @@ from edgegossip.machine.contention import Contention
 class Sensitivity:
     """Slowdown of training by contention; hidden from algorithms.
 
-    The slowdown is ``1 / (1 - cores * U.cores) + network * U.network + disk * U.disk``, so a
-    task that loses half of the cores takes twice as long.
+    The slowdown is ``1 / (1 - cores * U.cores) + network * U.network + disk * U.disk``, so with
+    `cores` close to 1, a task that loses half of the cores takes about twice as long.
 
     Args:
         cores: Sensitivity of training to the cores that other processes use, in [0, 1).
@@ -42,7 +42,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class ContentionTrace:
-    """Contention over time: `contentions[k]` holds from `times[k]`; repeats after `period`.
+    """Contention over time: `contentions[k]` from `times[k]` on, repeated after `period`.
 
     Args:
         times: Ascending seconds, beginning with 0.
@@ -69,7 +69,7 @@ class ContentionTrace:
 
 @dataclass(frozen=True, slots=True)
 class ThrottlingTrace:
-    """A slowdown that no monitor shows, as by heat: `slow_downs[k]` from `times[k]` on.
+    """A slowdown, such as from heat, that no monitor shows: `slow_downs[k]` from `times[k]` on.
 
     Args:
         times: Ascending seconds, beginning with 0.
@@ -107,7 +107,7 @@ def _require_steps(times: Sequence[Seconds], values: Sequence[object], period: S
 
 
 def _step(times: Sequence[Seconds], period: Seconds, now: Seconds) -> tuple[int, Seconds]:
-    """Index of the step at `now`, and the time at which the next one begins."""
+    """Index of the step at `now`, and the time at which the next step begins."""
     start = 0.0 if period == math.inf else now // period * period
     # Division rounds, so `now` may fall a hair outside [start, start + period).
     index = bisect.bisect_right(times, now - start) - 1
@@ -175,7 +175,7 @@ class Platform:
         return Contention(min(1.0, sums[0]), sums[1], sums[2])
 
     def duration(self, start: Seconds, cost: float) -> Seconds:
-        """Seconds that work of `cost` samples takes from `start` on, under the contention."""
+        """Seconds from `start` for work of `cost` samples, under contention and throttling."""
         if self.trace is None and self.throttling is None:
             return cost / (self.throughput * self.executors)
         now, remaining = start, float(cost)

@@ -33,7 +33,7 @@ class Pending(Protocol[T_co]):
     """A result that may still be pending."""
 
     def result(self) -> T_co:
-        """Wait for the result; raise the task's error."""
+        """Wait for the result; raise the task's error, if any."""
 
 
 class Pool(Protocol):
@@ -124,7 +124,7 @@ class _Waiting:
 
 
 class ComputePool:
-    """Runs tasks on `num_threads` threads, one intra-op thread each.
+    """Runs tasks on `num_threads` threads, with one intra-op thread each.
 
     PyTorch releases the interpreter lock inside its kernels, so threads keep all cores busy and
     share memory. Results do not depend on `num_threads`, because parallel tasks never share a
@@ -158,7 +158,7 @@ class ComputePool:
         return future
 
     def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Return the trainers unchanged, because threads share their memory."""
+        """Return `make_trainer` unchanged, because threads share memory."""
         return make_trainer
 
     def train(
@@ -178,7 +178,7 @@ class ComputePool:
         return waiting
 
     def _start(self, first: _Waiting) -> None:
-        """Start all waiting requests in groups that run together, that of `first` first."""
+        """Start all waiting requests in groups that run together, beginning with `first`."""
         waiting = [first, *(each for each in self._waiting if each is not first)]
         self._waiting = []
         groups: dict[Hashable, list[_Waiting]] = {}
@@ -194,7 +194,7 @@ class ComputePool:
                     each.outcome = partial(_pick, outcomes, index)
 
     def close(self) -> None:
-        """Drop tasks that have not begun, and wait for the running ones."""
+        """Drop tasks that have not begun, and wait for running tasks."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 

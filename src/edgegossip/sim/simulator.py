@@ -74,7 +74,7 @@ class Simulator(Generic[State]):
     training only when virtual time reaches the end of that training.
 
     The run is over when every online worker has finished and no work or message is in flight.
-    Neither a timer nor a future recovery keeps it open, unless no worker is online.
+    Timers do not keep it open; a future recovery does, but only while no worker is online.
 
     Args:
         algorithm: Algorithm of the workers.
@@ -154,7 +154,7 @@ class Simulator(Generic[State]):
     def run(self, until: Seconds = math.inf) -> bool:
         """Process events up to and including time `until`; return whether the run is over.
 
-        It returns early, between two events, when `should_stop` is set.
+        The loop stops early, between two events, when `should_stop` is set.
 
         Raises:
             LocalProtocolError: If the algorithm breaks the contract or waits forever.

@@ -1,1 +1,1 @@
-"""Compression of vectors in transit: fewer entries, fewer bits, and a memory of the rest."""
+"""Compression of vectors in transit: fewer entries, fewer bits, and error feedback."""

@@ -26,12 +26,12 @@ class Compressor(ABC):
     r"""Turns a vector into a payload, and the payload into a similar vector.
 
     Implementations are frozen dataclasses. They promise a contraction: for every finite vector
-    :math:`x` and a :math:`\delta` in (0, 1] that depends only on its length,
+    :math:`x` and a :math:`\delta` in (0, 1] that depends only on the length of :math:`x`,
 
     .. math:: E \|C(x) - x\|^2 \le (1 - \delta) \|x\|^2
 
-    so that the remainder, which is held back and added to the next vector, stays bounded.
-    :math:`\delta` holds for every vector; for `PerLayer` it is the minimum over the layers.
+    so that the remainder, which is held back and added to the next vector, stays bounded. The
+    bound holds for every vector; for `PerLayer`, :math:`\delta` is the minimum over the layers.
     Scales are bfloat16, so values from 1e-38 to the largest float32 are kept in proportion.
     """
 
@@ -47,8 +47,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def decompress(self, payload: Payload, numel: int) -> Tensor:
-        """Decompress any payload that `schema` allows into a vector, float32 [numel]; never
-        raises.
+        """Make a vector, float32 [numel], from any payload that `schema` allows; never raises.
 
         All entries of the vector are finite. Tensors of the payload that are not in `schema`
         are ignored.
@@ -56,13 +55,13 @@ class Compressor(ABC):
 
     @abstractmethod
     def contraction(self, numel: int) -> float:
-        r""":math:`\delta`, in (0, 1], for vectors [numel]."""
+        r"""The contraction's :math:`\delta`, in (0, 1], for vectors [numel]."""
 
     def consensus_step(self, numel: int) -> float:
         r"""The consensus step, in (0, 1], for compressed vectors [numel].
 
-        The step is the share of the entries that is kept, times the share of the squared norm
-        that normally distributed entries retain. With few bits, :math:`\delta` itself would
+        The step is the share of entries kept, times the share of the squared norm that remains
+        after rounding normally distributed entries. With few bits, :math:`\delta` would instead
         reflect vectors that do not occur in practice.
         """
         return self.contraction(numel)
@@ -100,14 +99,14 @@ class PartwiseCompressor(Compressor):
         return self.schema_of_parts((numel,))
 
     def compress_parts(self, vector: Tensor, sizes: Sizes, *key: int | str) -> Payload:
-        """`compress` a vector whose parts have these `sizes`."""
+        """Compress a vector whose parts have these `sizes`."""
         entries = np.ascontiguousarray(vector.detach().cpu().numpy())
         # A vector that is not finite is compressed anyway; the trainer reports the problem.
         with np.errstate(all="ignore"):
             return {"bits": torch.from_numpy(self.pack(entries, sizes, *key))}
 
     def decompress_parts(self, payload: Payload, sizes: Sizes) -> Tensor:
-        """`decompress` a vector whose parts have these `sizes`."""
+        """Decompress a vector whose parts have these `sizes`."""
         with np.errstate(all="ignore"):
             return torch.from_numpy(self.unpack(payload["bits"].cpu().numpy(), sizes))
 
@@ -139,7 +138,7 @@ class PartwiseCompressor(Compressor):
 
     @abstractmethod
     def unpack(self, data: Bytes, sizes: Sizes) -> Floats:
-        """Read the bytes of `pack`; any other bytes give a finite vector [sum(sizes)]."""
+        """Read the bytes from `pack`; any bytes give a finite vector [sum(sizes)]."""
 
     @abstractmethod
     def max_num_bytes(self, sizes: Sizes) -> int:

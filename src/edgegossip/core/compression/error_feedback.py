@@ -1,4 +1,4 @@
-"""Error feedback: for any compressor, a memory of the part held back."""
+"""Error feedback: the part that a compressor holds back is added to the next vector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Feedback:
     Attributes:
         payload: Payload to send.
         sent: Vector that receivers see, [numel].
-        error: Part held back, to be added next time, [numel].
+        error: Part held back and added to the next vector, [numel].
     """
 
     payload: Payload
@@ -32,8 +32,8 @@ def feed_back(
 
     .. math:: v = x + e, \qquad q = C(v), \qquad e' = v - q
 
-    so that all sent vectors plus the current error equal the sum of all vectors, up to
-    rounding. With a compressor that contracts by :math:`\delta` and vectors no longer than
+    so that the sum of all sent vectors plus the current error equals the sum of all vectors, up
+    to rounding. With a compressor that contracts by :math:`\delta` and vectors of norm at most
     :math:`G`, :math:`\|e\|` stays below :math:`2 G / \delta`.
 
     Args:

@@ -1,10 +1,10 @@
-r"""Levels that represent many magnitudes with the least squared error.
+r"""Levels that represent many magnitudes with a small squared error.
 
 Magnitudes are sorted into bins by the first 16 bits of their float32 (the exponent and 7 bits
 of mantissa). All but two passes over the magnitudes therefore become passes over a few hundred
 bins. A *partition* of the bins into cells gives each cell its mean as its level. The levels
 :math:`\ell_c` of cells with mass :math:`m_c` then *capture* the energy
-:math:`\sum_c m_c \ell_c^2`; the rest is the squared error.
+:math:`\sum_c m_c \ell_c^2`; the rest of the energy is the squared error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Cuts: TypeAlias = NDArray[np.int64]
 
 NUM_ROUNDS = 16
 SLACK = 1 + 2.0**-6
-"""Margin above the width of a bin and the rounding of the scale."""
+"""Factor that covers the width of a bin and the rounding of the scale."""
 
 
 def fit(
@@ -63,11 +63,11 @@ def fit(
 def guarantee(numel: int, num_levels: int) -> tuple[float, Doubles]:
     r"""Thresholds between levels with a guarantee for any vector of unit root mean square.
 
-    All magnitudes are at most :math:`\sqrt d`. The lowest cell holds those below :math:`t`,
-    whose share of the energy is at most :math:`t^2`. The ends of every other cell have the same
-    ratio :math:`r = (\sqrt d / t)^{1/(L - 1)}`. In a cell with ends :math:`a` and :math:`ra`
-    the mean captures at least :math:`4 r / (1 + r)^2` of the energy (Kantorovich's inequality),
-    so that
+    All magnitudes are at most :math:`\sqrt d`. The lowest cell holds magnitudes below
+    :math:`t`, whose share of the energy is at most :math:`t^2`. The ends of each remaining cell
+    have the same ratio :math:`r = (\sqrt d / t)^{1/(L - 1)}`. In a cell with ends :math:`a` and
+    :math:`ra`, the mean captures at least :math:`4 r / (1 + r)^2` of the energy (Kantorovich's
+    inequality), so that
 
     .. math:: \delta = (1 - t^2) \, \frac{4 r}{(1 + r)^2}
 

@@ -1,6 +1,6 @@
 """Packing of whole numbers into few bits, with whole-array operations.
 
-Every reader here accepts any bytes: missing ones count as zeros.
+Every reader here accepts any bytes: missing bytes count as zeros.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 Positions: TypeAlias = NDArray[np.int64]
 
 MAX_WIDTH = 32
-"""Maximum bits of a number."""
+"""Maximum number of bits in a packed number."""
 
 BLOCK = 16
 """Number of gaps that share a width; 32 and 64 compress real models less."""
 
 _LANES = np.arange(8, dtype=np.uint64)[:, None]
 NUM_WIDTHS = 16
-"""Widths to choose from; a choice takes 4 bits per block."""
+"""Number of widths to choose from; the choice takes 4 bits per block."""
 
 _LANES = np.arange(8, dtype=np.uint64)[:, None]
 
@@ -53,11 +53,11 @@ def pack(numbers: Integers, width: int) -> Bytes:
     """Write numbers in [0, 2**width) with `width` bits each, in groups of eight.
 
     Whole bytes come first: the lowest byte of every number, then the next byte. The remaining
-    bits of eight numbers fill a whole number of bytes, and are combined in one 64-bit word.
+    bits of a group fill a whole number of bytes, and are combined in one 64-bit word.
 
     Args:
-        numbers: [count].
-        width: At most `MAX_WIDTH`.
+        numbers: Numbers to write, [count].
+        width: Bits per number, at most `MAX_WIDTH`.
 
     >>> pack(np.arange(8), 3).tolist()
     [136, 198, 250]
@@ -74,7 +74,7 @@ def pack(numbers: Integers, width: int) -> Bytes:
 
 
 def unpack(data: Bytes, width: int, count: int) -> Positions:
-    """Read `count` numbers of `width` bits each from the bytes of `pack`, [count].
+    """Read numbers, [count], of `width` bits each from the bytes of `pack`.
 
     >>> unpack(pack(np.arange(8), 3), 3, 8).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7]
@@ -101,7 +101,7 @@ def pack_positions(positions: Positions, numel: int) -> Bytes:
 
     Args:
         positions: Ascending, each less than `numel`; [count].
-        numel: Entries of the vector.
+        numel: Number of entries in the vector.
 
     References:
         R. F. Rice, "Some practical universal noiseless coding techniques", JPL 79-22, 1979.
@@ -125,7 +125,7 @@ def pack_positions(positions: Positions, numel: int) -> Bytes:
 def unpack_positions(data: Bytes, count: int, numel: int) -> Positions:
     """Read the bytes of `pack_positions` as ascending positions, [count].
 
-    Other bytes may give fewer positions, and positions of `numel` or more.
+    Other bytes may give fewer positions, and positions that are not below `numel`.
 
     >>> unpack_positions(pack_positions(np.array([3, 4, 11]), 12), 3, 12).tolist()
     [3, 4, 11]
@@ -167,7 +167,7 @@ def _usual_width(numel: int, count: int) -> int:
 
 
 def _base_width(numel: int, count: int) -> int:
-    """Smallest candidate width; most unusual blocks need less than the usual width."""
+    """Smallest candidate width; unusual blocks mostly need less than the usual width."""
     return max(0, _usual_width(numel, count) - NUM_WIDTHS + 4)
 
 

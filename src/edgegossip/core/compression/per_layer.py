@@ -16,13 +16,13 @@ from edgegossip.core.schema import TensorSpec
 class PerLayer(Compressor):
     """Compresses each part of a vector separately, and sends the parts together.
 
-    Layers differ in the magnitude of their entries, so choosing the largest ones overall could
-    omit some layers forever. Each layer therefore keeps its share (at least one entry) and has
-    its own scale.
+    Layers differ in the magnitude of their entries, so choosing the largest entries overall
+    could omit some layers forever. Each layer therefore keeps its share (at least one entry)
+    and has its own scale.
 
     Args:
         inner: Compressor of each part.
-        sizes: Entries of each part, in order.
+        sizes: Number of entries in each part, in order.
 
     Raises:
         ValueError: If `sizes` is empty or contains a size less than 1; on use, if the sizes do

@@ -28,10 +28,10 @@ from edgegossip.core.randomness import derive_seed, generator
 
 @dataclass(frozen=True)
 class Sparse(PartwiseCompressor):
-    """Base of the compressors that keep some entries of each part and encode their positions.
+    r"""Base of the compressors that keep some entries of each part and encode their positions.
 
-    `values` compresses the kept entries in the same parts. A composition of contractions is a
-    contraction, and their factors multiply.
+    `values` compresses the kept entries in the same parts. The composition is a contraction,
+    too; its :math:`\delta` is the product of the two.
 
     Args:
         keep_ratio: Share of the entries to keep, in (0, 1]; rounded to whole entries, at least
@@ -101,7 +101,7 @@ class Sparse(PartwiseCompressor):
 
     @abstractmethod
     def chosen(self, data: Bytes, sizes: Sizes) -> Positions:
-        """Read the positions; any other bytes give at most as many distinct positions."""
+        """Read the positions; other bytes also give distinct positions, at most as many."""
 
     @abstractmethod
     def max_positions_num_bytes(self, sizes: Sizes) -> int:
@@ -110,10 +110,11 @@ class Sparse(PartwiseCompressor):
 
 @dataclass(frozen=True)
 class TopK(Sparse):
-    r"""Keeps the entries with the largest magnitudes; among equal ones, the first.
+    r"""Keeps the entries with the largest magnitudes; among equal magnitudes, the first.
 
-    :math:`\delta` is the share that is kept (times that of `values`). Vectors of equal entries
-    meet this bound. Positions take 8.1 bits each at 1 %: see `packing.pack_positions`.
+    :math:`\delta` is the share of entries kept (times the :math:`\delta` of `values`). Vectors
+    of equal entries attain this bound. With a `keep_ratio` of 1 %, a position takes 8.1 bits:
+    see `packing.pack_positions`.
 
     References:
         Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018,
@@ -144,9 +145,10 @@ class TopK(Sparse):
 class RandomK(Sparse):
     r"""Keeps entries at random, all with equal probability within their part.
 
-    :math:`\delta` is the share that is kept, exactly and in expectation (times that of
-    `values`). Positions are not sent: 8 bytes identify the random stream, and the receiver
-    draws the positions again. Both ends need PyTorch versions with the same generator.
+    In expectation, :math:`\delta` is exactly the share of entries kept (times the
+    :math:`\delta` of `values`). Positions are not sent: 8 bytes identify the random stream, and
+    the receiver draws the positions again. Both ends need PyTorch versions with the same
+    generator.
 
     >>> import torch
     >>> compressor = RandomK(keep_ratio=0.5)

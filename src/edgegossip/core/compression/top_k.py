@@ -17,10 +17,10 @@ BLOCK = 2**17
 
 
 def largest(vector: NDArray[np.float32], count: int) -> Positions:
-    """Find the `count` entries of `vector` with the largest magnitudes, ascending; [count].
+    """Positions of the `count` largest magnitudes in `vector`, ascending, [count].
 
-    Ties go to the first entries. The result is exact: a sample only excludes entries from the
-    comparison.
+    Ties go to the first entries. The result is exact: sampling only excludes entries that are
+    too small.
 
     >>> largest(np.float32([1, -3, 2, 3, 3]), 2).tolist()
     [1, 3]

@@ -93,16 +93,16 @@ class Quantize(Values):
               s = \sqrt{\tfrac1d \sum_i x_i^2}
 
     with magnitudes :math:`\ell_0 < \ell_1 < \ldots`, fitted to the vector by the algorithm of
-    Lloyd and Max for the least squared error: each level is the mean of the values rounded to
-    it. Each part has its own scale :math:`s` (2 bytes), and all parts share the levels (2 bytes
+    Lloyd and Max for a small squared error: each level is the mean of the values rounded to it.
+    Each part has its own scale :math:`s` (2 bytes), and all parts share the levels (2 bytes
     each). Rounding is deterministic: with error feedback, a smaller error is worth more than an
     unbiased one.
 
-    :math:`\delta` holds for any vector: see `levels.guarantee`. It decreases with the length
-    :math:`d` of the longest part, slowly unless there are few bits: 0.78, 0.72 and 0.67 for 4
-    bits and 10,000, 100,000 and 1,000,000 entries, 0.998 for 8 bits, about :math:`1.4 / \sqrt
-    d` for 2. Practical losses are far smaller: 4 bits lose 0.03 to 0.6 % of :math:`\|x\|^2` for
-    entries kept by top-k, and 1 % for normally distributed ones.
+    :math:`\delta` holds for any vector: see `levels.guarantee`. It decreases as the longest
+    part's length :math:`d` grows, slowly except with few bits: with 4 bits, it is 0.78, 0.72
+    and 0.67 for 10,000, 100,000 and 1,000,000 entries; with 8 bits, 0.998; with 2 bits, about
+    :math:`1.4 / \sqrt d`. Practical losses are far smaller: 4 bits lose 0.03 to 0.6 % of
+    :math:`\|x\|^2` for entries kept by top-k, and 1 % for normally distributed entries.
 
     Args:
         bits: Bits per entry, including its sign, in [2, 8].
