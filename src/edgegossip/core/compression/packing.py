@@ -21,7 +21,6 @@ MAX_WIDTH = 32
 BLOCK = 16
 """Number of gaps that share a width; 32 and 64 compress real models less."""
 
-_LANES = np.arange(8, dtype=np.uint64)[:, None]
 NUM_WIDTHS = 16
 """Number of widths to choose from; the choice takes 4 bits per block."""
 

@@ -165,14 +165,14 @@ def published(
 
     Args:
         settings: Settings of the study.
-        depths: Numbers of layers, each 2 or more.
+        depths: Numbers of layers, each from 3 to 6, as published.
         num_epochs: Passes over the data, 1 or more.
 
     Raises:
         ValueError: If a number is out of range.
     """
     for depth in depths:
-        check_range("depths", depth, "at least 2")
+        check_range("depths", depth, "in [3, 6]")
     check_range("num_epochs", num_epochs, "at least 1")
     problem = replace(
         MNIST,
