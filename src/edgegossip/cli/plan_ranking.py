@@ -162,7 +162,7 @@ class Outlook:
         num_bytes: Bytes sent by all machines before the target is reached, or in the whole run.
             This number and those below are medians over the seeds.
         samples: Training samples processed before the target is reached, or in the whole run.
-        idle: Share of the machines' capacity that does not train.
+        idle: Unused share of the machines' capacity.
         uplink: Share of time in which the busiest uplink sends.
         metric: The metric.
     """

@@ -24,7 +24,7 @@ Fields of `trained`, a finished piece of work (training cut short by a crash has
     cost: Cost in training samples: `num_samples` plus the cost of choosing them.
     loss: Mean training loss over the steps.
 
-Fields of `sent`, messages of one kind and round that one worker hands over at one time:
+Fields of `sent`, messages of one kind and round that one worker hands over together:
     time: Time of the handover.
     rank: The sender.
     kind: Kind in the algorithm's words: `"params"`, `"push"`, `"catch-up"`.

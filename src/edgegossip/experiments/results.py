@@ -23,7 +23,7 @@ class Evaluation:
     """The averaged model at one moment of a run.
 
     Attributes:
-        time: Virtual seconds.
+        time: Seconds since the run began.
         epochs: Samples processed by all workers / training samples.
         metrics: The task's metrics on the test split by name, the chosen one first.
         loss: Mean loss on the test split.

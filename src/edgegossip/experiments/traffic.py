@@ -46,7 +46,7 @@ class Traffic:
         {'bytes_ratio_same_graph': 40.0, 'bytes_ratio_complete_graph': 280.0}
 
         Args:
-            dense: Traffic of the dense run; None if there is none yet, or none at all.
+            dense: Traffic of the dense run; None if it is unfinished or not planned.
         """
         same = complete = None
         if dense is not None and dense.out_degree and dense.bytes_sent and self.bytes_sent:

@@ -61,7 +61,7 @@ class PooledSplit:
         return min(MOST_AHEAD, BATCHES_A_WORKER * self.num_workers)
 
     def batch(self, indices: Tensor) -> Nested:
-        """Take samples at once, in this thread."""
+        """Take samples now, in this thread."""
         return self.split.batch(indices)
 
     def start(self, indices: Tensor) -> Future[Nested]:

@@ -165,8 +165,8 @@ def har(data_dir: Path | str) -> Dataset:
     """Read UCI HAR, six activities of 30 people, from `data_dir`/uci_har.npz.
 
     Samples are phone accelerometer and gyroscope windows [9, 128], in g and rad/s. The data are
-    naturally skewed, because people walk differently. The file has the format of `npz`; the
-    repository's examples/uci_har.py makes it from the official archive.
+    naturally skewed, because people walk differently. The file has the layout that `npz` reads;
+    the repository's examples/uci_har.py makes it from the official archive.
 
     Raises:
         DataError: The file is missing, damaged or inconsistent.

@@ -27,9 +27,9 @@ class TrainingStep:
     Args:
         autocast: `torch.bfloat16` computes losses in mixed precision. Parameters, gradients and
             messages stay as they are, and evaluations keep full precision.
-        micro_batch_size: Maximum samples for one forward and backward pass. Gradients of a
-            larger batch are accumulated to the gradient of its mean loss, so memory need only
-            suffice for a micro-batch. Layers such as batch norm see only micro-batches.
+        micro_batch_size: Maximum samples for one forward and backward pass. A larger
+            batch's gradients are accumulated into the gradient of its mean loss, so memory need
+            only suffice for a micro-batch. Layers such as batch norm see only micro-batches.
         max_grad_norm: Maximum norm of the entire gradient; larger gradients are scaled down.
         compile: Run the model through `torch.compile`. On a CPU, PyTorch needs a C++ compiler.
 

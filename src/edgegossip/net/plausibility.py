@@ -29,7 +29,7 @@ class Plausibility:
     The usual value is the largest of four: 1, the largest initial parameter, the largest value
     in this worker's own last messages, and the median of the *other* senders' last values in
     the same place, accepted or not. A liar therefore has no influence on its own limit, even
-    for its first message. If honest models are larger than any that a worker has seen, for
+    for its first message. If honest values exceed any that a worker has seen, for
     example when it returns, their senders confirm each other.
 
     The factor is far above the differences among honest workers; it rejects values that break

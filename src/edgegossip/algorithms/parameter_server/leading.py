@@ -260,7 +260,7 @@ class Leading(Sharing):
     def _tell_of(
         self, state: SharingState, lead: Lead, kind: str, worker: Rank, now: Seconds
     ) -> list[Effect]:
-        """Order the use of a piece that all servers hold."""
+        """Have all servers use a piece that each of them holds."""
         message = state.pieces[kind][worker]
         piece, what = label(message), kind
         if kind == "copy" and worker not in state.inner.unseen:

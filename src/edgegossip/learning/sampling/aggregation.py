@@ -154,7 +154,7 @@ class Aggregator:
 
 @dataclass(frozen=True)
 class Combination:
-    """A reduction with a division.
+    """A reduction and a division.
 
     Args:
         reduction: Reduces many features to few.

@@ -33,7 +33,7 @@ class Batch:
 
 
 class AccuracyAwareSampler(Sampler[list[int]]):
-    r"""Batches of the share `keep_ratio` of a data set, as chosen by a `Selection`.
+    r"""Batches of a share `keep_ratio` of a data set, chosen by a `Selection`.
 
     Before an epoch, measure the losses of the aggregated points with the current model and pass
     them to `set_losses`. Each epoch then visits :math:`\mathrm{round}(r\,|X|)` samples, at

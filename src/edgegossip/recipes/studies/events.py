@@ -17,7 +17,7 @@ class RoundWork:
     """One round of a worker, from one message with its parameters to the next.
 
     Attributes:
-        seconds: Length of the round; it begins with the exchange of the round before.
+        seconds: Length of the round; it begins with the previous round's exchange.
         num_blocks: Blocks of training, each after a forecast.
         num_samples: Samples that the worker trained on.
         cost: Cost of training and of looks at aggregated points, in training samples.

@@ -49,7 +49,7 @@ class Goal:
 
     Args:
         loss: Target for the mean of the last ten evaluations.
-        look_seconds: Seconds between two looks.
+        look_seconds: Seconds between evaluations.
         max_seconds: Seconds after which a run has failed.
         validation_share: Share of the training samples to hold out for methods that measure a
             loss.

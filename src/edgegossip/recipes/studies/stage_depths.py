@@ -69,7 +69,7 @@ def stages(settings: StudySettings = DEFAULTS) -> Study:
 
 
 def vgg16(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
-    """VGG16 with a quarter of its channels, in four stages, on CIFAR-10: accuracy, time, bytes.
+    """VGG16 at a quarter of its width, in four stages, on CIFAR-10: accuracy, time, bytes.
 
     Minutes per run.
 
