@@ -60,9 +60,9 @@ OnFailure: TypeAlias = Literal["continue", "halt", "reassign"]
 class EdgeGossip(Algorithm[BalancedState]):
     r"""Train each worker on a share of its data, chosen so that all workers finish together.
 
-    Before each epoch, worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all its
-    data would take :math:`T_i = |X_i| / p_i`. It then trains on the share :math:`r_i = \min_j
-    T_j / T_i` (Algorithm 1, `Balancer`), whose samples its trainer chooses (Algorithm 2,
+    Before each epoch, worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all
+    its data would take :math:`T_i = |X_i| / p_i`. It then trains on the share :math:`r_i =
+    \min_j T_j / T_i` (Algorithm 1, `Balancer`), whose samples its trainer chooses (Algorithm 2,
     `AccuracyAware`). The inner algorithm asks for epochs or steps and does not notice their
     adjustment:
 
