@@ -65,7 +65,7 @@ docs/tools
 docs/recipes
 Simulator <docs/simulator>
 Real machines <docs/network>
-Scripts that exist <docs/scripts>
+Existing scripts <docs/scripts>
 Local data <docs/local-data>
 docs/security
 docs/monitor
