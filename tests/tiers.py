@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -33,12 +33,18 @@ REPRESENTATIVES = frozenset(
 """One algorithm of each family in `tests.algorithms.ALL`."""
 
 
-def by_name(cases: Mapping[str, Any], plain: Collection[str] = REPRESENTATIVES) -> list[Any]:
+def by_name(
+    cases: Mapping[str, Any] | Sequence[str], plain: Collection[str] = REPRESENTATIVES
+) -> list[Any]:
     """Parameters with names for their ids; those not in `plain` are thorough.
+
+    A name without a case is its own case.
 
     >>> [each.id for each in by_name({"gossip": 1, "all-reduce": 2}) if not each.marks]
     ['gossip']
     """
+    if not isinstance(cases, Mapping):
+        cases = dict(zip(cases, cases, strict=True))
     assert not {*plain}.isdisjoint(cases), "no case would run each time"
     return [
         pytest.param(case, id=name, marks=() if name in plain else thorough)

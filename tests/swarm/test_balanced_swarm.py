@@ -114,7 +114,7 @@ def test_nobody_waits_for_ever_in_very_many_worlds(name: str) -> None:
         check(name, seed)
 
 
-@pytest.mark.parametrize("name", by_name({name: name for name in INNER}))
+@pytest.mark.parametrize("name", by_name([*INNER]))
 def test_balanced_run_resumed_from_a_checkpoint_ends_with_the_same_bits(name: str) -> None:
     for seed in SEEDS[:2]:
         world = draw_balanced_world(ALGORITHMS[name], seed)

@@ -94,7 +94,7 @@ def calm(name: str, step_seconds: Seconds = 0.1) -> World:
     )
 
 
-@pytest.mark.parametrize("name", by_name({name: name for name in PEERS}))
+@pytest.mark.parametrize("name", by_name([*PEERS]))
 def test_two_that_join_late_do_not_wait_for_each_other(name: str) -> None:
     check(replace(calm(name), start_at=(0.0, 0.0, 0.0, 3.0, 3.0)))
 

@@ -513,7 +513,7 @@ def check_worlds(name: str, seeds: Iterable[int]) -> None:
             check_world(draw_world(EACH[name], seed))
 
 
-@pytest.mark.parametrize("name", by_name({name: name for name in EACH}))
+@pytest.mark.parametrize("name", by_name([*EACH]))
 def test_no_world_breaks_it(name: str) -> None:
     check_worlds(name, SEEDS[:1])
 
@@ -530,7 +530,7 @@ def test_none_of_very_many_worlds_breaks_it(name: str) -> None:
     check_worlds(name, MANY_SEEDS)
 
 
-@pytest.mark.parametrize("name", by_name({name: name for name in EACH}))
+@pytest.mark.parametrize("name", by_name([*EACH]))
 def test_run_resumed_from_a_checkpoint_ends_with_the_same_bits(name: str) -> None:
     for seed in SEEDS[:2]:
         with replayable(name, seed):

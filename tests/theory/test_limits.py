@@ -152,9 +152,7 @@ def train_alone(rank: Rank, num_rounds: int, work: Steps) -> Tensor:
 
 
 @each_of_all
-def test_equal_arguments_give_equal_traces_and_bits(
-    algorithm: Algorithm[Any],
-) -> None:
+def test_equal_arguments_give_equal_traces_and_bits(algorithm: Algorithm[Any]) -> None:
     _, first, expected = uneven_run(algorithm)
     second = Recorder()
     again = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, observer=second)
@@ -178,9 +176,7 @@ def test_speed_and_links_change_the_time_but_not_the_result(
 
 
 @each_of_all
-def test_codec_changes_nothing(
-    algorithm: Algorithm[Any],
-) -> None:
+def test_codec_changes_nothing(algorithm: Algorithm[Any]) -> None:
     plain, _, params = uneven_run(algorithm)
     wired = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, wire=True)
     assert torch.equal(final_params(wired), params)
@@ -189,9 +185,7 @@ def test_codec_changes_nothing(
 
 
 @each_of_all
-def test_threads_change_nothing(
-    algorithm: Algorithm[Any],
-) -> None:
+def test_threads_change_nothing(algorithm: Algorithm[Any]) -> None:
     _, _, plain = uneven_run(algorithm)
     with ComputePool(num_threads=2) as pool:
         threaded = make_world(algorithm, platforms=UNEVEN, links=UNEVEN_LINKS, pool=pool)
@@ -199,18 +193,14 @@ def test_threads_change_nothing(
 
 
 @each_of_all
-def test_what_was_sent_never_changes(
-    algorithm: Algorithm[Any],
-) -> None:
+def test_what_was_sent_never_changes(algorithm: Algorithm[Any]) -> None:
     _, recorder, _ = uneven_run(algorithm)
     assert recorder.messages
     recorder.require_unchanged_payloads()
 
 
 @each_of_all
-def test_starting_parameters_are_not_written_to(
-    algorithm: Algorithm[Any],
-) -> None:
+def test_starting_parameters_are_not_written_to(algorithm: Algorithm[Any]) -> None:
     params = torch.zeros(NUM_PARAMS)
     states = [algorithm.init(rank, params) for rank in range(NUM_WORKERS)]
     world = make_world(algorithm)
@@ -267,9 +257,7 @@ KEPT = {**ALGORITHMS, **STAGES, "alone": ALONE, "balanced": FEWER}
 
 
 @pytest.mark.parametrize("algorithm", by_name(KEPT))
-def test_state_survives_being_copied_and_kept_at_any_event(
-    algorithm: Algorithm[Any],
-) -> None:
+def test_state_survives_being_copied_and_kept_at_any_event(algorithm: Algorithm[Any]) -> None:
     faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
     topology = algorithm.traits.topology
     platforms = UNEVEN[: topology.num_workers] if topology is not None else UNEVEN
@@ -284,9 +272,7 @@ def test_generous_timeout_changes_nothing(algorithm: RoundBased[Any]) -> None:
 
 
 @each_of_all
-def test_worker_that_comes_back_ends_where_the_others_do(
-    algorithm: Algorithm[Any],
-) -> None:
+def test_worker_that_comes_back_ends_where_the_others_do(algorithm: Algorithm[Any]) -> None:
     faults = Faults(script=(Crash(at=2.5, rank=1), Recover(at=5.0, rank=1)))
     recorder = Recorder()
     world = make_world(algorithm, faults=faults, observer=recorder)
@@ -303,9 +289,7 @@ def counts_rounds(algorithm: Algorithm[Any], rank: Rank) -> bool:
 
 
 @each_of_all
-def test_worker_that_stays_away_does_not_stop_the_others(
-    algorithm: Algorithm[Any],
-) -> None:
+def test_worker_that_stays_away_does_not_stop_the_others(algorithm: Algorithm[Any]) -> None:
     # No server, which all would wait for.
     away = 1 if isinstance(algorithm, Stages) else NUM_WORKERS - 1
     world = make_world(algorithm, faults=Faults(script=(Crash(at=2.5, rank=away),)))

@@ -23,7 +23,7 @@ few = settings(max_examples=12)
 each = pytest.mark.parametrize(
     "name",
     by_name(
-        {name: name for name in NAMES},
+        NAMES,
         ["bfloat16", "sign", "quantize-3", "top-sign", "random", "top-quantize-4-per-layer"],
     ),
 )

@@ -18,9 +18,7 @@ FEW = ("har", "profile", "resumed run", "finished run", "comparison")
 FEWER = {"resumed run": 16, "workers": 8, "resumed worker": 3}
 
 
-@pytest.mark.parametrize(
-    "name", by_name({name: name for name in TARGETS if name not in DRAWN}, FEW)
-)
+@pytest.mark.parametrize("name", by_name([name for name in TARGETS if name not in DRAWN], FEW))
 def test_damaged_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
     fuzzer = Fuzzer(tmp_path, seed=3, names=[name])
     fuzzer.run(FEWER.get(name, NUM_FILES))
