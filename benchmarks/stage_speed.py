@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,9 @@ CORES = 1.6
 AT = (2,)
 """The layers cost 19, 35, 15, 28 and 3 % of the time: halves, with one link in between."""
 NUM_TRIALS = 3
-METHODS = ("pipelined", "greedy", "local-prediction")
+BALANCED = "local-prediction"
+"""The method for which trial runs balance the quotas."""
+METHODS = ("pipelined", "greedy", BALANCED)
 SPEEDS = (1.0, 0.5, 0.5, 0.25)
 FASTEST = 0.7
 MEGABITS, LATENCY = 20.0, 0.03
@@ -165,14 +168,13 @@ def same_cores(out: Path, turns: int, seconds: float) -> dict[str, Any]:
     quotas = _shared(work)
     for trial in range(NUM_TRIALS):
         hosts = [HostSpec(cpu=quota) for quota in quotas]
-        busy = staged(hosts, METHODS[-1], options, out / f"trial-{trial}", SKIPPED + seconds)
+        busy = staged(hosts, BALANCED, options, out / f"trial-{trial}", SKIPPED + seconds)
         # Messages cost a host time, too, of which the costs of its layers say nothing.
         needed = _shared([a * b for a, b in zip(quotas, busy["working"], strict=True)])
         # Halfway, because the whole way leads from one side of the balance to the other.
         quotas = [(old + new) / 2 for old, new in zip(quotas, needed, strict=True)]
     hosts = [HostSpec(cpu=quota) for quota in quotas]
-    found: dict[str, list[Any]] = {f"whole-{threads}": [] for threads in (1, 2)}
-    found |= {name: [] for name in METHODS}
+    found: defaultdict[str, list[Any]] = defaultdict(list)
     for turn in range(turns):
         for threads in (1, 2):
             found[f"whole-{threads}"].append(whole(CORES, threads, seconds))

@@ -81,3 +81,20 @@ def test_help_on_a_study_tells_of_options_and_not_of_arguments(
     assert "Three cells." in said
     assert "--resume" in said
     assert "Args:" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--depths", "7"], "depths must be in [3, 6], got 7"),
+        (["--num-epochs", "0"], "num_epochs must be at least 1, got 0"),
+    ],
+)
+def test_options_of_a_study_out_of_range_are_refused_before_a_folder_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    out = tmp_path / "out"
+    words = ["study", "synthetic-gradients/published", "--out", str(out), *options]
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

@@ -9,7 +9,7 @@ Fields of a row:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -143,20 +143,31 @@ class PublishedModules(Contest):
         )
 
 
-MNIST = Problem(
-    name="mnist",
-    dataset="mnist",
+SHORT = Problem(
+    name="digits",
+    dataset="digits",
     model=dense_layers,
-    settings=Settings(num_epochs=20, batch_size=256),
-    scaled_down="{} epochs of 234 steps at a rate of 1e-3 with the paper's decay, not 500,000 "
-    "steps from 3e-5; modules with 256 hidden units, not 1,024, at a constant rate.",
+    settings=Settings(num_epochs=1, batch_size=32),
 )
+DEPTHS = tuple(PUBLISHED[BPROP])
+
+
+def _mnist(num_epochs: int) -> Problem:
+    return Problem(
+        name="mnist",
+        dataset="mnist",
+        model=dense_layers,
+        settings=Settings(num_epochs=num_epochs, batch_size=256),
+        scaled_down=f"{num_epochs} epochs of 234 steps at a rate of 1e-3 with the paper's "
+        "decay, not 500,000 steps from 3e-5; modules with 256 hidden units, not 1,024, at a "
+        "constant rate.",
+    )
 
 
 def published(
     settings: StudySettings = StudySettings(),
     *,
-    depths: tuple[int, ...] = (3, 4, 5, 6),
+    depths: tuple[int, ...] = DEPTHS,
     num_epochs: int = 20,
 ) -> Study:
     """3 to 6 dense layers on MNIST, each a stage: test error, ours and published.
@@ -174,16 +185,9 @@ def published(
     for depth in depths:
         check_range("depths", depth, "in [3, 6]")
     check_range("num_epochs", num_epochs, "at least 1")
-    problem = replace(
-        MNIST,
-        settings=replace(MNIST.settings, num_epochs=num_epochs),
-        scaled_down=MNIST.scaled_down.format(num_epochs),
-    )
-    width = 256
+    problem, width = _mnist(num_epochs), 256
     if settings.short:
-        short = Settings(num_epochs=1, batch_size=32)
-        problem = Problem(name="digits", dataset="digits", model=dense_layers, settings=short)
-        depths, width = (3,), 16
+        problem, depths, width = SHORT, (3,), 16
     contests = [
         PublishedModules(problem=problem, seed=seed, num_layers=num_layers, width=width)
         for num_layers in depths
