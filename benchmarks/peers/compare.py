@@ -7,8 +7,8 @@ All train the same layers on the same pictures of MNIST, in as many passes of as
 with the same batch size and optimizer (`same_task.py`); nothing is evaluated. Each gets its
 best settings: gossipy's threads and the peers' memory format are measured first. Each turn is a
 process of its own, and all systems take turns; ratios are medians of those within a turn. What
-it takes to start is not counted: imports, data, gossipy's nodes and their first epoch, Flower's
-first round, in which Ray starts its actors.
+it takes to start is not counted: imports (PyTorch's at the first optimizer too), data, gossipy's
+nodes and their first epoch, Flower's first round, in which Ray starts its actors.
 
 Workers per GiB: proportional set size of all processes of a system (shared pages count once),
 at its peak, with many and with few workers; their difference over that of the workers.
@@ -39,7 +39,9 @@ from edgegossip.experiments.describe import versions
 from edgegossip.experiments.files import write_json
 from edgegossip.experiments.study import machine
 
-SAMPLES, ROUNDS = 32_768, 2
+SAMPLES = 32_768
+ROUNDS = {"lenet5": 2, "mlp": 10}
+"""Passes; more of the faster model, so that a turn takes a second and more."""
 SPEEDS = [
     ("lenet5", 64, 32),
     ("lenet5", 256, 32),
@@ -156,7 +158,13 @@ def best_settings(stage: Stage, repeats: int) -> dict[str, dict[str, Any]]:
     """
     best: dict[str, dict[str, Any]] = {}
     for model, formats in {"lenet5": (False, True), "mlp": (False,)}.items():
-        job = Job(model=model, workers=64, samples=SAMPLES // 4, rounds=ROUNDS, batch_size=32)
+        job = Job(
+            model=model,
+            workers=64,
+            samples=SAMPLES // 4,
+            rounds=ROUNDS[model],
+            batch_size=32,
+        )
         runs: dict[tuple[int, bool], list[float]] = defaultdict(list)
         for _ in range(repeats):
             for threads, is_last in product((1, 2), formats):
@@ -173,7 +181,7 @@ def best_settings(stage: Stage, repeats: int) -> dict[str, dict[str, Any]]:
 
 def job_of(system: System, model: str, best: Mapping[str, Any], **size: int) -> Job:
     settings: dict[str, Any] = {**system.settings, **best.get(f"{system.script} {model}", {})}
-    return Job(model=model, samples=SAMPLES, rounds=ROUNDS, **{**size, **settings})
+    return Job(model=model, samples=SAMPLES, rounds=ROUNDS[model], **{**size, **settings})
 
 
 def speeds(stage: Stage, best: Mapping[str, Any], repeats: int) -> list[dict[str, Any]]:

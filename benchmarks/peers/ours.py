@@ -25,6 +25,8 @@ from benchmarks.peers.same_task import (
     report,
 )
 
+from benchmarks.simulator import warm_up
+
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
@@ -91,6 +93,7 @@ def main() -> None:
     ranks = [rank for rank in range(num_ranks) if chosen.role(rank).has_data]
     workload = Workload(experiment.task, ranks, seed=0, role=chosen.role)
     torch.set_num_threads(job.threads)
+    warm_up()
     with ComputePool() as pool:
         watch = StopWatch()
         simulator = Simulator(

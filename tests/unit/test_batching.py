@@ -30,6 +30,7 @@ from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.learner import Learner
+from edgegossip.learning.loss import IGNORED
 from edgegossip.learning.models import mlp
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
@@ -41,6 +42,7 @@ from edgegossip.sim.pool import MOST_TOGETHER, ComputePool
 from edgegossip.sim.simulator import Simulator
 
 dense = partial(mlp, SHAPE, 3, hidden=(5,))
+WEIGHT = torch.tensor([1.0, 2.0, 0.5])
 
 
 def dense_task(**changes: Any) -> Task:  # noqa: ANN401
@@ -96,6 +98,55 @@ def test_a_stacked_learner_finds_what_a_learner_finds(optimizer: SGD) -> None:
     torch.testing.assert_close(ours.params, plain.params, rtol=1e-4, atol=1e-6)
     assert ours.loss == pytest.approx(plain.loss, rel=1e-4)
     assert (ours.num_samples, ours.num_steps) == (plain.num_samples, plain.num_steps)
+
+
+MODELS = {
+    "activations": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 7), nn.GELU(), nn.Linear(7, 6), nn.ELU(), nn.Linear(6, 3)
+    ),
+    "without bias": lambda: nn.Sequential(
+        nn.Flatten(1, -1),
+        nn.LayerNorm(36, bias=False),
+        nn.Linear(36, 6, bias=False),
+        nn.ReLU(inplace=True),
+        nn.Sequential(nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 3)),
+    ),
+    "before flattening": lambda: nn.Sequential(
+        nn.LayerNorm((6, 6)),
+        nn.Linear(6, 5),
+        nn.Tanh(),
+        nn.LayerNorm(5),
+        nn.Flatten(),
+        nn.Linear(30, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("loss", [F.cross_entropy, partial(F.cross_entropy, weight=WEIGHT)])
+def test_all_dense_layers_are_trained(name: str, loss: Any) -> None:  # noqa: ANN401
+    plain = dense_task(model=MODELS[name], loss=loss)
+    assert why_not_batched(plain) is None
+    found = []
+    for task in (plain, replace(plain, trainer=StackedLearner)):
+        workload = Workload(task, range(2), seed=0)
+        learner, params = workload.make_trainer(0), workload.initial_params()
+        for _ in range(2):
+            params = learner.train(Train(params, Steps(4))).params
+        found.append(params)
+    assert not torch.allclose(found[0], workload.initial_params(), atol=1e-3)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_targets_that_do_not_count_change_nothing() -> None:
+    dataset = flat_data(20)
+    dataset.train.labels[::3] = IGNORED
+    params = []
+    for trainer in (Learner, StackedLearner):
+        workload = Workload(dense_task(dataset=dataset, trainer=trainer), range(1), seed=0)
+        learner = workload.make_trainer(0)
+        params.append(learner.train(Train(workload.initial_params(), Steps(5))).params)
+    torch.testing.assert_close(*params, rtol=1e-4, atol=1e-6)
 
 
 def test_an_algorithm_may_ask_for_momentum() -> None:
@@ -239,6 +290,15 @@ def test_a_failure_reaches_the_one_who_asks() -> None:
 # The choice.
 
 
+def frozen(model: nn.Module) -> nn.Module:
+    next(model.parameters()).requires_grad_(False)
+    return model
+
+
+def twice(layer: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(36, 3))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -251,6 +311,8 @@ def test_a_failure_reaches_the_one_who_asks() -> None:
         ({"accuracy_aware": AccuracyAware()}, "Focused"),
         ({"loss": lambda outputs, y: outputs.sum()}, "torch.nn.functional"),
         ({"trainer": StackedLearner}, "of its own"),
+        ({"model": lambda: frozen(dense())}, "frozen"),
+        ({"model": lambda: twice(nn.Linear(36, 36))}, "share"),
     ],
 )
 def test_what_cannot_be_stacked_is_told(changes: dict[str, Any], reason: str | None) -> None:

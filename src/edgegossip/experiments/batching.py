@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
-from torch import nn
-
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.learning.dense_stack import DENSE, leaves
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.loss import forward_pair
 from edgegossip.learning.models.initialization import drawn_from
@@ -23,21 +22,6 @@ Batched: TypeAlias = Literal["auto", "on", "off"]
 MIN_WORKERS = 64
 """Minimum number of workers for which "auto" is "on"; with fewer, too few requests wait at
 once."""
-_DENSE = (
-    nn.Sequential,
-    nn.Flatten,
-    nn.Identity,
-    nn.LayerNorm,
-    nn.Linear,
-    nn.ELU,
-    nn.GELU,
-    nn.LeakyReLU,
-    nn.ReLU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Tanh,
-)
-"""Layers that one call computes for many models; convolutions have no fast kernel for this."""
 
 
 def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
@@ -92,6 +76,11 @@ def why_not_batched(task: Task) -> str | None:
     with drawn_from(0):
         model = task.model()
     for name, layer in model.named_modules():
-        if type(layer) not in _DENSE:
+        if type(layer) not in DENSE:
             return f"layer {name or 'model'!r} is a {type(layer).__name__}, which is not dense"
+    if not all(parameter.requires_grad for parameter in model.parameters()):
+        return "some parameters are frozen"
+    own = [parameter for layer in leaves(model) for parameter in layer.parameters()]
+    if len(own) != len([*model.parameters()]):
+        return "two layers share parameters"
     return None

@@ -115,7 +115,9 @@ def _view(flat: Tensor, like: Tensor, offset: int) -> Tensor:
 
 def _move(tensor: Tensor, flat: Tensor, offset: int, channels_last: bool) -> Tensor:
     if tensor.ndim == 4 and channels_last:
-        tensor = tensor.contiguous(memory_format=torch.channels_last)
+        # Not `contiguous`, which leaves a weight with one input channel as it is: its strides
+        # fit both layouts, and the convolution would choose the other.
+        tensor = torch.empty_like(tensor, memory_format=torch.channels_last).copy_(tensor)
     if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         tensor = tensor.contiguous()  # part of a larger tensor, with gaps
     view = _view(flat, tensor, offset)

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
 
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Train
 from edgegossip.core.trainer import Outcome, TrainingResult
-from edgegossip.learning.flat import FlatModel
+from edgegossip.learning.dense_stack import DenseStack
 from edgegossip.learning.learner import Learner
-from edgegossip.learning.loss import Loss, prepare_batch
+from edgegossip.learning.loss import prepare_batch
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.training_step import PLAIN_STEP, require_plain
 
@@ -76,7 +75,9 @@ class StackedLearner(Learner):
         kept = self._at_rest["optimizer"]
         return kept[0].get("momentum_buffer") if kept else None
 
-    def train_together(self, work: Sequence[StackedWork]) -> tuple[Tensor, Tensor, Tensor]:
+    def train_together(
+        self, work: Sequence[StackedWork]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Do all steps of this learner and of the learners that joined it.
 
         Returns:
@@ -86,14 +87,22 @@ class StackedLearner(Learner):
         copy = self._copies.borrow()
         try:
             copy.model.module.train()
-            stack = _Stack(copy.model, self._loss, self._sgd, work)
+            stack = DenseStack(
+                copy.model.module,
+                self._loss,
+                self._sgd,
+                work[0].momentum,
+                [each.params for each in work],
+                [each.learner.velocity for each in work],
+                [each.lr for each in work],
+            )
             losses = [
                 stack.step(*self._read(torch.cat(some)))
                 for some in zip(*(each.samples for each in work), strict=True)
             ]
         finally:
             self._copies.give_back(copy)
-        return torch.stack(losses), *stack.vectors()
+        return torch.stack(losses), stack.params, [*stack.velocities()]
 
     def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         x, y = prepare_batch(
@@ -152,7 +161,7 @@ class StackedWork:
         for number, each in enumerate(work):
             # Clones: otherwise each would keep the memory of all.
             own = params[number].cpu().clone()
-            kept = velocities[number].clone() if self.momentum else None
+            kept = velocities[number] if self.momentum else None
             try:
                 result = each.learner.finish(losses[:, number], num_samples, own, kept)
             except TrainingError as error:
@@ -160,71 +169,3 @@ class StackedWork:
             else:
                 outcomes.append(result)
         return outcomes
-
-
-class _Stack:
-    """Parameters and velocities of several learners, cut into the tensors of the model."""
-
-    def __init__(
-        self, model: FlatModel, loss: Loss, sgd: SGD, work: Sequence[StackedWork]
-    ) -> None:
-        named = model.module.named_parameters()
-        self._shapes = {name: each.shape for name, each in named if each.requires_grad}
-        self._sizes = [shape.numel() for shape in self._shapes.values()]
-        like = model.params
-        self._params = self._pieces([each.params.to(like.device) for each in work])
-        zeros = torch.zeros_like(like)
-        velocities = [each.learner.velocity for each in work]
-        self._velocity = self._pieces([zeros if v is None else v for v in velocities])
-        self._lr = torch.tensor([each.lr for each in work], device=like.device)
-        self._momentum, self._sgd = work[0].momentum, sgd
-
-        def mean_loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return loss(functional_call(model.module, params, (x,)), y)
-
-        self._losses = vmap(mean_loss)
-
-    def _pieces(self, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """One tensor [num_learners, ...] per model tensor, so gradients need no joining.
-
-        Matrices are stored like their gradients, [in, out]; adding a gradient with a different
-        layout takes six times as long.
-        """
-        pieces = zip(*(torch.split(each, self._sizes) for each in vectors), strict=True)
-        return {
-            name: torch.stack([each.view(shape).mT for each in piece]).mT
-            if len(shape) == 2
-            else torch.stack([each.view(shape) for each in piece])
-            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
-        }
-
-    def vectors(self) -> tuple[Tensor, Tensor]:
-        """Parameters and velocities, both [num_learners, num_params]."""
-        params, velocity = (
-            torch.cat([each.flatten(1) for each in pieces.values()], dim=1)
-            for pieces in (self._params, self._velocity)
-        )
-        return params, velocity
-
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """Take a step for all learners, each on its own samples; return the losses."""
-        x, y = (torch.unflatten(each, 0, (len(self._lr), -1)) for each in (x, y))
-        params = {name: each.requires_grad_() for name, each in self._params.items()}
-        losses = self._losses(params, x, y)
-        gradients = torch.autograd.grad(losses.sum(), [*params.values()])
-        self._params = {name: each.detach() for name, each in params.items()}
-        for name, gradient in zip(params, gradients, strict=True):
-            self._move(self._params[name], self._velocity[name], gradient)
-        return losses.detach()
-
-    def _move(self, params: Tensor, velocity: Tensor, gradient: Tensor) -> None:
-        if self._sgd.weight_decay:
-            gradient.add_(params, alpha=self._sgd.weight_decay)
-        if self._momentum:
-            torch.add(gradient, velocity, alpha=self._momentum, out=velocity)
-            if self._sgd.nesterov:
-                gradient.add_(velocity, alpha=self._momentum)
-            else:
-                gradient = velocity
-        lr = self._lr.view(-1, *(1 for _ in params.shape[1:]))
-        params.addcmul_(gradient, lr, value=-1)
