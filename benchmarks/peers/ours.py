@@ -24,7 +24,6 @@ from benchmarks.peers.same_task import (
     pictures,
     report,
 )
-
 from benchmarks.simulator import warm_up
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
