@@ -7,8 +7,8 @@ All train the same layers on the same pictures of MNIST, in as many passes of as
 with the same batch size and optimizer (`same_task.py`); nothing is evaluated. Each gets its
 best settings: gossipy's threads and the peers' memory format are measured first. Each turn is a
 process of its own, and all systems take turns; ratios are medians of those within a turn. What
-it takes to start is not counted: imports (PyTorch's at the first optimizer too), data, gossipy's
-nodes and their first epoch, Flower's first round, in which Ray starts its actors.
+it takes to start is not counted: imports (also PyTorch's at the first optimizer), data,
+gossipy's nodes and their first epoch, Flower's first round, in which Ray starts its actors.
 
 Workers per GiB: proportional set size of all processes of a system (shared pages count once),
 at its peak, with many and with few workers; their difference over that of the workers.

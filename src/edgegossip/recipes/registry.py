@@ -111,6 +111,7 @@ STUDIES = _entries(
         "sparse-push/table-iid": "compressed_push",
         "sparse-push/table-skew": "compressed_push",
         "sparse-push/time-varying": "compressed_push",
+        "sparse-push/controls": "rare_exchanges",
         "sparse-push/consensus": "consensus",
         "systems/table": "systems",
         "language/authors": "language_models",

@@ -166,12 +166,12 @@ def _compressed(
     )
 
 
-def _difference_push(rung: Rung, topology: Graph = directed_ring, **others: Any) -> Contender:  # noqa: ANN401
+def difference_push(rung: Rung, topology: Graph = directed_ring, **others: Any) -> Contender:  # noqa: ANN401
     step = bold_step(rung.keep_ratio)
     return _compressed(DifferencePush, rung, topology, consensus_step=step, **others)
 
 
-def _diloco(topology: Graph = directed_ring) -> Contender:
+def diloco(topology: Graph = directed_ring) -> Contender:
     # Momentum over rounds makes steps three times as long.
     return replace(_compressed(DiLoCo, FLOODED, topology), lr_factor=0.5)
 
@@ -187,11 +187,11 @@ SKEW_RUNS: Contenders = {
     "skew-compensated-sparse-push, 3 bits": _skew_compensated(
         ending="compensation", compensation_compressor=FINAL
     ),
-    "difference-push": _difference_push(OURS),
-    "difference-push, compensated": _difference_push(
+    "difference-push": difference_push(OURS),
+    "difference-push, compensated": difference_push(
         OURS, ending="final", final_compressor=FINAL
     ),
-    "diloco": _diloco(),
+    "diloco": diloco(),
 }
 
 
@@ -213,8 +213,8 @@ def table_iid(settings: StudySettings = StudySettings()) -> Study:
         "gossip, complete graph": Contender(algorithm=Gossip, topology=complete),
         f"choco-gossip {PAPER}": _compressed(ChocoGossip, PAPER, ring),
         **{f"sparse-push {each}": _compressed(SparsePush, each) for each in sparse},
-        **{f"difference-push {each}": _difference_push(each) for each in difference},
-        f"diloco {FLOODED}": _diloco(),
+        **{f"difference-push {each}": difference_push(each) for each in difference},
+        f"diloco {FLOODED}": diloco(),
     }
     return _study(
         "sparse-push/table-iid",
@@ -283,8 +283,8 @@ def time_varying(settings: StudySettings = StudySettings()) -> Study:
             {
                 **_dense(topology),
                 "sparse-push": _compressed(SparsePush, PAPER, topology),
-                "difference-push": _difference_push(OURS, topology),
-                "diloco": _diloco(topology),
+                "difference-push": difference_push(OURS, topology),
+                "diloco": diloco(topology),
             },
         )
         for setting, topology in topologies.items()

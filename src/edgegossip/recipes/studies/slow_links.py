@@ -24,8 +24,9 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.experiments.traffic import Traffic, traffic
 from edgegossip.learning.partition import Partition
+from edgegossip.learning.task import Task
 from edgegossip.recipes.push_sum_comparison import BYTES_PER_MEGABIT, DENSE, LATENCY, num_steps
-from edgegossip.recipes.studies.contest import Contenders, Contest
+from edgegossip.recipes.studies.contest import Contender, Contenders, Contest
 from edgegossip.recipes.studies.scoreboard import (
     ContestKey,
     Measures,
@@ -69,7 +70,7 @@ class SlowLinkContest(Contest):
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{self.setting.replace(' ', '-')}/seed{self.seed}"
         for name in self.contenders:
-            work = partial(self._work, data_dir, name)
+            work = partial(self.row, data_dir, name)
             yield self.cell(f"{folder}/{name.replace(' ', '-')}", work)
 
     def plain(self) -> dict[str, Any]:
@@ -83,9 +84,14 @@ class SlowLinkContest(Contest):
             },
         }
 
-    def _work(self, data_dir: Path, name: str, session: Session) -> Row:
+    def task(self, data_dir: Path, contender: Contender) -> Task:
+        """The learning task of a contender."""
+        return replace(contender.task(self.problem.task(data_dir)), partition=self.partition)
+
+    def row(self, data_dir: Path, name: str, session: Session) -> Row:
+        """Run a contender."""
         contender, settings = self.contenders[name], self.problem.settings
-        task = replace(contender.task(self.problem.task(data_dir)), partition=self.partition)
+        task = self.task(data_dir, contender)
         steps = num_steps(task, self.num_workers, settings.num_epochs)
         experiment = Experiment(
             task=task,

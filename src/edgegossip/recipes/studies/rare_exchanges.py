@@ -1,0 +1,243 @@
+"""Compressed exchanges against dense ones that are as rare, all with tuned learning rates.
+
+"Sends 500 times less than dense push-sum after each step" has two factors: fewer exchanges, and
+smaller messages. The control for the second one sends whole models just as rarely.
+
+Fields of a row, in addition to those of `slow_links`:
+    lr: Learning rate of the run.
+    is_tuning: Whether the run only tried this rate, measured on held-out training samples.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.errors import TrainingError
+from edgegossip.core.topology import directed_ring
+from edgegossip.experiments.exhibits import Exhibits, Table, Unit
+from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.learning.partition import IID
+from edgegossip.learning.task import Task
+from edgegossip.recipes.studies.compressed_push import (
+    CIFAR10_LENET5,
+    FLOODED,
+    HAR_CNN,
+    MNIST_LENET5,
+    NUM_WORKERS,
+    OURS,
+    PRINTED,
+    SHORT,
+    difference_push,
+    diloco,
+)
+from edgegossip.recipes.studies.contest import (
+    Contender,
+    Contenders,
+    Contest,
+    settings_and_cells,
+)
+from edgegossip.recipes.studies.problems import Problem, with_epochs
+from edgegossip.recipes.studies.scoreboard import last_looks, median
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
+from edgegossip.recipes.studies.slow_links import SlowLinkContest
+from edgegossip.recipes.studies.study_settings import StudySettings
+
+SETTING = "even data"
+FACTORS = (0.5, 1.0, 2.0)
+"""Multiples of the problem's learning rate that every contender tries."""
+TUNING_SHARE = 1 / 3
+"""Length of a trial, as a share of a result's run."""
+VALIDATION_SHARE = 0.1
+
+
+def _dense_push(local_steps: int) -> Contender:
+    return Contender(
+        algorithm=StochasticGradientPush, topology=directed_ring, local_steps=local_steps
+    )
+
+
+RARE = replace(OURS, local_steps=32)
+CONTROLS = {
+    f"difference-push {OURS}": "dense push every 14 steps",
+    f"difference-push {RARE}": "dense push every 32 steps",
+    f"diloco {FLOODED}": "dense diloco every 32 steps",
+}
+"""The control of each compressed run: whole models, after as many local steps."""
+RUNS: Contenders = {
+    "dense push every 14 steps": _dense_push(OURS.local_steps),
+    f"difference-push {OURS}": difference_push(OURS),
+    "dense push every 32 steps": _dense_push(RARE.local_steps),
+    f"difference-push {RARE}": difference_push(RARE),
+    "dense diloco every 32 steps": Contender(
+        algorithm=DiLoCo, topology=directed_ring, local_steps=FLOODED.local_steps
+    ),
+    f"diloco {FLOODED}": replace(diloco(), lr_factor=1.0),
+}
+
+
+class Trial(SlowLinkContest):
+    """A contest measured on held-out training samples instead of the test samples."""
+
+    def task(self, data_dir: Path, contender: Contender) -> Task:
+        """The learning task of a contender."""
+        task = super().task(data_dir, contender)
+        return replace(task, dataset=without_test_data(task.dataset, VALIDATION_SHARE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedContest(Contest):
+    """One problem: trials of learning rates, then runs with the best rate of each contender.
+
+    Args:
+        seeds: Seeds of the results; trials have the seed of this contest.
+        contenders: Contenders by name of the run.
+    """
+
+    seeds: tuple[int, ...]
+    contenders: Contenders
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        for run in self.contenders:
+            folder = run.replace(" ", "-")
+            tried = []
+            for factor in FACTORS:
+                lr = factor * self.problem.settings.lr
+                place = f"{self.group}/tuning/lr-{lr:g}/{folder}"
+                yield self.cell(place, partial(self._try, data_dir, run, lr))
+                tried.append(place)
+            for seed in self.seeds:
+                work = partial(self._run, data_dir, run, seed)
+                yield self.cell(f"{self.group}/seed{seed}/{folder}", work, after=tried)
+
+    def _try(self, data_dir: Path, run: str, lr: float, session: Session) -> Row:
+        num_epochs = max(1, round(TUNING_SHARE * self.problem.settings.num_epochs))
+        contest = self._contest(Trial, with_epochs(self.problem, num_epochs), self.seed, lr)
+        return {**contest.row(data_dir, run, session), "lr": lr, "is_tuning": True}
+
+    def _run(self, data_dir: Path, run: str, seed: int, session: Session) -> Row:
+        lr = best_rate(session.rows.values(), self.group, run)
+        contest = self._contest(SlowLinkContest, self.problem, seed, lr)
+        return {**contest.row(data_dir, run, session), "lr": lr, "is_tuning": False}
+
+    def _contest(
+        self, kind: type[SlowLinkContest], problem: Problem, seed: int, lr: float
+    ) -> SlowLinkContest:
+        return kind(
+            problem=replace(problem, settings=replace(problem.settings, lr=lr)),
+            seed=seed,
+            setting=SETTING,
+            partition=IID(),
+            contenders=self.contenders,
+            num_workers=NUM_WORKERS,
+        )
+
+
+def best_rate(rows: Iterable[Row], group: str, run: str) -> float:
+    """The rate with the highest accuracy at the end, on held-out samples."""
+    tried = [
+        row for row in rows if row["is_tuning"] and (row["group"], row["run"]) == (group, run)
+    ]
+    if not tried:
+        raise TrainingError(f"no trial of {run} on {group} ended, so nothing is tuned")
+    best: float = max(tried, key=lambda row: last_looks(row["accuracies"]))["lr"]
+    return best
+
+
+def controls(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
+    """Compressed exchanges against whole models sent as rarely, all with tuned rates.
+
+    Every 14 and 32 steps, in a directed ring of 8: push-sum, and DiLoCo. MNIST, HAR and
+    CIFAR-10 with LeNet-5. Each contender tries 0.5, 1 and 2 times the problem's learning rate
+    on a held-out tenth of the training samples, with a seed that no result uses.
+
+    Args:
+        settings: Settings of the study.
+    """
+    contests = [
+        TunedContest(problem=problem, seed=TUNING_SEED, seeds=settings.seeds, contenders=RUNS)
+        for problem in ((SHORT,) if settings.short else (MNIST_LENET5, HAR_CNN, CIFAR10_LENET5))
+    ]
+    depends_on, cells = settings_and_cells(contests, settings)
+    return Study(
+        name="sparse-push/controls",
+        title="What does compression cost, apart from what rare exchanges cost?",
+        printed=PRINTED,
+        settings={
+            **depends_on,
+            "factors": FACTORS,
+            "tuning_share": TUNING_SHARE,
+            "validation_share": VALIDATION_SHARE,
+            "runs": {name: each.plain(NUM_WORKERS) for name, each in RUNS.items()},
+        },
+        cells=cells,
+        exhibit=control_exhibits,
+    )
+
+
+NOTE = (
+    "Medians over the seeds, and ranges. Accuracy of the averaged model, the mean of the last "
+    "five looks. Lost: the control's accuracy less this run's, seed by seed. Less: what the "
+    "control sends, over what the run sends. The control sends whole models after as many "
+    "steps; each run has its own best learning rate."
+)
+
+
+def control_exhibits(rows: Mapping[str, Row]) -> Exhibits:
+    found = [row for row in rows.values() if not row["is_tuning"]]
+    kinds = dict.fromkeys((row["group"], row["run"]) for row in found)
+    columns: tuple[tuple[str, Unit], ...] = (
+        ("part", "text"),
+        ("run", "text"),
+        ("learning rate", "number"),
+        ("seeds", "number"),
+        ("accuracy", "percent"),
+        ("lost", "points"),
+        ("least lost", "points"),
+        ("most lost", "points"),
+        ("sent per worker", "bytes"),
+        ("less", "times"),
+    )
+    told = tuple(_summary(*kind, found) for kind in kinds)
+    tables = (Table(heading="Ours", columns=columns, rows=told, note=NOTE),) if told else ()
+    return Exhibits(tables=tables)
+
+
+def _summary(group: str, run: str, rows: list[Row]) -> tuple[Any, ...]:
+    mine = {row["seed"]: row for row in rows if (row["group"], row["run"]) == (group, run)}
+    control = CONTROLS.get(run)
+    pairs = [
+        (mine[row["seed"]], row)
+        for row in rows
+        if (row["group"], row["run"]) == (group, control) and row["seed"] in mine
+    ]
+    lost = [_accuracy(theirs) - _accuracy(own) for own, theirs in pairs]
+    less = [_sent(theirs) / _sent(own) for own, theirs in pairs]
+    first = next(iter(mine.values()))
+    return (
+        group,
+        run,
+        first["lr"],
+        len(mine),
+        statistics.median(map(_accuracy, mine.values())),
+        median(lost) if lost else None,
+        min(lost, default=None),
+        max(lost, default=None),
+        statistics.median(map(_sent, mine.values())),
+        median(less) if less else None,
+    )
+
+
+def _accuracy(row: Row) -> float:
+    return last_looks(row["accuracies"])
+
+
+def _sent(row: Row) -> float:
+    sent: float = row["bytes_per_worker"][-1]
+    return sent

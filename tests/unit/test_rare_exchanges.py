@@ -1,0 +1,73 @@
+"""The study of rare exchanges: the rate that is chosen, and each run against its control."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgegossip.core.errors import TrainingError
+from edgegossip.recipes.studies.rare_exchanges import (
+    CONTROLS,
+    RUNS,
+    best_rate,
+    control_exhibits,
+)
+
+COMPRESSED, CONTROL = next(iter(CONTROLS.items()))
+
+
+def row(run: str, accuracy: float, **others: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {
+        "group": "digits",
+        "run": run,
+        "seed": 0,
+        "lr": 0.1,
+        "is_tuning": False,
+        "accuracies": [accuracy] * 5,
+        "bytes_per_worker": [0, 100],
+        **others,
+    }
+
+
+def test_the_best_rate_on_held_out_samples_is_chosen() -> None:
+    tried = [
+        row("a", 0.7, lr=0.1, is_tuning=True),
+        row("a", 0.8, lr=0.2, is_tuning=True),
+        row("b", 0.9, lr=0.4, is_tuning=True),
+        row("a", 0.95, lr=0.8),  # a result, on test samples
+    ]
+    assert best_rate(tried, "digits", "a") == 0.2
+    with pytest.raises(TrainingError, match="nothing is tuned"):
+        best_rate(tried, "digits", "c")
+
+
+def test_each_run_is_compared_with_its_control_of_the_same_seed() -> None:
+    rows = [
+        row(CONTROL, 0.90, bytes_per_worker=[0, 3_000]),
+        row(COMPRESSED, 0.88),
+        row(CONTROL, 0.95, seed=1, bytes_per_worker=[0, 3_000]),
+        row(COMPRESSED, 0.94, seed=1),
+        row(COMPRESSED, 0.10, seed=2),  # its control has not run
+        row(COMPRESSED, 0.99, is_tuning=True),
+    ]
+    (table,) = control_exhibits({str(number): each for number, each in enumerate(rows)}).tables
+    control, own = table.rows
+    assert control[-1] is None
+    found = dict(zip((name for name, _ in table.columns), own, strict=True))
+    assert found["seeds"] == 3
+    assert found["accuracy"] == pytest.approx(0.88)
+    assert found["lost"] == pytest.approx(0.015)
+    assert (found["least lost"], found["most lost"]) == pytest.approx((0.01, 0.02))
+    assert found["less"] == 30
+
+
+def test_a_control_differs_in_compression_alone() -> None:
+    for compressed, control in CONTROLS.items():
+        assert RUNS[compressed].local_steps == RUNS[control].local_steps > 1
+        assert "compressor" in RUNS[compressed].options
+        assert "compressor" not in RUNS[control].options
+
+
+def test_nothing_is_shown_before_anything_has_run() -> None:
+    assert control_exhibits({}).tables == ()
