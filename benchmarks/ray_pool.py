@@ -236,15 +236,22 @@ def in_use() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each kind")
-    parser.add_argument("--samples", type=int, default=19_200, help="training samples")
+    parser.add_argument("--repeats", type=int, default=9, help="runs of each kind")
+    parser.add_argument("--samples", type=int, default=76_800, help="training samples")
     parser.add_argument("--events", type=int, default=60_000, help="of the event loop")
     parser.add_argument("--kills", type=int, default=0, help="seeds with a node that dies")
     parser.add_argument("--memory", type=int, default=0, help="epochs to watch it over")
     parser.add_argument("--out", type=Path, help="file for the JSON; by default it is printed")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    head = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "versions": versions()}
+    given = {name: value for name, value in vars(options).items() if name != "out"}
+    flags = " ".join(f"--{name} {value}" for name, value in given.items() if value)
+    head = {
+        "command": f"python -m benchmarks.ray_pool {flags}",
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "versions": versions(),
+    }
     if options.kills:
         runs = kills(options.kills)
         same, hit = (sum(run[name] for run in runs) for name in ("is_same", "num_actors_lost"))

@@ -116,7 +116,11 @@ class DenseStack:
 
     A step is
 
-    .. math:: v \leftarrow \mu v + g(x) + \lambda x, \qquad x \leftarrow x - \eta v.
+    .. math:: v \leftarrow \mu v + g(x) + \lambda x, \qquad x \leftarrow x - \eta v
+
+    with the gradient :math:`g(x)` of each model's own batch, momentum :math:`\mu` and weight
+    decay :math:`\lambda`. With Nesterov's momentum, :math:`x` moves by :math:`g(x) + \lambda x
+    + \mu v` instead.
 
     Args:
         module: The layers, of the types in `DENSE`.

@@ -26,11 +26,12 @@ class StackedLearner(Learner):
 
     .. math:: v \leftarrow \mu v + g(x) + \lambda x, \qquad x \leftarrow x - \eta v
 
-    with a learning rate :math:`\eta` for each learner: `SGD`, optionally with Nesterov's
-    momentum. A few large kernels replace many small ones. The result does not depend on the
-    other learners in a stack, because each product in a stack is computed as if alone. It
-    differs from a `Learner`'s result in the last bits, because PyTorch multiplies stacks of
-    matrices with a different kernel.
+    with the gradient :math:`g(x)` of each learner's own batch, momentum :math:`\mu`, weight
+    decay :math:`\lambda`, and a learning rate :math:`\eta` for each learner: `SGD`, optionally
+    with Nesterov's momentum. A few large kernels replace many small ones (`DenseStack`). The
+    result does not depend on the other learners in a stack, because each product in a stack is
+    computed as if alone. It differs from a `Learner`'s result in the last bits, because PyTorch
+    multiplies stacks of matrices with a different kernel.
 
     Args:
         optimizer: An `SGD`.
