@@ -136,7 +136,8 @@ def speeds(repeats: int, num_samples: int, num_events: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     training = partial(samples_per_second, num_samples=num_samples)
     events = partial(events_per_second, num_events=num_events)
-    with cluster(1, 1) as nodes:
+    # Each run stores its data set; Ray waits for two seconds if there is no room for another.
+    with cluster(1, 1, store_bytes=2 << 30) as nodes:
         start = time.perf_counter()
         with RayPool(nodes.address) as pool:
             warm_up(pool)

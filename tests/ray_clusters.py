@@ -16,12 +16,14 @@ import psutil
 class RayNodes:
     """A head node and others; needs ray."""
 
-    def __init__(self, head_cores: int, other_cores: tuple[int, ...], folder: str) -> None:
+    def __init__(
+        self, head_cores: int, other_cores: tuple[int, ...], folder: str, store_bytes: int
+    ) -> None:
         from ray.cluster_utils import Cluster
 
         self._settings: dict[str, Any] = {
             "include_dashboard": False,
-            "object_store_memory": 100 << 20,
+            "object_store_memory": store_bytes,
             "temp_dir": folder,
         }
         self._cluster = Cluster(
@@ -54,14 +56,16 @@ class RayNodes:
 
 
 @contextmanager
-def cluster(head_cores: int, *other_cores: int) -> Iterator[RayNodes]:
+def cluster(
+    head_cores: int, *other_cores: int, store_bytes: int = 100 << 20
+) -> Iterator[RayNodes]:
     """A cluster that ends with the block, its files with it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
     folder = tempfile.mkdtemp(prefix="eg-ray-", dir="/tmp")
     nodes = None
     try:
-        nodes = RayNodes(head_cores, other_cores, folder)
+        nodes = RayNodes(head_cores, other_cores, folder, store_bytes)
         yield nodes
     finally:
         if nodes is not None:
