@@ -28,11 +28,12 @@ class ADPSGDState(AsynchronousState):
     Attributes:
         request: Open request, which has no answer yet.
         deferred: Requests that wait for the answer to the worker's own request, by sender.
-        answers: Last answer to each neighbor, repeated if its request is.
-        has_averaged: Averaging has changed the parameters since training began.
-        has_taken_over: The worker has taken over a neighbor's parameters since training began,
-            so the current block is void.
-        is_new: The worker has returned and has no useful model until it hears from a neighbor.
+        answers: Last answer to each neighbor, sent again if the neighbor repeats its request.
+        has_averaged: Whether averaging has changed the parameters since training began.
+        has_taken_over: Whether the worker has taken over a neighbor's parameters since training
+            began, which makes the current block void.
+        is_new: Whether the worker has returned and has no useful model until it hears from a
+            neighbor.
     """
 
     request: Awaiting[None] | None = None
@@ -111,7 +112,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return ADPSGDState(rank=rank, params=params)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Requests and both kinds of answers, with the requesting worker's round; models."""
+        """Requests, both kinds of answers with the requesting worker's round, and models."""
         max_ahead = self.num_rounds
         return {
             "request": MessageSpec({"params": params}, max_ahead=max_ahead),

@@ -40,7 +40,7 @@ class AsynchronousState(WorkerState):
 
     Attributes:
         lost: Workers that cannot be reached, as keys.
-        has_finished: The worker no longer trains; it only handles messages.
+        has_finished: Whether the worker no longer trains and only handles messages.
     """
 
     lost: dict[Rank, None] = field(default_factory=dict)
@@ -76,11 +76,11 @@ class Asynchronous(Algorithm[S], Generic[S]):
 
     @abstractmethod
     def learn(self, state: S, trained: Trained, now: Seconds) -> list[Effect]:
-        """Account for a block, begin an exchange if one is due, and `go_on`."""
+        """Handle the result of a block, begin an exchange if one is due, and `go_on`."""
 
     @abstractmethod
     def receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
-        """Account for a message."""
+        """Handle a message."""
 
     def start(self, state: S, has_rejoined: bool) -> None:
         """Prepare for the first block; a worker that rejoined has lost its memory."""

@@ -37,7 +37,8 @@ class DiLoCoState(RoundState):
         told: By neighbor, the workers whose updates that neighbor already has, as keys.
         missing: Workers whose updates were missing at the end of the last round, as keys.
         repairs_until: Round before which updates include parts of the model.
-        has_missed: The worker has come back and lacks updates that the others have.
+        has_missed: Whether the worker's model may differ from the others', because it has come
+            back, skipped rounds or gone back to sound parameters.
     """
 
     velocity: Tensor
@@ -259,7 +260,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         state.params = state.params + change
 
     def _mean(self, state: DiLoCoState, is_complete: bool) -> Tensor:
-        """Mean of the updates, averaged with the worker's own if another is unexpectedly
+        """Mean of the updates, averaged with the worker's own update if one is unexpectedly
         missing.
 
         If workers average over different sets, differences between their models may grow. For
@@ -306,5 +307,5 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         )
 
     def _end_of_repairs(self, round: int) -> int:
-        """End of a repair that begins in `round`; all workers hear of it in the next round."""
+        """End of a repair that begins in `round`, of which all workers hear a round later."""
         return round + self.repair_rounds + 2

@@ -147,7 +147,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         """Describe the payload of an offer of this kind, for `numel` parameters."""
 
     def meet(self, state: P, neighbor: Rank, estimate: Tensor, *, is_sender: bool) -> None:
-        """Restart a link; both ends know the sender's estimate, [num_params].
+        """Restart a link from an estimate of the sender that both ends know.
 
         Args:
             state: State of the worker at this end.

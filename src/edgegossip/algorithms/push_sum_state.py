@@ -46,8 +46,8 @@ class PushSumState(RoundState):
         arrived: Mass that waits to be merged.
         links: Links to and from the worker's neighbors.
         needy: Workers that have lost their mass and need new mass, as keys.
-        has_ended: The worker's rounds are over; arriving mass is merged at once.
-        has_finished: The worker has returned `Finish`.
+        has_ended: Whether the worker's rounds are over; arriving mass is then merged at once.
+        has_finished: Whether the worker has returned `Finish`.
     """
 
     weight: float = 1.0

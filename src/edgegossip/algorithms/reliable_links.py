@@ -86,7 +86,7 @@ class Outlet(Generic[C]):
         session: Start time of the session; 0 for the start of the run.
         awaiting: Unacknowledged messages, by round in ascending order; the message that opened
             the session comes first. Empty if messages are never resent.
-        is_open: The message that opens the session has been sent.
+        is_open: Whether the message that opens the session has been sent.
     """
 
     session: Seconds = 0.0
@@ -94,7 +94,7 @@ class Outlet(Generic[C]):
     is_open: bool = True
 
     def acknowledge(self, session: Seconds, next_round: int) -> None:
-        """Account for a receiver that has all of the session's messages before `next_round`."""
+        """Drop the session's messages before `next_round`, which the receiver has."""
         # A late acknowledgment of an earlier session says nothing about this one, whose numbers
         # may be the same.
         if session == self.session:
@@ -110,7 +110,7 @@ class Inlet:
         session: The current session; minus infinity before the first.
         next_round: The first undelivered round.
         held: Early messages of the current and of the newest session, by session and round.
-        has_restarted: The sender's clock may have restarted.
+        has_restarted: Whether the sender's clock may have restarted.
     """
 
     session: Seconds
@@ -179,7 +179,7 @@ class ReliableLinks(Generic[C]):
 
     @property
     def is_idle(self) -> bool:
-        """All messages are acknowledged."""
+        """Whether all messages are acknowledged."""
         return not any(link.awaiting for link in self.outlets.values())
 
     def begin(self, receiver: Rank, now: Seconds) -> None:
@@ -195,7 +195,7 @@ class ReliableLinks(Generic[C]):
 
         Args:
             to: Receiver at the other end.
-            message: Message; gets the number "session" in addition to its own.
+            message: Message to send, to which the number "session" is added.
             content: Content that `take_back` returns if the receiver is lost.
             now: Time on the worker's clock.
             patience: Seconds until the message is resent; None neither keeps nor resends it.
@@ -215,7 +215,7 @@ class ReliableLinks(Generic[C]):
         return send_again(self._firsts(), now, growth=1.5)
 
     def acknowledge(self, sender: Rank, message: Message) -> list[Effect]:
-        """Account for the other end's acknowledgment."""
+        """Handle the other end's acknowledgment."""
         if (link := self.outlets.get(sender)) is not None:
             link.acknowledge(message.numbers["session"], message.round)
         return timer(self._firsts())

@@ -50,8 +50,8 @@ class RoundState(WorkerState):
 
     Attributes:
         exchange: Number of completed exchanges; a round has one or more.
-        is_exchanging: The worker has sent its messages in this exchange and waits for those of
-            its neighbors.
+        is_exchanging: Whether the worker has sent its messages in this exchange and waits for
+            those of its neighbors.
         inbox: Messages of this exchange and later ones, by exchange and sender.
         first_exchange: By neighbor, the first exchange in which the worker waits for that
             neighbor; 0 by default, infinite while the neighbor is lost.
@@ -152,7 +152,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return state.estimate
 
     def learn(self, state: S, trained: Trained) -> None:
-        """Account for the result of training."""
+        """Update the state with the result of training."""
         state.params = trained.params
 
     def end(self, state: S) -> list[Effect]:
@@ -236,7 +236,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return effects
 
     def _is_complete(self, state: S) -> bool:
-        """An exchange is under way, and all awaited messages have arrived."""
+        """Whether an exchange is under way and all awaited messages have arrived."""
         arrived = state.inbox.get(state.exchange, {})
         return state.is_exchanging and all(
             j in arrived or state.first_exchange.get(j, 0) > state.exchange
@@ -345,7 +345,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     # Skipping rounds.
 
     def _is_behind(self, state: S) -> bool:
-        """Enough neighbors are ahead to show that the worker was away for more than a round."""
+        """Whether enough neighbors are ahead to show an absence of more than a round."""
         if not state.ahead:
             return False
         state.ahead = {

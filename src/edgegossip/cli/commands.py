@@ -131,7 +131,7 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
 
 
 def default_folder(name: str) -> Path:
-    """Default folder of results, from the name and the time."""
+    """Default folder of results, named after the recipe or study and the time."""
     return Path("runs", name, datetime.now().strftime("%Y-%m-%d-%H%M%S"))
 
 

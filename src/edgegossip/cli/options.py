@@ -105,7 +105,7 @@ def parse(
         prog: Text before the options.
         kind: Class of the command's options.
         make: Recipe or study; its arguments become options.
-        arguments: Words typed after `prog`.
+        arguments: Command-line arguments after `prog`.
 
     Raises:
         UsageError: If an option is unknown, a value is out of range, or an argument of `make`

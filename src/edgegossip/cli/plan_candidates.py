@@ -72,12 +72,12 @@ def candidates(
     """List the settings to try for each algorithm of a recipe, the most promising first.
 
     An algorithm is tried with five learning rates and some values of its own settings
-    (`Comparison.tunable`). Several values typed for an option replace these, and a single typed
-    value is fixed.
+    (`Comparison.tunable`). If the user gives an option several values, these are tried instead;
+    a single value is fixed.
 
     Args:
         name: Name of the recipe.
-        values: Words typed after the name.
+        values: Command-line arguments after the recipe's name.
         own: Options of the plan itself, which the recipe does not have.
         num_machines: Number of machines.
 

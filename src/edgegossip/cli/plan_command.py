@@ -311,7 +311,7 @@ def _effort(
 
 
 def _told(seconds: Seconds) -> str:
-    """Format a duration for people.
+    """Format a duration in readable form.
 
     >>> _told(29.2), _told(61.0)
     ('30s', '2m')

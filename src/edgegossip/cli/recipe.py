@@ -19,7 +19,7 @@ def parse_recipe(
     Args:
         command: Name of the command, for messages.
         kind: The command's options.
-        arguments: Words typed after the command.
+        arguments: Command-line arguments after the command.
 
     Raises:
         UsageError: If the recipe is unknown, or returns neither an experiment nor a comparison.
@@ -41,7 +41,7 @@ def recipe_name(
     Args:
         command: Name of the command, for messages.
         kind: The command's options.
-        arguments: Words typed after the command.
+        arguments: Command-line arguments after the command.
 
     Raises:
         UsageError: If there is no name.

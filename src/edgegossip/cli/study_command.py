@@ -19,8 +19,8 @@ class StudyOptions(ManyRunsOptions):
 
     Args:
         only: Part of the study to run, e.g. a task of edgegossip/speedup; by default all parts.
-        runs: Runs to do, e.g. epoch-gossip edge-gossip; by default all. Omitted runs can be
-            done later with `--resume`.
+        runs: Runs to carry out, e.g. epoch-gossip edge-gossip; by default all. With `--resume`,
+            omitted runs can be added later.
     """
 
     only: str | None = None
@@ -37,13 +37,13 @@ def study_command(arguments: list[str]) -> int:
 def carry_out(
     study: Study, options: ManyRunsOptions, command: str, arguments: list[str]
 ) -> dict[str, Row]:
-    """Carry out the unfinished cells of a study, draw its report, and return all rows.
+    """Run the unfinished cells of a study, draw its report, and return all rows.
 
     Args:
         study: The study.
         options: Options of the command.
         command: Name of the command.
-        arguments: Words typed after the command.
+        arguments: Command-line arguments after the command.
 
     Raises:
         TrainingError: If a cell has failed.

@@ -42,7 +42,7 @@ class SeveralSeeds(ManyRunsOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SweptValues:
-    """Words typed after a recipe's name.
+    """Command-line arguments after a recipe's name.
 
     Args:
         fixed: Options with one value, or with several values as one setting.
@@ -81,7 +81,7 @@ def split_values(command: str, name: str, words: Sequence[str]) -> SweptValues:
     Args:
         command: Name of the command, for messages.
         name: Name of the recipe.
-        words: Words typed after the name.
+        words: Command-line arguments after the recipe's name.
 
     >>> split_values("sweep", "quickstart", ["--lr", "0.1", "0.2", "--seeds", "0..2"])
     SweptValues(fixed=['--seeds', '0', '1', '2'], swept={'--lr': ['0.1', '0.2']})

@@ -12,7 +12,7 @@ def unknown_option(arguments: Sequence[str], known: Mapping[str, str]) -> str | 
     """Name the first unknown option, and a known option with a similar name or meaning.
 
     Args:
-        arguments: Words as typed.
+        arguments: Command-line arguments, as typed.
         known: Meaning of each option, by Python name.
 
     Returns:
@@ -49,7 +49,7 @@ def meanings(text: str | None) -> dict[str, str]:
 
 
 def _name(word: str) -> str:
-    """Name of the option in a typed word, as in Python.
+    """Python name of the option in a command-line argument.
 
     >>> _name("--no-resume"), _name("--batch-size=3")
     ('resume', 'batch_size')

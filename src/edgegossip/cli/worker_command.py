@@ -124,7 +124,7 @@ class LaunchOptions(TrackOptions):
         resume: Resume the interrupted run in `out`.
         max_seconds: Time limit, counted from the beginning; by default the recipe's.
         checkpoint_seconds: Seconds between checkpoints.
-        max_waiting_bytes: Limit of each worker's messages in memory; see `edgegossip worker`.
+        max_waiting_bytes: Limit on each worker's messages in memory; see `edgegossip worker`.
     """
 
     n: Annotated[int | None, tyro.conf.arg(name="n", aliases=("-n",))] = None

@@ -63,7 +63,7 @@ class Seat:
         num_under_way: Number of jobs sent but not finished.
         cost_under_way: Cost of these jobs.
         forgotten: Learners that have moved away and that the seat must still forget.
-        is_lost: The seat and its learners are lost.
+        is_lost: Whether the seat and its learners are lost.
     """
 
     name: str
@@ -123,8 +123,8 @@ class Placement:
     def take(self, seat: Seat) -> list[Job]:
         """Take the seat's next jobs; wait for one if the seat has none in progress.
 
-        With jobs in progress, the result is empty if these suffice or no other job waits. At
-        the end, it is always empty.
+        If the seat has jobs in progress, the list is empty when these suffice for now or no
+        other job waits. At the end, the list is always empty.
         """
         with self._lock:
             while not self._is_closed:

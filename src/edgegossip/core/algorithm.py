@@ -27,12 +27,13 @@ class Traits:
         num_rounds: The `WorkerState.round` at which a worker finishes; None if, for example, a
             time limit ends the run.
         local_steps: SGD steps between two exchanges; None without a fixed number.
-        is_synchronous: A late worker makes its neighbors wait.
-        takes_repeats: Duplicate messages do no harm. A worker resumed from a checkpoint may
-            therefore repeat messages, even with other contents.
-        is_balanced: Each worker trains on a share of its data that fits its speed.
-        changes_roles: A rank may take over the role of another, as an elected server does.
-        moves_data: A worker may train on the data of another (`Assign`).
+        is_synchronous: Whether a late worker makes its neighbors wait.
+        takes_repeats: Whether duplicate messages do no harm. A worker resumed from a checkpoint
+            may therefore repeat messages, even with other contents.
+        is_balanced: Whether each worker trains on a share of its data that fits its speed.
+        changes_roles: Whether a rank may take over the role of another, as an elected server
+            does.
+        moves_data: Whether a worker may train on the data of another (`Assign`).
     """
 
     topology: Topology | None = None
@@ -74,7 +75,7 @@ class Setting:
 
     Attributes:
         momentum: The momentum of the workers' optimizer, in [0, 1).
-        drops_messages: The network loses some messages.
+        drops_messages: Whether the network loses some messages.
     """
 
     momentum: float = 0.0

@@ -16,7 +16,7 @@ class MetricSpec:
     """Name, unit and direction of a metric, as a report needs them.
 
     Args:
-        name: Name for people, e.g. "bits per character".
+        name: Name as shown in reports, e.g. "bits per character".
         unit: Unit of its values: "percent" for shares in [0, 1], any other word, or empty for
             plain numbers.
         higher_is_better: Whether higher values are better; false for errors and perplexities.

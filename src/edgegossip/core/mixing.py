@@ -25,7 +25,8 @@ class MixingRule(ABC):
     """Rule for weights of a worker and its neighbors; implementations are frozen dataclasses.
 
     Attributes:
-        has_averaging_rows: Each row adds up to 1, so mixing does not change workers that agree.
+        has_averaging_rows: Whether each row adds up to 1, so that mixing does not change
+            workers that agree.
     """
 
     has_averaging_rows: ClassVar[bool] = True
@@ -148,8 +149,9 @@ def spectral_gap(*matrices: Tensor) -> float:
     r"""Speed of agreement per round of mixing, in [0, 1]; 1 means agreement within a period.
 
     For one matrix this is :math:`1 - |\lambda_2|`, where :math:`\lambda_2` is the eigenvalue of
-    second largest modulus. For matrices used in sequence, it is computed from their product
-    over the period: :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A single worker has gap 1.
+    second largest modulus. For matrices used in sequence, the gap is computed from their
+    product over the period: :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A single worker has
+    gap 1.
 
     Args:
         matrices: One mixing matrix for each round of a period, [num_workers, num_workers].
@@ -172,7 +174,7 @@ def spectral_gap(*matrices: Tensor) -> float:
 
 
 def is_row_stochastic(matrix: Tensor) -> bool:
-    """Whether no entry is negative and each row sums to 1, so agreement is kept.
+    """Whether no entry is negative and each row sums to 1; mixing then keeps agreement.
 
     >>> is_row_stochastic(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
     True
@@ -182,7 +184,7 @@ def is_row_stochastic(matrix: Tensor) -> bool:
 
 
 def is_column_stochastic(matrix: Tensor) -> bool:
-    """Whether no entry is negative and each column sums to 1, so the sum is kept.
+    """Whether no entry is negative and each column sums to 1; mixing then keeps the sum.
 
     >>> is_column_stochastic(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
     False
@@ -191,7 +193,7 @@ def is_column_stochastic(matrix: Tensor) -> bool:
 
 
 def is_doubly_stochastic(matrix: Tensor) -> bool:
-    """Whether no entry is negative and rows and columns sum to 1, so the mean is kept.
+    """Whether no entry is negative and rows and columns sum to 1; mixing then keeps the mean.
 
     >>> is_doubly_stochastic(torch.tensor([[0.75, 0.25], [0.25, 0.75]]))
     True

@@ -122,7 +122,7 @@ class Started:
     """The worker has its initial parameters and may act.
 
     Attributes:
-        has_rejoined: The worker was lost and returns with a new state.
+        has_rejoined: Whether the worker was lost and returns with a new state.
         num_samples: Training samples of the worker; 0 if its role has no data.
         epoch_cost: Cost of a pass over these samples, including their selection; see
             `Trained.cost`.
@@ -150,9 +150,10 @@ class Trained:
             whole model.
         cost: Cost in training samples: `num_samples` plus the cost of choosing the samples.
         metrics: The trainer's other measurements, by name.
-        has_gone_back: The initial parameters were unsound, probably because of other workers'
-            messages. Nothing was trained: `params` and `before` are the last sound parameters.
-            State derived from later parameters (momentum, errors) should be dropped.
+        has_gone_back: Whether the initial parameters were unsound, probably because of other
+            workers' messages. If so, nothing was trained: `params` and `before` are the last
+            sound parameters. State derived from later parameters (momentum, errors) should be
+            dropped.
     """
 
     params: Tensor
@@ -412,10 +413,10 @@ class Role:
     Attributes:
         name: Name such as "worker", "server" or "stage-0"; it also selects the model that a
             driver builds.
-        has_data: The rank gets a shard of the training data.
-        is_evaluated: The rank's parameters count in the reported averaged model, unless its
-            state currently excludes them. Ranks with the same role name are averaged; if roles
-            hold parts of a model, the task joins the averaged parts.
+        has_data: Whether the rank gets a shard of the training data.
+        is_evaluated: Whether the rank's parameters count in the reported averaged model while
+            its state does not exclude them. Ranks with the same role name are averaged; if
+            roles hold parts of a model, the task joins the averaged parts.
         slice_index: Index, from 0, of the rank's estimate among the slices of the role's
             parameters.
         num_slices: Number of the role's contiguous slices; their sizes differ by at most one

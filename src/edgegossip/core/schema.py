@@ -27,8 +27,8 @@ class TensorSpec:
         dtype: Data type; floats must be finite.
         shape: Lengths by dimension; None allows any length.
         max_numel: Maximum number of entries; required if, and only if, a length is None.
-        minimum: Lower limit of all entries.
-        maximum: Upper limit of all entries.
+        minimum: Lower limit on all entries.
+        maximum: Upper limit on all entries.
         measure: Computes the largest absolute value in a tensor that a compressor has packed;
             None uses the entries themselves.
 
@@ -132,15 +132,16 @@ class MessageSpec:
         tensors: Required tensors of the payload, by name; an example tensor stands for its own
             dtype and shape.
         optional: Optional tensors of the payload, by name.
-        numbers: Limits of the required numbers, by name: a `range` of whole numbers, or the
+        numbers: Limits on the required numbers, by name: a `range` of whole numbers, or the
             smallest and the largest number. Numbers are always finite.
-        optional_numbers: Limits of the optional numbers, by name.
+        optional_numbers: Limits on the optional numbers, by name.
         max_ahead: Maximum number of rounds that the message may be ahead of its receiver; None
             for any number. A worker that was cut off is behind by all the rounds it has missed.
             Rounds are never negative.
-        is_passed_on: Tensors are named ``RANK.name``. Worker RANK wrote them in the message's
-            round, and other workers relay them unchanged. A secured network adds a tensor
-            ``RANK.seal``, which is relayed with the others.
+        is_passed_on: Whether workers relay the tensors, which are then named ``RANK.name``.
+            Worker RANK wrote them in the message's round, and other workers relay them
+            unchanged. A secured network adds a tensor ``RANK.seal``, which is relayed with the
+            others.
 
     >>> relayed = {f"{rank}.x": TensorSpec(torch.float32, (2,)) for rank in range(3)}
     >>> len(MessageSpec(optional=relayed, is_passed_on=True).specs)

@@ -45,8 +45,8 @@ def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
         ValueError: If `plain` names a missing dataclass, a dataclass with other fields, or
             anything but a dataclass, or if a dict has keys other than numbers, strings and
             tuples of them.
-        Exception: If `plain` is not from `dismantle`: `LookupError`, `TypeError`,
-            `RecursionError`.
+        Exception: `LookupError`, `TypeError` or `RecursionError`, if `plain` is not from
+            `dismantle`.
     """
     return _Assembling(tensors).give(plain)
 

@@ -18,7 +18,7 @@ _LOG = logging.getLogger("edgegossip.deploy")
 
 
 class Diary(EventLog):
-    """An `EventLog` that tolerates a full disk, which must not cost a model.
+    """An `EventLog` that tolerates a full disk, so that training continues.
 
     Args:
         path: Path of the log; an existing log continues after its last complete line.

@@ -66,8 +66,8 @@ class FinalState(WorkerState):
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the estimate is evaluated: the average is; before that, the inner algorithm
-        decides.
+        """Whether the estimate is evaluated: always for the average, otherwise as the inner
+        algorithm decides.
         """
         return self.average is not None or bool(self.inner.is_evaluated)
 
@@ -85,9 +85,9 @@ class FinalAverage(Algorithm[FinalState]):
     """Run an algorithm to its end, then average the workers' models.
 
     Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All
-    workers wait for these models, except for those of lost workers. All present workers end
-    with the same parameters, bit for bit; if there is a server, these are its parameters. A
-    worker that no message reaches keeps its own parameters.
+    workers wait for these models, except for those of lost workers. All workers still present
+    end with the same parameters, bit for bit; in a run with a server, with the server's
+    parameters. A worker that no message reaches keeps its own parameters.
 
     Args:
         inner: The algorithm to run.

@@ -80,7 +80,7 @@ class Gathering:
     # While the run goes on.
 
     def go_on_at(self, time: Seconds) -> None:
-        """Discard evaluations and snapshots after `time`, from which the run continues."""
+        """Discard evaluations and snapshots after `time`, at which the run continues."""
         later = sum(1 for _ in takewhile(lambda each: each <= time, schedule()))
         self._evaluations.drop_from(later)
         for worker in self.workers:
@@ -337,7 +337,7 @@ class Gathering:
         folder.write_results(results)
 
     def _measured(self) -> Experiment:
-        """The experiment on platforms with their measured speeds."""
+        """The experiment, on platforms with the measured speeds."""
         platforms = tuple(
             Platform(
                 name=rank_name(self.roles, worker.rank), throughput=worker.throughput or 1.0

@@ -64,7 +64,7 @@ def launch(
         recipe: Name of the recipe, for the record.
         command: Command that repeats the run, for the record.
         progress: Live view, if any.
-        trackers: Followers of the averaged model's numbers.
+        trackers: Trackers that receive the averaged model's numbers.
         make_measure: Makes the commands that measure `Local` data; unused for other data.
 
     Raises:

@@ -86,7 +86,8 @@ class LocalScores:
 
 
 def measure(experiment: Experiment, rank: Rank, out: Path) -> int:
-    """Measure the averaged models in a run folder on this worker's data; `edgegossip measure`.
+    """Measure the averaged models in a run folder on this worker's data, as `edgegossip
+    measure` does.
 
     Args:
         experiment: The workers' experiment.

@@ -194,7 +194,7 @@ class TrainingLoop:
         return self._work.has_gone_back
 
     def step(self, loss: float | None, num_samples: int) -> None:
-        """Account for an optimizer step; exchange the model when an exchange is due.
+        """Record an optimizer step; exchange the model when an exchange is due.
 
         If another worker's message makes the loss infinite or NaN, the model goes back to the
         last sound parameters. In that case (see `has_gone_back`), call
@@ -326,7 +326,7 @@ class _Piece:
         self._samples_due = num_due
 
     def add(self, loss: float | None, num_samples: int) -> None:
-        """Account for a step."""
+        """Record a step."""
         self._num_steps += 1
         self._num_samples += num_samples
         self._total_loss += loss or 0.0

@@ -61,8 +61,8 @@ class WorkerSettings:
         snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
         parent: ID of a process whose end stops this worker; None for none.
         threads: Number of threads that a training step uses, at least 1.
-        max_waiting_bytes: Limit of messages in memory; see `HostSettings`.
-        trackers: Followers of this worker's own numbers, such as `TensorBoard()`.
+        max_waiting_bytes: Limit on messages in memory; see `HostSettings`.
+        trackers: Trackers that receive this worker's own numbers, such as `TensorBoard()`.
 
     Raises:
         ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1 or not a whole

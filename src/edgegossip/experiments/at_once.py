@@ -1,7 +1,7 @@
 """Parallel pieces of work, each in its own process.
 
 A run of small models keeps only one core busy: it spends much of its time between kernels,
-where threads wait for each other. With one process per core, every core does a run.
+where threads wait for each other. With one process per core, every core carries out a run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def do_at_once(
     num_processes: int,
     progress: Progress,
 ) -> Generator[tuple[str, Future[T]]]:
-    """Do all jobs, one per process at a time; yield each finished job.
+    """Run all jobs, one per process at a time; yield each finished job.
 
     Close the generator early to stop all processes.
 

@@ -53,8 +53,8 @@ def compare(
             experiments must be picklable. No effect on results.
         open_pool: As in `run`, for each run in turn; unused with several processes.
         progress: A live view.
-        trackers: Followers of each run's numbers, as in `run`; they are pickled for several
-            processes.
+        trackers: Trackers that receive each run's numbers, as in `run`; they are pickled for
+            several processes.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP.

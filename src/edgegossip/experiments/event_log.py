@@ -1,9 +1,10 @@
 """`events.jsonl`: the events of a run, one JSON object per line, in order of time.
 
-Each line has a `type`. The first line's is `experiment`; the last line's is `ended`, unless the
-run was killed. Times are seconds since the run began: virtual in a simulation, real on real
-machines. Names of wall-clock fields begin with ``wall_``; all other fields are identical, byte
-for byte, whenever the same experiment is simulated. Arriving messages are not logged.
+Each line has a `type`. The type of the first line is `experiment`, and that of the last line is
+`ended`, unless the run was killed. Times are seconds since the run began: virtual in a
+simulation, real on real machines. Names of wall-clock fields begin with ``wall_``; all other
+fields are identical, byte for byte, whenever the same experiment is simulated. Arriving
+messages are not logged.
 
 Fields of `experiment`, in addition to those of `experiment.json`:
     command: Command that repeats the run, without `--out`, `--threads`, `--pool` and
@@ -189,7 +190,7 @@ class SkippedLines:
 def read_events(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, dict[str, Any]]]:
     """The events of a run, with their line numbers from 1.
 
-    Damaged lines, even the experiment's, are skipped, and so is an incomplete last line.
+    Damaged lines are skipped, even the first one, and so is an incomplete last line.
 
     Raises:
         RunFolderError: If the file cannot be read, or has no event.

@@ -66,7 +66,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Panels side by side, as in the paper.
+    """A figure: panels side by side, as in the paper.
 
     Args:
         name: File name without suffix.

@@ -235,8 +235,8 @@ _RUN_NAME = re.compile(r"(?!figures$)(?!\.)[\w .,=%+-]+")
 def throughput_bound(platforms: tuple[Platform, ...]) -> float:
     """Ratio of samples per second without waiting to samples per second with a barrier.
 
-    For E platforms of speeds v_i it is ``sum(v_i) / (E * v_min)``, if a barrier follows each
-    epoch of equal shards and communication is free.
+    For E platforms of speeds v_i, this ratio is ``sum(v_i) / (E * v_min)``, if a barrier
+    follows each epoch of equal shards and communication is free.
 
     >>> from edgegossip.sim.platform import uneven
     >>> throughput_bound(uneven(4))

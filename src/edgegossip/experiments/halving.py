@@ -188,7 +188,7 @@ def most_whole_runs(
         budget: Seconds on one core for everything.
 
     Returns:
-        Number of whole runs; None if the budget does not suffice for the ranking.
+        Number of whole runs; None if the budget is too small for the ranking.
     """
     steps = [quarter / 4 for quarter in range(int(4 * MOST_RUNS) + 1)]
     return next(

@@ -28,15 +28,15 @@ class Machine:
     """One machine.
 
     Args:
-        name: Name for people.
+        name: Name for reports and messages.
         speed: Speed relative to the local machine, above 0; used without `samples_per_second`.
         samples_per_second: Training samples per second of the task's model, above 0; None for
             `speed` times the local machine's measured speed.
         mbits: Maximum Mbit/s in each direction, above 0.
         latency_ms: Milliseconds to the network, at least 0; a message between two machines
             takes the sum of their latencies.
-        endpoint: Endpoint at which other machines reach it, such as tls/desk:7447; None if
-            unknown.
+        endpoint: Endpoint at which other machines reach this machine, such as tls/desk:7447;
+            None if unknown.
 
     Raises:
         ValueError: If a number is out of range.

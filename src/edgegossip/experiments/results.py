@@ -167,10 +167,10 @@ class Results:
     ) -> dict[str, Any]:
         """The entry of this run in `summary.json`.
 
-        The file of a single run also has `name`, `reason`, `error` and `worker_accuracies` (at
-        the end, of the workers' own models, or of at most 64 evenly spaced ones;
-        `worker_values` with another metric). The key of another chosen metric replaces
-        `accuracy` in the names of fields, e.g. `final_mae` and `worker_mae_max`.
+        The file of a single run also has `name`, `reason`, `error` and `worker_accuracies`: the
+        final accuracies of the workers' own models, or of at most 64 evenly spaced ones. With
+        another chosen metric, this list is called `worker_values`, and the metric's key
+        replaces `accuracy` in the names of fields, e.g. `final_mae` and `worker_mae_max`.
 
         Fields:
             metric: Name of the chosen metric; absent if it is accuracy.

@@ -15,7 +15,7 @@ from edgegossip.experiments.results import Evaluation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTarget:
-    """A target loss that ends a run, for measuring the time to it.
+    """A target loss that ends a run, for measurements of the time to this loss.
 
     Args:
         loss: Upper limit for the mean loss of the last `num_looks` evaluations, above 0.
@@ -40,7 +40,7 @@ class LossTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricTarget:
-    """A target of a metric that ends a run, for measuring the time to it.
+    """A target of a metric that ends a run, for measurements of the time to this target.
 
     Args:
         value: Value that the mean of the last `num_looks` evaluations must reach: from below if

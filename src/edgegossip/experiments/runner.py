@@ -62,8 +62,8 @@ def run(
             effect on the result.
         checkpoint_seconds: Wall seconds between checkpoints.
         progress: A live view.
-        trackers: Followers of the numbers, such as `TensorBoard()`. A tracker that fails is
-            dropped.
+        trackers: Trackers that receive the run's numbers, such as `TensorBoard()`. A tracker
+            that fails is dropped.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; `out` is valid and can be resumed.

@@ -100,7 +100,7 @@ class Cell:
     Args:
         name: Path of its folder within the study's `cells`; the last part names the run.
         group: Group of the cell; `only` picks groups.
-        work: Does the work: one simulator run or some measurements.
+        work: Carries out the work: one simulator run or some measurements.
         scaled_down: One sentence about everything smaller than in the paper; empty if nothing
             is.
         after: Names of prerequisite cells, whose rows `work` reads.
@@ -170,7 +170,7 @@ class Study:
     def with_runs(self, runs: Sequence[str]) -> Study:
         """The study with the cells whose run is one of `runs`, such as "edge-gossip".
 
-        It is the same study with fewer cells; `run_study` can do the other cells later.
+        This is the same study with fewer cells; `run_study` can run the other cells later.
 
         Raises:
             UsageError: If a name in `runs` matches no cell.
@@ -191,7 +191,7 @@ def run_study(
     num_processes: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Row]:
-    """Do the unfinished cells of `study`; return the rows by name of the cell.
+    """Run the unfinished cells of `study`; return the rows by name of the cell.
 
     ``out/study.json`` is written atomically after each cell, so an interrupted study leaves a
     valid folder, and `resume` continues with the interrupted cell. If the training of a cell

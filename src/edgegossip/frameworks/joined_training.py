@@ -94,7 +94,7 @@ class JoinedTraining:
         atexit.register(self.end)  # a script that fails must not keep its process
 
     def step(self, loss: float | None, num_samples: int) -> None:
-        """Account for an optimizer step; see `TrainingLoop.step`."""
+        """Record an optimizer step; see `TrainingLoop.step`."""
         assert self._loop is not None
         self._loop.step(loss, num_samples)
         if self._loop.has_gone_back:

@@ -201,7 +201,7 @@ class F1(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class ExactMatch(Metric):
-    """Share of samples with all labels right: the subset accuracy of several labels per sample.
+    """Share of samples with all labels correct: subset accuracy for several labels per sample.
 
     Args:
         name: See `MetricSpec`.

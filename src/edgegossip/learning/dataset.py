@@ -28,7 +28,7 @@ class Split(Protocol):
         """Count the samples."""
 
     def batch(self, indices: Tensor) -> Nested:
-        """Take samples for `indices` int64 [batch]: nested tensors of `batch` entries each.
+        """Take the samples at `indices`, int64 [batch]: nested tensors of `batch` entries each.
 
         With classes: raw x [batch, ...] and y int64 [batch].
         """
@@ -182,10 +182,10 @@ class Dataset:
         validation: Samples for `Evaluate`; None if no algorithm needs it.
 
     Raises:
-        DataError: A split is empty or its labels are out of range; x, y and `subjects` differ
-            in length or shape; a number is not finite; splits differ in structure; `validation`
-            is `test`. If a split is not in memory, only its labels and first sample are
-            checked.
+        DataError: If a split is empty, or its labels are out of range; if x, y and `subjects`
+            differ in length or shape; if a number is not finite; if splits differ in structure;
+            or if `validation` is `test`. In a split that is not in memory, only the labels and
+            the first sample are checked.
 
     >>> split = ArraySplit(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([1]))
     >>> task = Dataset("two-pixels", split, split, num_classes=2, input_shape=(1, 1, 2))
@@ -363,7 +363,8 @@ def from_torch(
             process. The order of the samples does not depend on this number.
 
     Raises:
-        DataError: A sample has, for example, a PIL picture, not a tensor; see also `Dataset`.
+        DataError: If a sample has something other than a tensor, such as a PIL picture; see
+            also `Dataset`.
         ValueError: If `num_workers` is negative.
     """
     check_range("num_workers", num_workers, "at least 0")

@@ -39,7 +39,7 @@ class Dropout(nn.Module):
         """Mask `x`, of any shape.
 
         Raises:
-            TrainingError: In training mode without a generator.
+            TrainingError: If the module is in training mode and has no generator.
         """
         if not self.training:
             return x
@@ -65,7 +65,7 @@ def replace_dropout(module: nn.Module, generator: torch.Generator) -> None:
         generator: Generator on the device of the module.
 
     Raises:
-        ValueError: A layer has a kind of dropout with no counterpart here (`nn.Dropout2d`,
+        ValueError: If a layer has a kind of dropout with no counterpart here (`nn.Dropout2d`,
             the `dropout` of `nn.LSTM` and `nn.MultiheadAttention`).
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))

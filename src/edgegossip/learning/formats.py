@@ -33,7 +33,7 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
         num_dims: Expected number of dimensions: 3 for pictures, 1 for labels.
 
     Raises:
-        DataError: The file is missing or unreadable, or has a wrong type or length.
+        DataError: If the file is missing or unreadable, or has a wrong type or length.
 
     References:
         LeCun, Cortes and Burges, "The MNIST database", section "File formats".
@@ -105,7 +105,7 @@ def read_cifar10(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         Pictures [num_samples, 3, 32, 32] and labels [num_samples].
 
     Raises:
-        DataError: The file is missing or has an incomplete record.
+        DataError: If the file is missing or has an incomplete record.
     """
     try:
         num_bytes = path.stat().st_size
@@ -130,7 +130,7 @@ def read_npz(
     Pickled objects are rejected, because unpickling would run any code in the file.
 
     Raises:
-        DataError: The file is missing or damaged, lacks a key, or holds pickled objects.
+        DataError: If the file is missing or damaged, lacks a key, or holds pickled objects.
     """
     try:
         # Opened here, because np.load forgets to close a damaged file.

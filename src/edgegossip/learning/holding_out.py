@@ -34,8 +34,8 @@ def hold_out(
             then uses people absent from training, as does such a data set's test split.
 
     Raises:
-        ValueError: `share` is out of range or leaves a split empty; there is already a
-            validation split; subjects are required but unknown.
+        ValueError: If `share` is out of range or leaves a split empty, if there is already a
+            validation split, or if subjects are required but unknown.
 
     >>> split = ArraySplit(torch.rand(20, 2), torch.tensor([0, 1]).repeat(10))
     >>> data = hold_out(Dataset("points", split, split, num_classes=2, input_shape=(2,)))

@@ -144,7 +144,7 @@ class Learner(Trainer):
         return self._copy
 
     def rest(self) -> None:
-        """Lend the model to other learners until the next request, which has parameters."""
+        """Lend the model to others until the next request, which brings its parameters."""
         if self._copy is not None and self._is_sharing:
             self._at_rest = self._rest_state()
             self._copies.give_back(self._copy)

@@ -54,7 +54,7 @@ class Local(Dataset):
         classes: Names of the classes, in the order of their labels; empty without names.
         held_out: Share of its training samples that a worker without a validation split holds
             out, in (0, 1), by `hold_out`; with None, every worker needs a validation split.
-        may_share: Workers may read each other's data, which EdgeGossip needs for
+        may_share: Whether workers may read each other's data, which EdgeGossip needs for
             ``on_failure="reassign"``; `load` must then accept any rank.
 
     Raises:

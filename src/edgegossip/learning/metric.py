@@ -59,7 +59,7 @@ class Metric(MetricSpec, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanMetric(Metric):
-    """Your own mean over samples, such as a share of right answers.
+    """Your own mean over samples, such as a share of correct answers.
 
     Args:
         name: See `MetricSpec`.

@@ -101,7 +101,7 @@ def num_samples(nested: Nested) -> int:
 
 
 def placed(path: str) -> str:
-    """Place of a tensor for a message; empty for a tensor that is the whole batch."""
+    """Place of a tensor, as text for a message; empty if the tensor is the whole batch."""
     return f" at {path}" if path else ""
 
 

@@ -39,7 +39,7 @@ class NestedSplit:
         return self._num_samples
 
     def batch(self, indices: Tensor) -> Nested:
-        """Take samples, for `indices` int64 [batch]."""
+        """Take the samples at `indices`, int64 [batch]."""
         return map_leaves(lambda leaf: leaf.index_select(0, indices), self.samples)
 
     @property
@@ -66,7 +66,7 @@ class CollatedSplit:
         return len(cast("Sized", self._dataset))
 
     def batch(self, indices: Tensor) -> Nested:
-        """Read and collate samples, for `indices` int64 [batch].
+        """Read and collate the samples at `indices`, int64 [batch].
 
         Raises:
             DataError: If the samples do not form a batch.

@@ -34,7 +34,7 @@ def normalization_2d(
         activation: Class of the activation; None for none.
 
     Raises:
-        ValueError: `kind` is unknown.
+        ValueError: If `kind` is unknown.
 
     >>> [type(layer).__name__ for layer in normalization_2d("batch", 16)]
     ['BatchNorm2d', 'ReLU']
@@ -101,7 +101,7 @@ def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
 
 
 class EvoNormS0(nn.Module):
-    r"""Normalization and activation in one, independent of the other samples of the batch.
+    r"""Normalization and activation in one layer, which treats each sample by itself.
 
     .. math:: y = \frac{x\,\sigma(v x)}{\sqrt{s^2_{h,w,c/g}(x) + \epsilon}} \gamma + \beta
 
@@ -115,7 +115,7 @@ class EvoNormS0(nn.Module):
 
     References:
         Liu, Brock, Simonyan and Le, "Evolving Normalization-Activation Layers", NeurIPS 2020,
-        arXiv:2004.02967, Table 1. Here with `num_groups` groups.
+        arXiv:2004.02967, Table 1. Here, `num_groups` chooses the number of groups.
     """
 
     def __init__(self, num_channels: int, epsilon: float = 1e-5) -> None:

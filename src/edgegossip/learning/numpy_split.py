@@ -24,7 +24,7 @@ class NumpySplit:
     Args:
         arrays: Arrays in dicts, tuples and lists, nested in any way. The first dimension of
             every array indexes the samples. Arrays may be mapped from files (`numpy.memmap`).
-        has_classes: Samples are pairs (x, y), and y is a class.
+        has_classes: Whether samples are pairs (x, y) in which y is a class.
 
     Raises:
         DataError: If `arrays` holds anything but numeric arrays, or arrays differ in length.
@@ -48,7 +48,7 @@ class NumpySplit:
         return self._num_samples
 
     def batch(self, indices: Tensor) -> Nested:
-        """Take samples, for `indices` int64 [batch]."""
+        """Take the samples at `indices`, int64 [batch]."""
         if self._pages:
             wanted = indices.tolist()
             for pages in self._pages:

@@ -32,8 +32,8 @@ class PooledSplit:
     Args:
         split: The samples.
         num_workers: Threads or processes, at least 1.
-        in_processes: Read in processes, for slow Python code; by default in threads, for slow
-            files.
+        in_processes: Whether to read in processes, which suits slow Python code. Threads, the
+            default, suit slow files.
 
     Raises:
         ValueError: If `num_workers` is out of range.

@@ -58,7 +58,7 @@ def mnist(data_dir: Path | str) -> Dataset:
     Mean and standard deviation are those of PyTorch's own MNIST example.
 
     Raises:
-        DataError: A file is missing, truncated or inconsistent.
+        DataError: If a file is missing, truncated or inconsistent.
 
     References:
         LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document
@@ -76,7 +76,7 @@ def fashion_mnist(data_dir: Path | str) -> Dataset:
     """Read Fashion-MNIST from the four IDX files, plain or `.gz`, in `data_dir`/fashion-mnist.
 
     Raises:
-        DataError: A file is missing, truncated or inconsistent.
+        DataError: If a file is missing, truncated or inconsistent.
 
     References:
         Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
@@ -94,7 +94,7 @@ def cifar10(data_dir: Path | str) -> Dataset:
     Mean and standard deviation are those of all pixels of the training pictures.
 
     Raises:
-        DataError: A file is missing, truncated or inconsistent.
+        DataError: If a file is missing, truncated or inconsistent.
 
     References:
         Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
@@ -121,7 +121,7 @@ def downsampled_imagenet(data_dir: Path | str, size: int = 8) -> Dataset:
         size: Pixels per side, 8, 16, 32 or 64.
 
     Raises:
-        DataError: A file is missing, truncated or inconsistent.
+        DataError: If a file is missing, truncated or inconsistent.
 
     References:
         Chrabaszcz, Loshchilov and Hutter, "A Downsampled Variant of ImageNet as an Alternative
@@ -149,7 +149,7 @@ def npz(path: Path | str) -> Dataset:
     Each channel is standardized by its statistics over the training samples.
 
     Raises:
-        DataError: The file is missing, damaged or inconsistent, or holds pickled objects.
+        DataError: If the file is missing, damaged or inconsistent, or holds pickled objects.
     """
     path = Path(path)
     arrays = read_npz(path, ("x_train", "y_train", "x_test", "y_test"), ("subject_train",))
@@ -169,7 +169,7 @@ def har(data_dir: Path | str) -> Dataset:
     the repository's examples/uci_har.py makes it from the official archive.
 
     Raises:
-        DataError: The file is missing, damaged or inconsistent.
+        DataError: If the file is missing, damaged or inconsistent.
 
     References:
         Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using
@@ -201,8 +201,8 @@ def huggingface(
         test_split: Name of the test split.
 
     Raises:
-        UsageError: The package `datasets` is not installed.
-        DataError: The data set cannot be loaded, or its samples differ in shape.
+        UsageError: If the package `datasets` is not installed.
+        DataError: If the data set cannot be loaded, or its samples differ in shape.
     """
     try:
         from datasets import load_dataset

@@ -153,7 +153,7 @@ class _JoinedSplit:
         return self._num_samples
 
     def batch(self, indices: Tensor) -> Nested:
-        """Take samples, for `indices` int64 [batch]."""
+        """Take the samples at `indices`, int64 [batch]."""
         if len(self._splits) == 1:
             return self._splits[0].batch(indices)
         places = torch.bucketize(indices, torch.tensor(self._starts), right=True) - 1

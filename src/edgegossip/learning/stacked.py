@@ -1,4 +1,4 @@
-"""Learners that train together: with stacked parameters, one call does a step for all."""
+"""Learners that train together: with stacked parameters, one call computes a step for all."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class StackedLearner(Learner):
     def train_together(
         self, work: Sequence[StackedWork]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Do all steps of this learner and of the learners that joined it.
+        """Take all steps of this learner and of the learners that joined it.
 
         Returns:
             Losses, [num_steps, num_learners]; parameters and velocities after the last step,
@@ -129,7 +129,7 @@ class StackedLearner(Learner):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StackedWork:
-    """Work that a `StackedLearner` is about to do.
+    """Work that a `StackedLearner` is about to carry out.
 
     Args:
         learner: The learner.
@@ -151,7 +151,8 @@ class StackedWork:
         return self.learner.kinship, self.momentum, *map(len, self.samples)
 
     def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
-        """Do this and other work of the same `key`; return all outcomes, this one's first.
+        """Carry out this and other work of the same `key`; return all outcomes, this one's
+        first.
 
         Failures are separate: an outcome is a `TrainingError` if its own losses are not finite.
         """

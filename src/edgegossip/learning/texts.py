@@ -30,7 +30,7 @@ def texts(
         test_share: Share of each file for testing, in (0, 1).
 
     Raises:
-        DataError: There is no file, or a file is missing or too short.
+        DataError: If there is no file, or a file is missing or too short.
     """
     check_range("context", context, "at least 1")
     check_range("test_share", test_share, "in (0, 1)")
@@ -70,7 +70,7 @@ def books(data_dir: Path | str, context: int = 128) -> Dataset:
         context: As in `texts`.
 
     Raises:
-        DataError: There is no file, or a file is too short.
+        DataError: If there is no file, or a file is too short.
     """
     folder = Path(data_dir) / "books"
     paths = sorted(folder.glob("*.txt"))

@@ -120,10 +120,10 @@ PLAIN_STEP = TrainingStep()
 
 
 def require_plain(step: TrainingStep, who: str) -> None:
-    """Reject settings of steps for a trainer that computes its steps itself.
+    """Reject all settings but the default for a trainer that computes its steps itself.
 
     Raises:
-        ValueError: If `step` is not plain.
+        ValueError: If `step` is not the default.
     """
     if step != PLAIN_STEP:
         raise ValueError(

@@ -171,7 +171,7 @@ def _start(num_processes: int, arguments: list[str]) -> None:
 
 
 def _work(number: int, kind: str, num_bytes: int, share: float, folder: Path) -> None:
-    """Do the job until the pipe closes or the work fails."""
+    """Run the job until the pipe closes or the work fails."""
 
     def job() -> None:
         text = folder / "text"

@@ -168,7 +168,7 @@ class PerformancePredictor:
 
     Each executor needs :math:`t = t_0\, RG(U)` seconds per sample. :math:`RG \ge 1` is learned
     from a profile, and :math:`t_0` follows observations, so a slowdown that U does not show
-    (heat, a slower clock) is covered from the next observation on. The platform processes
+    (heat, a slower clock) is reflected from the next observation on. The platform processes
     :math:`p = \sum_i 1/t_i` samples per second. Without a profile, :math:`RG = 1`; with one::
 
         predictor = PerformancePredictor().fit(Profile.read("profile.csv"))

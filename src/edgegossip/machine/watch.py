@@ -202,8 +202,8 @@ class Watch:
 def _equal_stretches(spans: list[Span]) -> Iterator[list[Span]]:
     """Cut `spans`, without the pauses between them, into stretches of equal length.
 
-    A span may be as short as one step. Scheduling can halve or double its duration, so it is
-    observed alone only if there are no other spans.
+    A span may be as short as one step. Scheduling can halve or double the duration of such a
+    span, so it is observed alone only if there are no other spans.
     """
     total = _length(spans)
     length = total / max(1, math.ceil(total / _STRETCH))

@@ -63,9 +63,9 @@ def zenoh_security(
     declare itself alive as R. Everything else is dropped. A router relays messages, so it may
     speak for all workers, but it holds each worker to the same rules.
 
-    Host names are therefore not compared; otherwise certificates would need all names and
-    addresses that discovery may find. An impostor with another worker's certificate gets only
-    that worker's messages, from any machine.
+    Host names are not compared, because certificates would then need all names and addresses
+    that discovery may find. An impostor with another worker's certificate gets only that
+    worker's messages, from any machine.
 
     A certificate that is bound to a run has a different common name, which is unknown in other
     runs. Files are passed by content, so that the validated contents are used even if a file is

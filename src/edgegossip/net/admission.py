@@ -45,13 +45,14 @@ class Admission:
         rank: Rank of this worker.
         num_workers: Number of workers in the run.
         schema: Description of the messages, by kind.
-        max_bytes: Limit of a frame, in bytes; with None, the schema's largest message fits.
+        max_bytes: Maximum size of a frame, in bytes; with None, the schema's largest message
+            fits.
         plausibility: Finds values that are too large; None allows all values.
         seals: Verifies relayed parts; None if nothing is sealed.
         life_of: Returns the known life of a worker; 0 if unknown.
 
     Attributes:
-        max_bytes: The limit of a frame, for the transport.
+        max_bytes: Maximum size of a frame, for the transport.
         offenders: Senders of messages that no honest worker sends, once per offense; the owner
             empties the list.
         dropped: Number of dropped or missing messages, by sender and reason; a dropped message

@@ -26,7 +26,7 @@ class Chores:
         self.next_at = 0.0 if self._due else math.inf
 
     def do_due(self, now: Seconds) -> None:
-        """Do all due chores."""
+        """Run all due chores."""
         if now >= self.next_at:
             self._due = [(chore(now) if at <= now else at, chore) for at, chore in self._due]
             self.next_at = min(at for at, _ in self._due)

@@ -51,7 +51,8 @@ class Assembler:
     discards it; random pieces have no other effect.
 
     Args:
-        max_bytes: Limit of a frame, in bytes; larger frames are rejected at their first piece.
+        max_bytes: Maximum size of a frame, in bytes; larger frames are rejected at their first
+            piece.
         refused: Called with the reason for each rejected frame or stray piece.
 
     >>> assembler = Assembler(1_000_000, refused=print)

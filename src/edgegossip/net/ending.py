@@ -34,7 +34,7 @@ class Ending:
         self._changed_at: Seconds = math.inf
 
     def changed(self, now: Seconds, event: Event | None = None) -> None:
-        """Account for an event; timers, evaluations and forecasts do not count."""
+        """Record the time of an event; timers, evaluations and forecasts do not count."""
         if not isinstance(event, TimerFired | Evaluated | Predicted):
             self._changed_at = now
 

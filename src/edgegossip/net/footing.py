@@ -55,7 +55,7 @@ class Footing:
         return estimate if estimate.shape == self.params.shape else self.params
 
     def check(self, event: Trained) -> None:
-        """Account for completed training.
+        """Record the result of training.
 
         Raises:
             TrainingError: If the parameters are not finite.
@@ -77,7 +77,7 @@ class Footing:
         """Answer a failed `Train` with the last sound parameters.
 
         Raises:
-            TrainingError: The given `error`, if no sender can be blamed.
+            TrainingError: If no sender can be blamed; this is the given `error`.
         """
         # A stage's training inputs come from others, even where its parameters do not.
         if not request.inputs and torch.equal(request.params, self.params):

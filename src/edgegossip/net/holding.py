@@ -35,7 +35,7 @@ class Holding:
     `take` is thread-safe.
 
     Args:
-        max_bytes: Limit, in bytes, of all frames together. None for an eighth of the machine's
+        max_bytes: Limit, in bytes, on all frames together. None for an eighth of the machine's
             memory or 1 GiB, whichever is less, but at least eight of the largest messages.
         largest: Bytes of the largest message.
 

@@ -49,10 +49,10 @@ class HostSettings:
         quiet_seconds: Seconds between two reports of counts at the end; the run ends after
             twice this time without a change.
         settle_seconds: Seconds for which counts may disagree before a worker leaves anyway.
-        max_waiting_bytes: Limit, in bytes, of messages that wait for one receiver, and of
+        max_waiting_bytes: Limit, in bytes, on messages that wait for one receiver, and on
             arrived messages that the algorithm still needs. There is always room for three of
             the largest messages. See `Holding` for None.
-        max_log_bytes: Limit, in bytes, of messages kept per worker for resending; an eighth of
+        max_log_bytes: Limit, in bytes, on messages kept per worker for resending; an eighth of
             it without checkpoints.
         runtime: Clock, inbox and threads.
 

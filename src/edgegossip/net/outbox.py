@@ -20,7 +20,7 @@ class Outbox:
 
     Args:
         transport: Transport for the frames.
-        max_bytes: Limit, in bytes, of frames waiting for one receiver; more are rejected.
+        max_bytes: Limit, in bytes, on frames waiting for one receiver; more are rejected.
         runtime: Provides a thread for each receiver.
     """
 

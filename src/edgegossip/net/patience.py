@@ -105,7 +105,7 @@ class Patience:
         return [r for r, at in heard_at.items() if self.is_over(at, spoke_at[r], now)]
 
     def is_over(self, heard_at: Seconds, spoke_at: Seconds, now: Seconds) -> bool:
-        """Whether to give up on a worker that was last heard at these times.
+        """Whether to give up on a worker that was last heard from at these times.
 
         Args:
             heard_at: Time at which its last algorithm message arrived.

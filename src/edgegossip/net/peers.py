@@ -63,8 +63,8 @@ class Peer:
     Attributes:
         log: Messages that can be resent.
         incarnation: Incarnation of its process; 0 before the first.
-        is_reachable: The transport can reach the worker.
-        is_refused: This process is ignored, and its statements confirm nothing.
+        is_reachable: Whether the transport can reach the worker.
+        is_refused: Whether this process is ignored; its statements then confirm nothing.
         status: Newest status of that process.
         began_at: Time at which it began, by its status but on this worker's clock.
         life: Life for which messages are numbered.
@@ -73,10 +73,10 @@ class Peer:
         received: Number of the last message from it.
         kept: Number of the last message from it in this worker's checkpoint.
         known_life: Last life that the algorithm knows about; 0 for none.
-        is_lost: The algorithm knows of the loss, or will learn of it when it starts.
+        is_lost: Whether the algorithm knows of the loss, or will learn of it when it starts.
         heard_at: Time at which the last algorithm message arrived.
         num_gaps: Number of consecutive statuses that reported more messages than have arrived.
-        has_lost_some: A message has arrived without its predecessor.
+        has_lost_some: Whether a message has arrived without its predecessor.
     """
 
     log: SentLog
@@ -126,7 +126,7 @@ class Peers:
         rank: Rank of this worker.
         num_workers: Number of all workers.
         life: Life of this worker.
-        max_log_bytes: Limit, in bytes, of messages kept for each worker for resending; 0 keeps
+        max_log_bytes: Limit, in bytes, on messages kept for each worker for resending; 0 keeps
             none.
         ended: Workers that have already finished; the others do not wait for them.
         takes_repeats: As in the algorithm's `Traits`.
@@ -172,7 +172,7 @@ class Peers:
     # Reports of the transport and of the others.
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
-        """Account for a newly reachable process of `rank`; its status follows."""
+        """Record a newly reachable process of `rank`; its status follows."""
         peer = self[rank]
         if incarnation != peer.incarnation:
             peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
@@ -181,7 +181,7 @@ class Peers:
         self._leaving.pop(rank, None)
 
     def disappeared(self, rank: Rank, incarnation: Incarnation, clock: Seconds) -> list[Event]:
-        """Account for the loss of a process of `rank` at time `clock` of this worker."""
+        """Record the loss of a process of `rank` at time `clock` of this worker."""
         peer = self[rank]
         if incarnation != peer.incarnation:
             return []  # from an earlier process; its successor was faster
@@ -214,7 +214,7 @@ class Peers:
         return [WorkerLost(rank)]
 
     def told(self, rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
-        """Account for a status of `rank` at time `clock` of this worker."""
+        """Record a status of `rank`, received at time `clock` of this worker."""
         peer = self[rank]
         if status.life != peer.life and peer.num_lives >= _MAX_LIVES:
             return []  # repeated welcomes would cost the others work each time

@@ -102,7 +102,7 @@ class Plausibility:
             self._ratios[sender] = ratio, self._num_trained
 
     def went_well(self) -> None:
-        """Account for sound training."""
+        """Count training that ended with sound parameters."""
         self._num_trained += 1
 
     def suspect(self) -> Rank | None:

@@ -267,7 +267,7 @@ class Post:
         return self._lose(rank)
 
     def _forgive(self, rank: Rank) -> None:
-        """Account for a new process of `rank`."""
+        """Clear the record of `rank`, which has a new process."""
         self._strikes.forgive(rank)
         self._buckets[rank].refill(self._clock())
         self.plausibility.acquit(rank)
@@ -314,7 +314,7 @@ class Post:
                 self._send_missing(rank)
 
     def _relink(self, rank: Rank) -> None:
-        """Send `rank`, whose link is back, the messages that it lacks by its last report."""
+        """Send `rank`, whose link is back, the messages that its last report lacks."""
         if self._relinked.pop(rank, None) is not None:
             self._send_missing(rank)
 

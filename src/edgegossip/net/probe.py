@@ -34,12 +34,12 @@ class Reached:
 
 
 def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Reached:
-    """Connect to an endpoint, do the TLS handshake if it is encrypted, and disconnect.
+    """Connect to an endpoint, complete the TLS handshake if there is one, and disconnect.
 
     Args:
         endpoint: Endpoint such as "tls/host:7447".
         tls: This worker's files; without them, there is no handshake with a tls endpoint.
-        patience: Time limit of each step.
+        patience: Time limit for each step.
 
     Raises:
         NetworkError: If `endpoint` cannot be reached, or one end rejects the other's

@@ -172,7 +172,7 @@ class RenewedSession:
                 self._renew(None if self._watch is None else self._watch.current)
 
     def _renew(self, credentials: Credentials | None) -> bool:
-        """Replace this session with a new one; False if `close` was called in the meantime."""
+        """Replace this session with a new one; return False if `close` was called meanwhile."""
         with self._changing:
             if self._is_over.is_set():
                 return False

@@ -36,7 +36,7 @@ class WorkerStatus:
         life: Life of the worker.
         begun_with: The receiver's life with which the worker has begun; 0 without one.
         elapsed: Seconds since the run began, by the worker's clock; 0 while it waits.
-        is_resumed: The worker resumes from a checkpoint.
+        is_resumed: Whether the worker resumes from a checkpoint.
         oldest: The lowest number of a message to the receiver that can still be resent; one
             more than the last number if there is none.
         kept: The highest number of the receiver's messages in the worker's checkpoint.

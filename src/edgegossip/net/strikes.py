@@ -46,6 +46,6 @@ class Strikes:
         return is_new
 
     def forgive(self, rank: Rank) -> None:
-        """Account for a new process of `rank`."""
+        """Clear the record of `rank`, which has a new process."""
         self._counts.pop(rank, None)
         self.muted.discard(rank)

@@ -56,7 +56,8 @@ class Transport(Protocol):
 
         Args:
             listener: Receives the events.
-            max_bytes: Limit of a frame; larger frames are rejected before memory is allocated.
+            max_bytes: Maximum size of a frame, in bytes; larger frames are rejected before
+                memory is allocated.
             keep_trying: Polled while the transport cannot open because no peer answers; when it
                 returns false, the transport gives up.
 

@@ -42,7 +42,7 @@ class Activity:
 
 
 def described(shares: Mapping[str, float]) -> str:
-    r"""The shares as text; kinds other than training only from half a percent on.
+    r"""The shares as text; kinds other than training appear only from half a percent on.
 
     >>> described({"crashed": 0.0, "training": 0.25, "sending": 0.05, "waiting": 0.7})
     'training 25\xa0%, sending only 5\xa0%, waiting 70\xa0%'
@@ -71,7 +71,7 @@ def mean_shares(workers: Sequence[Activity]) -> dict[str, float]:
 
 
 def activities(log: RunLog) -> list[Activity]:
-    """Account for the time of each worker in a run; empty if no virtual time passed."""
+    """Divide each worker's time in a run by activity; empty if no virtual time passed."""
     if log.duration <= 0:
         return []
     return [_activity(worker, log.duration) for worker in log.workers]

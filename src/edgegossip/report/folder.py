@@ -93,7 +93,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportData:
-    """The subject of a report.
+    """The run or comparison that a report describes.
 
     Attributes:
         title: The recipe, or the name of the only run.

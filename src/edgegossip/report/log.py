@@ -92,7 +92,7 @@ class WorkerLog:
     round_samples: int = 0
 
     def crash(self, now: Seconds) -> None:
-        """Account for a crash, which also ends transmissions; the worker may come back."""
+        """Record a crash, which also ends transmissions; the worker may come back."""
         self.crashes.append(now)
         self.sending = [(start, min(end, now)) for start, end in self.sending if start < now]
         if self.finished is not None:
@@ -170,7 +170,7 @@ class RunLog:
         return rank_name(self.roles, rank)
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Account for one event; event types that the report does not show are skipped.
+        """Record one event; event types that the report does not show are skipped.
 
         Raises:
             LookupError: If a field is missing; the log is then unchanged.

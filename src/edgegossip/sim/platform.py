@@ -120,7 +120,7 @@ class Platform:
     """The hardware of one worker.
 
     Args:
-        name: Name for people.
+        name: Name for reports and messages.
         throughput: Training samples per second of one executor on an idle machine, for this
             workload.
         executors: Number of executors; their throughputs add up.

@@ -120,7 +120,7 @@ def batch_jobs(
     A job goes through its phases (map, shuffle, reduce; read, shuffle, merge, write). Each
     phase uses cores, network and disk differently, and phases vary in intensity. The duration
     of a phase or a pause has an exponential distribution and is unpredictable. The loads are
-    not measured, but modeled on such jobs as run on a machine with eight cores and one disk.
+    not measured, but modeled on such jobs on a machine with eight cores and one disk.
 
     Args:
         seed: Seed of the draws; use a different one for each platform.

@@ -15,7 +15,7 @@ from edgegossip.experiments.tracking import TrackedRun
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBoard:
-    """Writes a run's numbers for TensorBoard: ``tensorboard --logdir runs``.
+    """Writes a run's numbers for TensorBoard: ``tensorboard --logdir runs`` shows them.
 
     The step axis counts processed samples. The axis "Relative" shows the time of the run, which
     is virtual in the simulator.

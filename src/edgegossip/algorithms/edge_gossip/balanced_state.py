@@ -45,9 +45,9 @@ class BalancedState(WorkerState):
         fastest: The fastest known platform (``spread="gossip"``).
         lost: Workers that cannot be reached, as keys.
         inherited: Workers whose data this worker has taken over, in rank order.
-        is_predicting: A forecast for the waiting training was requested.
-        is_assigning: Requested data has not arrived yet.
-        is_spare: The worker is an unused spare, and the inner algorithm has not started.
+        is_predicting: Whether a forecast for the waiting training has been requested.
+        is_assigning: Whether requested data has not arrived yet.
+        is_spare: Whether the worker is an unused spare, whose inner algorithm has not started.
     """
 
     inner: Any
@@ -82,17 +82,17 @@ class BalancedState(WorkerState):
 
     @property
     def is_busy(self) -> bool:
-        """The waiting training must not begin yet."""
+        """Whether the waiting training must not begin yet."""
         return self.is_predicting or self.is_assigning or self.rest_seconds > 0
 
     @property
     def is_within_pass(self) -> bool:
-        """The waiting steps continue a pass with a known share."""
+        """Whether the waiting steps continue a pass with a known share."""
         is_steps = self.waiting is not None and isinstance(self.waiting.work, Steps)
         return is_steps and self.pass_left > 0
 
     def is_stranded(self, regulars: Iterable[Rank]) -> bool:
-        """The worker is a spare that cannot reach any worker with an initial model."""
+        """Whether the worker is a spare that cannot reach any worker with an initial model."""
         return self.is_spare and self.lost.keys() >= {*regulars}
 
     def take_waiting(self) -> Train:
@@ -126,7 +126,7 @@ class BalancedState(WorkerState):
             self.forecasts[sender] = PlatformForecast.from_message(message)
 
     def has_heard_all(self, expected: Iterable[Rank]) -> bool:
-        """Training waits, and all its required forecasts have arrived."""
+        """Whether training waits and all its required forecasts have arrived."""
         if self.waiting is None:
             return False
         # Algorithms that train by steps do not wait for each other's rounds.
@@ -138,19 +138,19 @@ class BalancedState(WorkerState):
         return True
 
     def is_due_to_try(self, now: Seconds) -> bool:
-        """One step would take at most a tenth of the time since the last training."""
+        """Whether one step would take at most a tenth of the time since the last training."""
         if not self.epoch_cost:
             return False
         return self.throughput * (now - self.trained_at) >= 10 * self.step_cost > 0
 
     def rests_on(self, min_throughput: float, now: Seconds) -> bool:
-        """The platform rests, and the new forecast does not change that."""
+        """Whether the platform still rests; recovery, or a step that is due, ends the rest."""
         if not self.has_failed(min_throughput) or self.is_due_to_try(now):
             self.rest_seconds = 0.0
         return self.rest_seconds > 0
 
     def has_failed(self, min_throughput: float) -> bool:
-        """The platform is too slow to train, or has no data."""
+        """Whether the platform is too slow to train, or has no data."""
         return self.throughput < min_throughput or self.seconds == math.inf
 
     def patience(self, timeout: Seconds | None, min_throughput: float) -> Seconds:

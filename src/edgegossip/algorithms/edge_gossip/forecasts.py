@@ -82,7 +82,7 @@ class Fastest:
     age: int = 0
 
     def grow_older(self, max_age: int) -> None:
-        """Account for the end of an epoch."""
+        """Age the value by an epoch, and forget it above `max_age`."""
         self.age += 1
         if self.age > max_age:
             self.seconds, self.age = math.inf, 0

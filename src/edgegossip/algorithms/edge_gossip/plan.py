@@ -67,7 +67,7 @@ class EpochPlan:
         correction: Factor for the change of the parameters.
         layout: Layout of `params`; see `Started`.
         metrics: As in `Trained`, of the newest block.
-        has_changed: The amount of work has been adjusted since the plan was made.
+        has_changed: Whether the amount of work has been adjusted since the plan was made.
     """
 
     train: Train
@@ -140,7 +140,9 @@ class EpochPlan:
 
     @property
     def is_done(self) -> bool:
-        """Less than one sample remains or, after a change of plan, less than half a batch."""
+        """Whether less than one sample remains or, after a change of plan, less than half a
+        batch.
+        """
         return self.cost - self.done < self._least
 
     def next(self, throughput: float, now: Seconds) -> Train | None:

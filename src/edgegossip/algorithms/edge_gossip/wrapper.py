@@ -117,8 +117,8 @@ class EdgeGossip(Algorithm[BalancedState]):
             speeds differ so much that :math:`\beta` would exceed this limit, the largest
             :math:`\beta` that respects it is used: a mean of 2 diverges, because each worker's
             change already leads close to its own minimum in the directions of large curvature.
-        timeout: Seconds to wait for forecasts; None for 5 % of the worker's own epoch. A failed
-            platform does not wait.
+        timeout: Seconds to wait for forecasts; None for 5 % of the duration of the worker's own
+            epoch. A failed platform does not wait.
         max_age: Epochs after which `gossip` forgets the fastest worker; None for
             :math:`2 (1 + \lceil \log_2 E \rceil)`.
 
@@ -164,7 +164,7 @@ class EdgeGossip(Algorithm[BalancedState]):
 
     @property
     def traits(self) -> Traits:
-        """Traits of the inner algorithm, now balanced."""
+        """Traits of the inner algorithm, with `is_balanced` and `moves_data` set."""
         moves_data = self.on_failure == "reassign"
         return replace(self.inner.traits, is_balanced=True, moves_data=moves_data)
 

@@ -59,8 +59,8 @@ class ADSPPlus(ParameterServer):
         resend_after: See `ParameterServer`.
         window: :math:`\Gamma` in seconds, above 0.
         min_interval: :math:`T_{min}` in seconds, at least 0 and below `window`.
-        rate: Commits of each worker in a window, at least 1; fixed here, the initial rate in
-            `ADSP`.
+        rate: Commits of each worker in a window, at least 1; fixed in `ADSPPlus`, and only the
+            initial rate in `ADSP`.
         waits_for_answer: If true, a worker pauses while its commit is in flight, as published.
             If false, it continues to train and adds its progress to the answer; no time is
             lost, but these steps start from a stale model. With None, it continues only if the

@@ -33,7 +33,7 @@ class Tried:
 
     @property
     def note(self) -> Note:
-        """Make a note of the fields, without unknown values.
+        """Make a note of the fields with known values.
 
         The time is omitted, because each note has its own.
         """
@@ -79,7 +79,7 @@ class CommitSearch:
         self.is_searching, self.best_reward, self.best_rate = True, -math.inf, self.rate
 
     def judge(self, reward: float, max_rate: int) -> None:
-        """Account for a window that tried `rate`."""
+        """Record the reward of the window that tried `rate`, and choose the next rate."""
         if reward > self.best_reward:
             self.best_reward, self.best_rate = reward, self.rate
         elif self.best_reward > 0:

@@ -71,7 +71,7 @@ class Committing(Algorithm[State]):
         return max(1, state.local_steps - state.num_asked)
 
     def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        """Account for a commit that was just sent."""
+        """React to a commit that was just sent."""
         return []
 
     def trains_on(self, state: CommitterState) -> bool:

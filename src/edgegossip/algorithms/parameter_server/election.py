@@ -53,12 +53,12 @@ class Election:
         stands_for: The term of this rank's candidacy; `UNKNOWN` if there is none.
         votes: Voters for that term, as keys.
         lost: Unreachable ranks, as keys.
-        is_leading: This rank serves.
-        misses_leader: The server is lost, restarted or unknown.
+        is_leading: Whether this rank serves.
+        misses_leader: Whether the server is lost, restarted or unknown.
         followers: While leading: ranks that have sent a message in this term since the last
             announcement, as keys.
-        must_confirm: While leading: most ranks were unreachable for a while and may have
-            another server by now.
+        must_confirm: While leading: whether most ranks were unreachable for a while and may
+            have another server by now.
         num_attempts: Number of attempts to be elected since the server was lost.
     """
 
@@ -82,17 +82,19 @@ class Election:
 
     @property
     def has_majority(self) -> bool:
-        """More than half of all ranks are reachable, including this one."""
+        """Whether this rank can reach more than half of all ranks, including itself."""
         return self._is_majority(self.num_ranks - len(self.lost))
 
     @property
     def may_merge(self) -> bool:
-        """This rank serves, and most ranks follow it."""
+        """While leading: whether most ranks are reachable and, after an outage, follow this
+        rank.
+        """
         return self.has_majority and not self.must_confirm
 
     @property
     def has_forgotten(self) -> bool:
-        """Others follow this rank, but it has restarted since it served."""
+        """Whether the others follow this rank although it has restarted since it served."""
         return not self.is_leading and self.term != UNKNOWN and self.leader == self.rank
 
     def _is_majority(self, number: int) -> bool:
@@ -101,14 +103,14 @@ class Election:
     # Ranks that leave and return.
 
     def lose(self, rank: Rank, now: Seconds) -> list[Effect]:
-        """Account for an unreachable rank."""
+        """Handle the loss of a rank."""
         self.lost[rank] = None
         if self.is_leading and not self.has_majority:
             self.must_confirm, self.followers = True, {}
         return self.miss_leader(now) if self._follows(rank) else []
 
     def join(self, rank: Rank, has_restarted: bool, now: Seconds) -> list[Effect]:
-        """Account for a returned rank; a restarted rank no longer serves."""
+        """Handle the return of a rank; a restarted rank no longer serves."""
         self.lost.pop(rank, None)
         if has_restarted:
             # It has forgotten its vote and may give another.
@@ -198,7 +200,7 @@ class Election:
         return self._is_majority(len(self.votes))
 
     def heed(self, promised: Message) -> None:
-        """Account for a voter that has promised a higher term."""
+        """Record that a voter has promised a higher term."""
         self.promised = max(self.promised, int(promised.numbers["stands_for"]))
 
     def lead(self) -> list[Effect]:

@@ -166,7 +166,7 @@ class ParameterServer(Committing):
         return []
 
     def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
-        """Account for the measured loss of the server's model on validation data."""
+        """Handle the measured loss of the server's model on validation data."""
         return []
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
@@ -179,12 +179,12 @@ class ParameterServer(Committing):
 
     @property
     def limits(self) -> Mapping[str, Limits]:
-        """Limits of the required numbers in `settings`."""
+        """Limits on the required numbers in `settings`."""
         return {}
 
     @property
     def optional_limits(self) -> Mapping[str, Limits]:
-        """Limits of the optional numbers in `settings`."""
+        """Limits on the optional numbers in `settings`."""
         return {}
 
     def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
@@ -288,7 +288,7 @@ class ParameterServer(Committing):
     # The server.
 
     def handle_as_server(self, state: ServerState, event: Event, now: Seconds) -> list[Effect]:
-        """Account for `event` as a server."""
+        """Handle `event` as a server."""
         effects: list[Effect] = []
         match event:
             case Started():
@@ -324,7 +324,7 @@ class ParameterServer(Committing):
         return effects if has_work else [*effects, Finish()]
 
     def _is_alone(self, state: ServerState) -> bool:
-        """All workers are lost, and none has finished."""
+        """Whether all workers are lost and none has finished."""
         return len(state.lost) == self.num_workers and state.round < self.num_rounds
 
     def _lose(self, state: ServerState, event: WorkerLost) -> None:

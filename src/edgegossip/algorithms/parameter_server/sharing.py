@@ -86,7 +86,7 @@ class Lead:
         num_asked: Number of running evaluations.
         num_stale: Number of running evaluations that an earlier epoch requested.
         heard: Epochs that other servers report while rank 0 knows no epoch.
-        is_timed: The resend timer is set.
+        is_timed: Whether the resend timer is set.
         num_sends: Number of recent repeats, each of which lengthens the wait.
     """
 
@@ -118,8 +118,10 @@ class Lead:
         self.num_sends = min(self.num_sends + 1, _MOST_GROWN)
 
     def hasten(self) -> None:
-        """Wait less after a confirmation, which takes four tries if half of all messages are
-        lost.
+        """Wait less, because a confirmation has arrived.
+
+        If half of all messages are lost, a confirmation takes four tries on average. The wait
+        therefore shrinks by as many steps as three failures add.
         """
         self.num_sends = max(0, self.num_sends - 3)
 
@@ -143,8 +145,9 @@ class SharingState(WorkerState):
         looks: Slices for evaluation that rank 0 may lack, by number of the evaluation.
         lost: Unreachable ranks, as keys.
         num_told: Number of reports sent to rank 0.
-        is_astray: The server cannot carry out an order, so rank 0 must begin a new epoch.
-        has_finished: The algorithm has finished.
+        is_astray: Whether the server cannot carry out an order, so that rank 0 must begin a new
+            epoch.
+        has_finished: Whether the algorithm has finished.
         lead: Additional state of rank 0.
     """
 
@@ -224,7 +227,7 @@ class Sharing:
     # A server that follows.
 
     def handle(self, state: SharingState, event: Event, now: Seconds) -> list[Effect]:
-        """Account for an event as a server other than rank 0."""
+        """Handle an event as a server other than rank 0."""
         match event:
             case Started():
                 state.epoch = 0 if event.has_rejoined else state.epoch
@@ -264,7 +267,7 @@ class Sharing:
         return self._obey(state, message, now) if message.kind == "order" else []
 
     def keep(self, state: SharingState, sender: Rank, piece: Message) -> bool:
-        """Keep a piece unless its shape or dtype is wrong or a newer piece is known."""
+        """Keep a piece; return False if its form is wrong or a newer piece is known."""
         kept, worker = state.pieces[piece.kind], self.inner(sender)
         content = piece.payload["update" if piece.kind == "commit" else "params"]
         if content.shape != state.first.shape or content.dtype != state.first.dtype:

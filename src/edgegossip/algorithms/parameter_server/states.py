@@ -30,8 +30,8 @@ class ServerState(WorkerState):
         unseen: Workers that have not yet reported their latest model to the restarted server,
             as keys.
         copies: Reported models, by sender.
-        is_new: The server has restarted and does not know the model yet.
-        may_merge: A majority is reachable, or no majority is needed.
+        is_new: Whether the server has restarted and does not know the model yet.
+        may_merge: Whether a majority follows the server, or no majority is needed.
     """
 
     num_commits: dict[Rank, int]
@@ -48,7 +48,7 @@ class ServerState(WorkerState):
 
     @property
     def version(self) -> int:
-        """Number of commits that the model has accounted for."""
+        """Number of commits that the model includes."""
         return sum(self.num_commits.values())
 
     def is_counted(self, rank: Rank) -> bool:
@@ -84,12 +84,12 @@ class CommitterState(WorkerState):
         local_steps: SGD steps between two commits, from the server's last message.
         num_asked: Number of steps requested since the last commit; a wrapper may run fewer.
         num_steps: Number of steps since the last commit.
-        is_due: A commit is due for a reason other than the number of steps.
+        is_due: Whether a commit is due for a reason other than the number of steps.
         interval: Seconds between two commits, if a timer triggers commits.
-        is_training: A `Train` is running.
-        has_moved: An answer has changed the parameters since that training began.
-        is_pulling: The worker needs the server's model before it continues to train.
-        has_server: The server is reachable.
+        is_training: Whether a `Train` is running.
+        has_moved: Whether an answer has changed the parameters since that training began.
+        is_pulling: Whether the worker needs the server's model before it continues to train.
+        has_server: Whether the server is reachable.
         answer_seconds: Time from the last answered commit to its answer.
         step_seconds: Duration of a step in the last piece of training.
     """

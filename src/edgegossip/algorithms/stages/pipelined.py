@@ -32,7 +32,7 @@ _PATIENCE = "patience"
 class Pipelined(Stages):
     r"""Send batches up one after another; each stage updates when a gradient comes back.
 
-    A stage does backward passes before forward passes (one forward, one backward, "1F1B"). It
+    A stage runs backward passes before forward passes (one forward, one backward, "1F1B"). It
     begins a forward pass while, per first-stage worker, fewer than max(1, `in_flight` - stage
     number) batches are above it. A backward pass uses the weights of its forward pass (weight
     stashing). Each gradient is therefore exact for those weights, and stale for the weights it
@@ -105,7 +105,7 @@ class Pipelined(Stages):
         return effects
 
     def _is_stuck(self, state: StageState) -> bool:
-        """Pending work must wait for the lost stage above."""
+        """Whether pending work must wait for the lost stage above."""
         is_lost = self.above(state.rank) in state.lost
         return is_lost and (state.piece is not None or bool(state.waiting))
 

@@ -65,7 +65,7 @@ class Piece:
 
     @property
     def wants_more(self) -> bool:
-        """Another batch must begin."""
+        """Whether another batch must begin."""
         work = self.request.work
         if isinstance(work, Steps):
             return self.num_begun < work.num_steps
@@ -91,7 +91,7 @@ class Piece:
 
     @property
     def is_done(self) -> bool:
-        """All requested work is done."""
+        """Whether all requested work is done."""
         work = self.request.work
         if isinstance(work, Steps):
             return self.num_steps >= work.num_steps
@@ -133,7 +133,7 @@ class StageState(WorkerState):
         waiting: Batches from below that are not trained yet.
         origins: Sender and message numbers of each unanswered batch, by its local number.
         present: Number of the current batch.
-        is_training: A `Train` is running.
+        is_training: Whether a `Train` is running.
         num_trained: Number of finished `Train` requests.
         num_batches: Number of batches that have updated the parameters.
         most_waiting: Maximum length of `waiting` since the last note.
@@ -142,11 +142,12 @@ class StageState(WorkerState):
         num_given_up: Number of batches whose answer did not arrive in time.
         num_in_vain: Number of timeouts, minus one for each later answer; at least 0.
         ended: Workers below that will send nothing more, as keys.
-        has_ended: This worker will send nothing more.
+        has_ended: Whether this worker will send nothing more.
         left_alone_since: Time since which all workers below have been lost; None while any is
             reachable.
         num_told: Number of times that the worker has announced its end.
-        asks_round: The worker has come back, and continues in the round of the next answer.
+        asks_round: Whether the worker has come back and will continue in the round of the next
+            answer.
     """
 
     inner: Any = None
@@ -228,7 +229,7 @@ class StageState(WorkerState):
         return Note("stage", {**numbers, **measured})
 
     def was_answered(self) -> None:
-        """Account for an answered batch."""
+        """Let an answer offset one timeout."""
         self.num_in_vain = max(0, self.num_in_vain - 1)
 
     @property

@@ -74,13 +74,13 @@ class Stages(StageLinks):
 
     @abstractmethod
     def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
-        """Account for finished training, and send its results."""
+        """Handle finished training, and send its results."""
 
     @abstractmethod
     def take_answer(
         self, state: StageState, number: int, gradient: Tensor | None
     ) -> list[Effect]:
-        """Account for an answer to batch `number`, which was pending."""
+        """Handle an answer to batch `number`, which was pending."""
 
     @abstractmethod
     def give_up(self, state: StageState) -> list[Effect]:

@@ -64,7 +64,7 @@ class Precision:
         """Describe batches of at most `max_batch` tensors of `shape`.
 
         The description measures magnitudes, so values far beyond the usual range are rejected
-        early, while their sender is known.
+        early, when their sender is still known.
         """
         dtype, numel = _DTYPES[self.name], max_batch * math.prod(shape)
         largest = 1.01 * LARGEST  # `bfloat16` rounds up

@@ -124,7 +124,8 @@ def pack_positions(positions: Positions, numel: int) -> Bytes:
 def unpack_positions(data: Bytes, count: int, numel: int) -> Positions:
     """Read the bytes of `pack_positions` as ascending positions, [count].
 
-    Other bytes may give fewer positions, and positions that are not below `numel`.
+    If `data` is not from `pack_positions`, there may be fewer positions, and some may not be
+    below `numel`.
 
     >>> unpack_positions(pack_positions(np.array([3, 4, 11]), 12), 3, 12).tolist()
     [3, 4, 11]

@@ -101,7 +101,7 @@ class Sparse(PartwiseCompressor):
 
     @abstractmethod
     def chosen(self, data: Bytes, sizes: Sizes) -> Positions:
-        """Read the positions; other bytes also give distinct positions, at most as many."""
+        """Read the positions; any other bytes give distinct positions, and at most as many."""
 
     @abstractmethod
     def max_positions_num_bytes(self, sizes: Sizes) -> int:

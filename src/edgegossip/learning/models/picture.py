@@ -19,7 +19,7 @@ def picture_shape(
         sides: Allowed heights, in pixels.
 
     Raises:
-        ValueError: The sample is not a square picture, or its side is out of range.
+        ValueError: If the sample is not a square picture, or its side is out of range.
 
     >>> picture_shape("lenet5", (1, 28, 28), (28, 32))
     (1, 28)

@@ -17,7 +17,7 @@ def sensor_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         num_classes: Number of classes: the size of the output.
 
     Raises:
-        ValueError: Samples are not such windows.
+        ValueError: If samples are not such windows.
 
     >>> sum(parameter.numel() for parameter in sensor_cnn((9, 128), 6).parameters())
     65350

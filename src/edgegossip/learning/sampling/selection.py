@@ -114,7 +114,7 @@ class RankedShuffled(Selection):
 
 @dataclass(frozen=True)
 class RankedPerClass(Selection):
-    """The same share of each class, from its subsets of the highest loss; shuffled.
+    """The same share of each class, from its subsets with the highest losses; shuffled.
 
     This departs from Algorithm 2, whose ranking over all classes may omit easy classes. Shares
     of all classes are equal to within one sample.
@@ -202,9 +202,9 @@ class Importance(Selection):
 class Pruned(Selection):
     r"""Randomly drop low-loss samples, and weight the remaining low-loss samples higher.
 
-    InfoBatch's idea with aggregated points. If the loss of a sample's aggregated point is below
-    the mean, the sample's probability is multiplied by :math:`1 - p`; weights keep gradients
-    unbiased. If there is time for all samples, none is dropped.
+    This is InfoBatch's idea, applied to aggregated points. If the loss of a sample's aggregated
+    point is below the mean, the sample's probability is multiplied by :math:`1 - p`; weights
+    keep gradients unbiased. If there is time for all samples, none is dropped.
 
     Args:
         prune_ratio: :math:`p`, in [0, 1).
@@ -262,8 +262,9 @@ class Random(Selection):
 class Focused(Selection):
     r"""Revisit unlearned samples; the more redundant the data, the more often.
 
-    Aggregated points measure the redundancy. With :math:`c` the mean probability that the model
-    gives to the classes of newly measured points (:math:`e^{-\mathrm{loss}}`), the part
+    The losses on aggregated points show how redundant the data is. With :math:`c` the mean
+    probability that the model gives to the classes of newly measured points
+    (:math:`e^{-\mathrm{loss}}`), the part
 
     .. math:: f = c^s / (c^s + (1 - c)^s)
 
@@ -286,7 +287,8 @@ class Focused(Selection):
             suffice for the mean: with 32, its standard deviation is at most 0.09.
 
     References:
-        Ours; in place of Algorithm 2 of Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021.
+        Our own method, in place of Algorithm 2 of Han et al., "EdgeGossip", IEEE TPDS 32(7),
+        2021.
     """
 
     max_visits: int = 3
@@ -360,7 +362,7 @@ def selection(name: str) -> Selection:
     - "cyclic" (`Cyclic`) and "random" (`Random`): controls without losses
 
     Raises:
-        ValueError: The name is unknown.
+        ValueError: If the name is unknown.
 
     >>> selection("ranked-per-class")
     RankedPerClass()

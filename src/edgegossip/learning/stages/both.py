@@ -18,7 +18,7 @@ from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory
 class Both(TeacherFactory):
     """Train a stage with the sum of a synthetic gradient and a local loss.
 
-    The local loss is useful from the first batch, while the prediction is still zero. The
+    The local loss is useful from the first batch on, when the prediction is still zero. The
     gradient adds information from the stages above.
 
     Args:

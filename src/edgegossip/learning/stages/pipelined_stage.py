@@ -35,7 +35,7 @@ class PipelinedStage(StageLearner):
 
     A request names a `batch` by number. A forward pass gets `activations` and `labels` or, in
     the first stage, uses the worker's own data; it changes only running statistics. A backward
-    pass gets the `gradient` at the outputs of such a batch. The last stage does both passes at
+    pass gets the `gradient` at the outputs of such a batch. The last stage runs both passes at
     once. The backward pass uses the weights of the forward pass (weight stashing) and updates
     the current weights.
 
@@ -52,7 +52,7 @@ class PipelinedStage(StageLearner):
         self._passed: dict[int, _Passed] = {}
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        """Do a forward pass, a backward pass, or both.
+        """Run a forward pass, a backward pass, or both.
 
         Raises:
             LocalProtocolError: If there is no batch to train on.

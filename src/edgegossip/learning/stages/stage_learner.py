@@ -51,8 +51,8 @@ class StageLearner(Learner):
         place: Position of the stage.
 
     Raises:
-        ValueError: If the selection needs losses, which a stage does not know, or `step` is
-            not plain.
+        ValueError: If the selection needs losses, which a stage does not know, or `step` is not
+            the default.
     """
 
     def __init__(self, *, place: Place, **arguments: Any) -> None:  # noqa: ANN401

@@ -199,8 +199,8 @@ def table_iid(settings: StudySettings = StudySettings()) -> Study:
     """Even data: dense SGP, D-PSGD, CHOCO, and rising compression in a directed ring.
 
     D-PSGD uses the complete graph, CHOCO the undirected ring of 8; DiLoCo is also compared.
-    MNIST, HAR and CIFAR-10. On one core, `mnist-lenet5` takes 50 minutes, `har-cnn` 25, each
-    run of `cifar10-lenet5` 15 and each run of `cifar10-resnet20` 40.
+    Data: MNIST, HAR and CIFAR-10. On one core, `mnist-lenet5` takes 50 minutes, `har-cnn` 25,
+    each run of `cifar10-lenet5` 15 and each run of `cifar10-resnet20` 40.
 
     Args:
         settings: Settings of the study.
@@ -227,9 +227,9 @@ def table_iid(settings: StudySettings = StudySettings()) -> Study:
 def table_skew(settings: StudySettings = StudySettings()) -> Study:
     """Skewed data: with and without compensation, and quasi-global momentum.
 
-    Skew 0.8 and 1, Dirichlet 1 and 0.1, HAR by subject; DiLoCo is also compared. MNIST, HAR and
-    CIFAR-10. On one core, `har-cnn` takes 20 minutes and `mnist-lenet5` 2 hours; CIFAR-10 was
-    not run.
+    Partitions: skew 0.8 and 1, Dirichlet 1 and 0.1, HAR by subject. DiLoCo is also compared.
+    Data: MNIST, HAR and CIFAR-10. On one core, `har-cnn` takes 20 minutes and `mnist-lenet5` 2
+    hours; CIFAR-10 was not run.
 
     Args:
         settings: Settings of the study.
@@ -264,9 +264,9 @@ def _come_and_go(num_workers: int) -> Topology:
 def time_varying(settings: StudySettings = StudySettings()) -> Study:
     """Graphs that change in each round: dense push-sum, Sparse-Push and DifferencePush.
 
-    Directed ring, one-peer exponential, random peers, and links that come and go. MNIST and
-    HAR. On one core, `har-cnn` takes 40 minutes and `mnist-lenet5` an hour and a half, without
-    `sparse-push`, which was not run.
+    Graphs: directed ring, one-peer exponential, random peers, and links that come and go. Data:
+    MNIST and HAR. On one core, `har-cnn` takes 40 minutes; `mnist-lenet5` takes an hour and a
+    half without `sparse-push`, which was not run.
 
     Args:
         settings: Settings of the study.

@@ -69,7 +69,8 @@ SHORT = Grid(keep_ratios=(0.1, 1.0), steps=(0.1, 1.0), lrs=(0.0, 0.1), dim=50, n
 def consensus(settings: StudySettings = StudySettings()) -> Study:
     """A map of compression and consensus step: the workers' final distance on quadratics.
 
-    A line on the map shows the default step. No data; 15 minutes on one core.
+    A line on the map shows the default step. The study needs no data and takes 15 minutes on
+    one core.
 
     Args:
         settings: Settings of the study; only the first seed counts.

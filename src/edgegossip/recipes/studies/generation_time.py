@@ -39,7 +39,7 @@ from edgegossip.recipes.studies.training import RATIOS, SELECTED
 def fig7(settings: StudySettings = StudySettings()) -> Study:
     """Time of each step in generating aggregated points, for ratios 5, 10 and 20.
 
-    MNIST and CIFAR-10; a minute on one core.
+    Data: MNIST and CIFAR-10. Duration: a minute on one core.
 
     Args:
         settings: Settings of the study.

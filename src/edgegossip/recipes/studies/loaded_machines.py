@@ -46,7 +46,7 @@ def contention(
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points while other jobs run.
 
-    HAR and MNIST; a run of `har-cnn` takes 2 minutes on one core.
+    Data: HAR and MNIST. On one core, a run of `har-cnn` takes 2 minutes.
 
     Args:
         settings: Settings of the study.

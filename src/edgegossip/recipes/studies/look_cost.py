@@ -66,8 +66,8 @@ LOOKING_AT_ALL = AS_PUBLISHED.accuracy_aware
 def fig8(settings: StudySettings = StudySettings()) -> Study:
     """Looks at aggregated points: their share of an epoch, for ratios 5, 10 and 20.
 
-    Both accounted and measured, with all parts of an epoch. MNIST and CIFAR-10; 5 minutes on
-    one core.
+    The shares are the simulator's and measured ones, with all parts of an epoch. Data: MNIST
+    and CIFAR-10. Duration: 5 minutes on one core.
 
     Args:
         settings: Settings of the study.

@@ -172,7 +172,7 @@ def published(
 ) -> Study:
     """3 to 6 dense layers on MNIST, each a stage: test error, ours and published.
 
-    Minutes per run.
+    Each run takes minutes.
 
     Args:
         settings: Settings of the study.

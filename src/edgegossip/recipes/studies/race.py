@@ -60,13 +60,13 @@ MAX_WORK = 1.2
 
 
 def work_limit(settings: StudySettings, wanted: float | None = MAX_WORK) -> float | None:
-    """The limit of work in a study's races; see `Race.max_work`."""
+    """The limit on work in a study's races; see `Race.max_work`."""
     # In the short form, races would end before any worker makes progress.
     return None if settings.short else wanted
 
 
 def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
-    """A report's sentence about the limit of work; empty without a limit."""
+    """A report's sentence about the limit on work; empty without a limit."""
     if wanted is None:
         return ()
     return (
@@ -119,7 +119,7 @@ class Race(Contest):
 
     Args:
         setups: Sets of machines, each with the same number of workers.
-        max_work: Limit of the contenders' samples, in multiples of EpochGossip's; None for no
+        max_work: Limit on the contenders' samples, in multiples of EpochGossip's; None for no
             limit.
         window: Epochs' worth of samples over which all models are averaged before evaluation
             (`TrailingAverage`); None evaluates the newest models.

@@ -125,7 +125,7 @@ def _final_accuracy(row: Row) -> float:
 def race_table(
     found: Sequence[Score], heading: str, target_gap: float, dash: str, looks: str = ""
 ) -> Table:
-    """Tabulate each run's medians over the seeds, with the bound of each speed-up.
+    """Tabulate each run's medians over the seeds, with the bound on each speed-up.
 
     Args:
         found: Scores in the order of the rows.

@@ -1,7 +1,7 @@
-"""Compressed exchanges against dense ones that are as rare, all with tuned learning rates.
+"""Compressed exchanges against equally rare dense ones, all with tuned learning rates.
 
 "Sends 500 times less than dense push-sum after each step" has two factors: fewer exchanges, and
-smaller messages. The control for the second one sends whole models just as rarely.
+smaller messages. The control for the second factor sends whole models just as rarely.
 
 Fields of a row, in addition to those of `slow_links`:
     lr: Learning rate of the run.
@@ -151,11 +151,11 @@ def best_rate(rows: Iterable[Row], group: str, run: str) -> float:
 
 
 def controls(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
-    """Compressed exchanges against whole models sent as rarely, all with tuned rates.
+    """Compressed exchanges against equally rare exchanges of whole models, all tuned.
 
-    Every 14 and 32 steps, in a directed ring of 8: push-sum, and DiLoCo. MNIST, HAR and
-    CIFAR-10 with LeNet-5. Each contender tries 0.5, 1 and 2 times the problem's learning rate
-    on a held-out tenth of the training samples, with a seed that no result uses.
+    Push-sum sends every 14 or 32 steps and DiLoCo every 32, in a directed ring of 8. Data:
+    MNIST, HAR and CIFAR-10, with LeNet-5. Each contender tries 0.5, 1 and 2 times the problem's
+    learning rate on a held-out tenth of the training samples, with a seed that no result uses.
 
     Args:
         settings: Settings of the study.

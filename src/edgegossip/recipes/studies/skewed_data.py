@@ -45,7 +45,7 @@ def skew(
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points on skewed data, at imbalance 4.
 
-    HAR by subject, and MNIST by Dirichlet and label skew. On one core, each run of
+    Data: HAR by subject, and MNIST by Dirichlet and label skew. On one core, each run of
     `har-by-subject` takes 3 to 6 minutes.
 
     Args:

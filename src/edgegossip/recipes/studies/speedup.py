@@ -69,14 +69,14 @@ def speedup(
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, at imbalances 2, 4 and 8.
 
-    MNIST, HAR and CIFAR-10. On one core, five seeds take 110 minutes for `mnist-lenet5`, 90 for
-    `har-cnn`, 135 for `cifar10-lenet5` and 115 for `cifar10-resnet20`;
+    Data: MNIST, HAR and CIFAR-10. On one core, five seeds take 110 minutes for `mnist-lenet5`,
+    90 for `har-cnn`, 135 for `cifar10-lenet5` and 115 for `cifar10-resnet20`;
     `cifar10-lenet5-augmented` was not run.
 
     Args:
         settings: Settings of the study.
         controls: Imbalances at which the controls, such as random shares and GoSGD, also run.
-        max_work: Limit of the contenders' samples, in multiples of EpochGossip's; None gives
+        max_work: Limit on the contenders' samples, in multiples of EpochGossip's; None gives
             contenders all of EpochGossip's time, in which they converge.
         window: Epochs' worth of samples over which all models, including EpochGossip's, are
             averaged before evaluation; None evaluates the newest models.
@@ -115,8 +115,8 @@ def selections(settings: StudySettings = StudySettings()) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, by selection, at imbalance 4.
 
     `focused` and `random` keep their defaults. The other selections look at all aggregated
-    points before each epoch, as in the paper, at the full cost. MNIST, HAR and CIFAR-10; a run
-    takes 3 to 10 minutes on one core.
+    points before each epoch, as in the paper, at the full cost. Data: MNIST, HAR and CIFAR-10.
+    A run takes 3 to 10 minutes on one core.
 
     Args:
         settings: Settings of the study.

@@ -43,7 +43,7 @@ BETWEEN_POOLINGS = StageSettings(
 def stages(settings: StudySettings = DEFAULTS) -> Study:
     """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, staleness of gradients.
 
-    MNIST; half a minute per run.
+    Data: MNIST. Duration: half a minute per run.
 
     Args:
         settings: Settings of the study.
@@ -71,7 +71,7 @@ def stages(settings: StudySettings = DEFAULTS) -> Study:
 def vgg16(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
     """VGG16 at a quarter of its width, in four stages, on CIFAR-10: accuracy, time, bytes.
 
-    Minutes per run.
+    Each run takes minutes.
 
     Args:
         settings: Settings of the study.

@@ -53,7 +53,7 @@ NOTE = (
 def methods(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
     """Eight ways to train eight layers in four stages, equally tuned: accuracy, time, bytes.
 
-    MNIST and CIFAR-10; a minute per run on MNIST.
+    Data: MNIST and CIFAR-10. Duration: a minute per run on MNIST.
 
     Args:
         settings: Settings of the study.

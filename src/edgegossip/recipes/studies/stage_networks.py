@@ -82,7 +82,7 @@ class StageNetwork(Contest):
 def links(settings: StudySettings = StudySettings()) -> Study:
     """Links of 1 to 1,000 Mbit/s, 1 to 100 ms: the method with the most samples per second.
 
-    MNIST; 15 minutes on one core.
+    Data: MNIST. Duration: 15 minutes on one core.
 
     Args:
         settings: Settings of the study; only the first seed counts.

@@ -134,7 +134,7 @@ class SystemContest(Contest):
 def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
     """Eleven equally tuned systems, links of 100 or 4 Mbit/s: accuracy, time, bytes.
 
-    MNIST, with the Pareto front; half an hour.
+    The report shows the Pareto front. Data: MNIST. Duration: half an hour.
 
     Args:
         settings: Settings of the study.

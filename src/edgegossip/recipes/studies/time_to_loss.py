@@ -141,7 +141,7 @@ CHOSEN: dict[str, Mapping[str, Candidate]] = {
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
     """Three learning rates and three values of each method's setting, on validation data.
 
-    HAR and CIFAR-10; 25 minutes each on one otherwise idle core.
+    Data: HAR and CIFAR-10. Duration: 25 minutes each on one otherwise idle core.
 
     Args:
         settings: Settings of the study.
@@ -182,7 +182,8 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
 def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
     """Increasingly unequal speeds: H of 1.45, 2, 2.6 and 3.2.
 
-    The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
+    The other settings are as in `adsp/time-to-loss`. Duration: half a minute per run on one
+    core.
 
     Args:
         settings: Settings of the study.
@@ -202,7 +203,8 @@ def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
 def delay(settings: StudySettings = DEFAULTS) -> Study:
     """Each message takes 0, 2, 5 or 10 seconds longer.
 
-    The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
+    The other settings are as in `adsp/time-to-loss`. Duration: half a minute per run on one
+    core.
 
     Args:
         settings: Settings of the study.
@@ -222,7 +224,8 @@ def delay(settings: StudySettings = DEFAULTS) -> Study:
 def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
     """Links of 100, 30 and 10 Mbit/s: their use, and the cost of slow ones.
 
-    The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
+    The other settings are as in `adsp/time-to-loss`. Duration: half a minute per run on one
+    core.
 
     Args:
         settings: Settings of the study.
@@ -242,7 +245,8 @@ def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
 def workers(settings: StudySettings = DEFAULTS) -> Study:
     """Twice as many workers: 18 and 36.
 
-    The other settings are as in `adsp/time-to-loss`; half a minute per run on one core.
+    The other settings are as in `adsp/time-to-loss`. Duration: half a minute per run on one
+    core.
 
     Args:
         settings: Settings of the study.
@@ -263,7 +267,7 @@ def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
     """Speeds that change during the run: a third of the workers become four times slower.
 
     On the paper's own testbed, H rose unnoticed from 2 to 6 during a run. The other settings
-    are as in `adsp/time-to-loss`; half a minute per run on one core.
+    are as in `adsp/time-to-loss`. Duration: half a minute per run on one core.
 
     Args:
         settings: Settings of the study.

@@ -63,9 +63,9 @@ RUNS: Contenders = {**CONTENDERS, "as-published": AS_PUBLISHED}
 def fig5(settings: StudySettings = StudySettings()) -> Study:
     """Accuracy over time: four models, three aggregations, and the controls.
 
-    LeNet-5, AlexNet, SqueezeNet and MobileNet-v2 on MNIST and CIFAR-10. On one core,
-    `mnist-lenet5` takes about 13 minutes and each other part more than an hour; AlexNet and
-    MobileNet-v2 have a quarter of their channels.
+    Models: LeNet-5, AlexNet, SqueezeNet and MobileNet-v2. Data: MNIST and CIFAR-10. On one
+    core, `mnist-lenet5` takes about 13 minutes and each other part more than an hour; AlexNet
+    and MobileNet-v2 have a quarter of their channels.
 
     Args:
         settings: Settings of the study.
@@ -123,7 +123,7 @@ def _fig5_exhibits(races: Sequence[Race], seed: int, rows: Mapping[str, Row]) ->
 def fig6(settings: StudySettings = StudySettings()) -> Study:
     """Time to target and loss of accuracy with 4, 8, 16 and 32 platforms.
 
-    MNIST; about 50 minutes on one core.
+    Data: MNIST. Duration: about 50 minutes on one core.
 
     Args:
         settings: Settings of the study.
@@ -159,7 +159,7 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
 def fig12(settings: StudySettings = StudySettings()) -> Study:
     """Time to target and loss of accuracy with two of four platforms 3 or 5 times as fast.
 
-    MNIST; about 16 minutes on one core of a busy machine.
+    Data: MNIST. Duration: about 16 minutes on one core of a busy machine.
 
     Args:
         settings: Settings of the study.
@@ -199,7 +199,7 @@ def fig12(settings: StudySettings = StudySettings()) -> Study:
 def fig13(settings: StudySettings = StudySettings()) -> Study:
     """Time to target and loss of accuracy with aggregation ratios 5, 10 and 20.
 
-    MNIST; about 36 minutes on one core of a busy machine.
+    Data: MNIST. Duration: about 36 minutes on one core of a busy machine.
 
     Args:
         settings: Settings of the study.

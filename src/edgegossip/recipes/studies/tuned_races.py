@@ -1,7 +1,8 @@
 """Races in which every contender has its own, tuned learning rate.
 
-A selection that focuses on high losses lengthens steps, as a higher learning rate does. If that
-were the whole gain, it would vanish once each contender has its best learning rate.
+A selection that focuses on high losses lengthens steps, as a higher learning rate does. If this
+effect were the whole gain, the gain would vanish once each contender has its best learning
+rate.
 
 Fields of a row, in addition to those of a race:
     lr, exchange_probability: Settings of the run.
@@ -154,9 +155,9 @@ def best_trial(rows: Iterable[Row], group: str, run: str) -> Row:
 def rates(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, all with tuned learning rates.
 
-    At imbalance 4, on HAR (80 minutes on one core) and MNIST. The rates are 0.5, 1, 2 and 4
-    times the problem's; GoSGD tries two exchange probabilities with each rate. The settings
-    are chosen on a held-out tenth of the training samples, with a seed that no result uses.
+    Data: HAR (80 minutes on one core) and MNIST, at imbalance 4. The rates are 0.5, 1, 2 and 4
+    times the problem's; GoSGD tries two exchange probabilities with each rate. The settings are
+    chosen on a held-out tenth of the training samples, with a seed that no result uses.
 
     Args:
         settings: Settings of the study.
