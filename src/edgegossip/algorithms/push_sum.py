@@ -82,8 +82,8 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     A worker that no longer receives anything gradually gives away its mass. At a weight below
     :math:`2^{-60}`, before rounding errors grow, its numerator and weight are both multiplied
-    by :math:`2^{30}`. Its estimate does not change, and each time at most :math:`2^{-30}` of
-    mass is created.
+    by :math:`2^{30}`. Its estimate does not change. Each such step adds less than
+    :math:`2^{-30}` to the total weight.
 
     A crashed worker has lost its mass. When the worker comes back, each in-neighbor sends it
     half of its own mass, and its own round. If no in-neighbor is reachable, the worker starts

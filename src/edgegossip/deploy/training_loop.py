@@ -362,7 +362,7 @@ class _OwnWork(Trainer):
         self.has_gone_back = False
 
     def start_over(self) -> None:
-        """Tell the loop, which has the optimizer, to start over."""
+        """Set `has_gone_back`, which tells the caller's loop to clear its optimizer's state."""
         self.has_gone_back = True
 
     @property

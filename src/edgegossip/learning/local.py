@@ -137,7 +137,7 @@ class Local(Dataset):
 
 
 class _Lock:
-    """A lock that is created anew in copies of a data set in other processes."""
+    """A lock that unpickles as a new lock, so a data set can be copied to other processes."""
 
     def __init__(self) -> None:
         self.held = threading.RLock()

@@ -16,11 +16,11 @@ class KnownLinks(Generic[T]):
     """Follows the links of a session.
 
     Args:
-        know: Returns the fact about a link, or None to omit the link.
+        know: Returns the value to store for a link, or None to omit the link.
 
     Attributes:
-        known: Facts by the ends of each link. The dict is replaced, never changed, because
-            zenoh's threads write while other threads read.
+        known: Stored values by the ends of each link. The dict is replaced, never changed,
+            because zenoh's threads write while other threads read.
     """
 
     def __init__(self, know: Callable[[zenoh.Link], T | None]) -> None:

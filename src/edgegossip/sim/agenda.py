@@ -21,8 +21,8 @@ class Agenda:
 
     Attributes:
         times: Heap of the times that have entries; the first is the next time.
-        serial: Number of the next entry. Serials are never used twice, and also distinguish
-            messages and timer settings.
+        serial: Number of the next entry. Serials are never reused. They also identify
+            individual messages and timer settings.
 
     >>> agenda = Agenda()
     >>> for at, item in [(2.0, "c"), (1.0, "a"), (1.0, "b")]:

@@ -1,4 +1,4 @@
-"""BatchTune: batch sizes proportional to speed, so a step takes all workers equally long."""
+"""BatchTune: batch sizes proportional to speed, so all workers take equally long for a step."""
 
 from __future__ import annotations
 

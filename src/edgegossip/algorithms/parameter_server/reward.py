@@ -104,9 +104,9 @@ class ConstrainedFit:
 class PaperReward:
     r"""The published reward, unchanged: three losses, three parameters.
 
-    Fits :math:`\ell(t) = 1 / (a^2 t + b) + c` through the losses at the start, in the middle
-    and at the end, and rates the window by the inverse of the time at which the fit reaches
-    :math:`\ell_{end}`:
+    Fits :math:`\ell(t) = 1 / (a^2 t + b) + c` through the losses at the window's start,
+    middle and end, and rates the window by the inverse of the time at which the fit reaches the
+    final loss :math:`\ell_{end}`:
 
     .. math:: r = \frac{a^2}{1 / (\ell_{end} - c) - b}
 

@@ -137,7 +137,7 @@ class AccuracyAware:
         return BatchStream(sampler, Look(loss_of, self._budget(num_samples, len(aggregated.y))))
 
     def epoch_cost(self, labels: Tensor) -> float:
-        """Cost of a pass over samples with `labels` [n], in samples, including its look.
+        """Cost of a pass over samples with `labels` [n] and of its look, in training samples.
 
         This equals `BatchStream.epoch_cost` of their stream, but needs no aggregation.
         """

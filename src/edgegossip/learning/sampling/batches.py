@@ -224,6 +224,6 @@ def _num_batches(sizes: list[int], num_due: float) -> int:
 
 
 def _num_whole(sizes: list[int], batch_size: int) -> int:
-    """Number of a pass's batches for `Steps`: all except a last batch that is too small."""
+    """Number of a pass's batches that `Steps` uses: all except a smaller last batch."""
     has_small_end = len(sizes) > 1 and sizes[-1] < batch_size
     return len(sizes) - has_small_end

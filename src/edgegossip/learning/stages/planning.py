@@ -174,12 +174,13 @@ def plan_cut(
 
     .. math:: T_k(j) = \min_{i < j} \max(T_{k-1}(i), d_k(i), (w_i + ... + w_{j-1}) / s_k)
 
-    is the shortest time for the first :math:`j` blocks on machines 0 to :math:`k`, found in O(K
-    n^2) steps for K machines and n blocks. Each machine gets a block with parameters, because
-    it would otherwise have nothing to train. Ties go to the cut with the fewest bytes, and then
-    to the earliest cuts. Latency does not matter, because it delays batches without reducing
-    their rate. The plan assumes one message per batch and direction at a link's full bandwidth;
-    it ignores headers, an uplink that two links share, and stages that wait for each other.
+    is the lowest possible time per sample of the slowest machine or link, with the first
+    :math:`j` blocks on machines 0 to :math:`k`. The search takes O(K n^2) steps for K machines
+    and n blocks. Each machine gets a block with parameters, because it would otherwise have
+    nothing to train. Ties go to the cut with the fewest bytes, and then to the earliest cuts.
+    Latency does not matter, because it delays batches without reducing their rate. The plan
+    assumes one message per batch and direction at a link's full bandwidth; it ignores headers,
+    an uplink that two links share, and stages that wait for each other.
 
     Args:
         costs: Costs of the blocks, in order.

@@ -82,7 +82,7 @@ class Contender:
         )
 
     def plain(self, num_workers: int) -> dict[str, Any]:
-        """Everything that the contender's rows depend on, in JSON."""
+        """Everything that the contender's rows depend on, as JSON values."""
         described: dict[str, Any] = describe(self)
         for name in ("accuracy_aware", "balancing", "has_profiles", "draws_exchanges"):
             if not getattr(self, name):
@@ -131,7 +131,7 @@ class Contest(ABC):
 def settings_and_cells(
     contests: Sequence[Contest], settings: StudySettings
 ) -> tuple[dict[str, object], tuple[Cell, ...]]:
-    """Everything that a study of these contests depends on, in JSON, and its cells."""
+    """Everything that a study of these contests depends on, as JSON values, and its cells."""
     problems = {each.problem.name: each.problem.plain() for each in contests}
     depends_on = {**settings.plain(), "problems": [*problems.values()]}
     cells = (cell for each in contests for cell in each.cells(settings.data_dir))

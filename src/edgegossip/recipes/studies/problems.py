@@ -83,7 +83,7 @@ class Problem:
         )
 
     def plain(self) -> dict[str, object]:
-        """Everything that the results depend on, in JSON."""
+        """Everything that the results depend on, as JSON values."""
         varied: dict[str, object] = {}
         if self.schedule != Constant():
             varied["schedule"] = describe(self.schedule)

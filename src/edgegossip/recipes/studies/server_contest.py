@@ -132,7 +132,7 @@ class ServerContest(Contest):
             yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
 
     def plain(self) -> dict[str, Any]:
-        """Everything that the rows depend on, except problem and seed, in JSON."""
+        """Everything that the rows depend on, except problem and seed, as JSON values."""
         return {
             "group": self.group,
             "machines": describe(self.machines),

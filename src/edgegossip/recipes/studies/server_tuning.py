@@ -46,7 +46,7 @@ class Tuning(ServerContest):
                 tried.append(place)  # the best time so far limits the next candidate
 
     def plain(self) -> dict[str, Any]:
-        """Everything that the rows depend on, except problem and seed, in JSON."""
+        """Everything that the rows depend on, except problem and seed, as JSON values."""
         values = {name: METHODS[name].values for name in self.choices}
         tried = {"rates": RATES, "values": values}
         return {**super().plain(), "choices": tried}

@@ -74,7 +74,7 @@ class SlowLinkContest(Contest):
             yield self.cell(f"{folder}/{name.replace(' ', '-')}", work)
 
     def plain(self) -> dict[str, Any]:
-        """Everything that the rows depend on, except problem and seed, in JSON."""
+        """Everything that the rows depend on, except problem and seed, as JSON values."""
         return {
             "group": self.group,
             "setting": self.setting,

@@ -102,7 +102,7 @@ class StageContest(Contest):
         }
 
     def plain(self) -> dict[str, object]:
-        """Everything that the rows depend on, except problem and seed, in JSON."""
+        """Everything that the rows depend on, except problem and seed, as JSON values."""
         return {"stages": asdict(self.stages), "rates": RATES, "methods": self.methods}
 
 

@@ -266,8 +266,8 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
 def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
     """Speeds that change during the run: a third of the workers become four times slower.
 
-    On the paper's own testbed, H rose unnoticed from 2 to 6 during a run. The other settings
-    are as in `adsp/time-to-loss`. Duration: half a minute per run on one core.
+    The last third of the ranks, which are the fastest, slows down. The other settings are as in
+    `adsp/time-to-loss`. Duration: half a minute per run on one core.
 
     Args:
         settings: Settings of the study.
