@@ -153,9 +153,10 @@ def best_rate(rows: Iterable[Row], group: str, run: str) -> float:
 def controls(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
     """Compressed exchanges against equally rare exchanges of whole models, all tuned.
 
-    Push-sum sends every 14 or 32 steps and DiLoCo every 32, in a directed ring of 8. Data:
-    MNIST, HAR and CIFAR-10, with LeNet-5. Each contender tries 0.5, 1 and 2 times the problem's
-    learning rate on a held-out tenth of the training samples, with a seed that no result uses.
+    Push-sum sends every 14 or 32 steps and DiLoCo every 32, in a directed ring of 8. Each
+    contender tries 0.5, 1 and 2 times the problem's learning rate on a held-out tenth of the
+    training samples, with a seed that no result uses. Data: MNIST and CIFAR-10 with LeNet-5,
+    HAR with a CNN.
 
     Args:
         settings: Settings of the study.
@@ -185,7 +186,7 @@ NOTE = (
     "Medians over the seeds, and ranges. Accuracy of the averaged model, the mean of the last "
     "five looks. Lost: the control's accuracy less this run's, seed by seed. Less: what the "
     "control sends, over what the run sends. The control sends whole models after as many "
-    "steps; each run has its own best learning rate."
+    "steps; each run has the best of three learning rates."
 )
 
 
