@@ -21,7 +21,7 @@ from edgegossip.algorithms.diloco import DiLoCo
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.topology import directed_ring
-from edgegossip.experiments.exhibits import Exhibits, Table, Unit
+from edgegossip.experiments.exhibits import Exhibits, Figure, Table, Unit
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.partition import IID
 from edgegossip.learning.task import Task
@@ -46,7 +46,7 @@ from edgegossip.recipes.studies.contest import (
 from edgegossip.recipes.studies.problems import Problem, with_epochs
 from edgegossip.recipes.studies.scoreboard import last_looks, median
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
-from edgegossip.recipes.studies.slow_links import SlowLinkContest
+from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_curves
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 SETTING = "even data"
@@ -206,8 +206,26 @@ def control_exhibits(rows: Mapping[str, Row]) -> Exhibits:
         ("less", "times"),
     )
     told = tuple(_summary(*kind, found) for kind in kinds)
-    tables = (Table(heading="Ours", columns=columns, rows=told, note=NOTE),) if told else ()
-    return Exhibits(tables=tables)
+    if not told:
+        return Exhibits()
+    table = Table(heading="Ours", columns=columns, rows=told, note=NOTE)
+    return Exhibits(figures=(_figure(found),), tables=(table,))
+
+
+def _figure(rows: list[Row]) -> Figure:
+    seed = min(row["seed"] for row in rows)
+    groups = dict.fromkeys(row["group"] for row in rows)
+    panels = [
+        replace(panel, title=f"{group}: {panel.title}")
+        for group in groups
+        for panel in contest_curves(rows, (group, SETTING, seed))
+    ]
+    return Figure(
+        name="controls",
+        heading="Accuracy against bytes and time",
+        caption=f"The averaged model, seed {seed}.",
+        panels=tuple(panels),
+    )
 
 
 def _summary(group: str, run: str, rows: list[Row]) -> tuple[Any, ...]:
