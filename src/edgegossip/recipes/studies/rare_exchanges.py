@@ -82,7 +82,7 @@ RUNS: Contenders = {
 }
 
 
-class Trial(SlowLinkContest):
+class HeldOutContest(SlowLinkContest):
     """A contest measured on held-out training samples instead of the test samples."""
 
     def task(self, data_dir: Path, contender: Contender) -> Task:
@@ -118,7 +118,9 @@ class TunedContest(Contest):
 
     def _try(self, data_dir: Path, run: str, lr: float, session: Session) -> Row:
         num_epochs = max(1, round(TUNING_SHARE * self.problem.settings.num_epochs))
-        contest = self._contest(Trial, with_epochs(self.problem, num_epochs), self.seed, lr)
+        contest = self._contest(
+            HeldOutContest, with_epochs(self.problem, num_epochs), self.seed, lr
+        )
         return {**contest.row(data_dir, run, session), "lr": lr, "is_tuning": True}
 
     def _run(self, data_dir: Path, run: str, seed: int, session: Session) -> Row:
