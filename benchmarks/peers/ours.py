@@ -34,6 +34,7 @@ from edgegossip.core.topology import ring
 from edgegossip.experiments.batching import batched
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.models import lenet5, mlp
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.readers import mnist
@@ -110,14 +111,10 @@ def main() -> None:
 
 def loss_of(job: Job, params: torch.Tensor) -> float:
     x, y = pictures(job.samples)
-    model = MODELS[job.model]()
-    parts, start = {}, 0
-    for name, value in model.named_parameters():
-        parts[name] = params[start : start + value.numel()].view_as(value)
-        start += value.numel()
+    model = FlatModel(MODELS[job.model]())
     with torch.inference_mode():
-        outputs = torch.func.functional_call(model, parts, x[:1000])
-        return torch.nn.functional.cross_entropy(outputs, y[:1000]).item()
+        model.params.copy_(params)
+        return torch.nn.functional.cross_entropy(model.module(x[:1000]), y[:1000]).item()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from edgegossip.core.trainer import Prepared, TrainingResult
 from edgegossip.experiments.batching import Batched, batched, why_not_batched
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.augmentation import flip_and_crop
+from edgegossip.learning.built_in_metrics import R2
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.loss import IGNORED
@@ -102,7 +103,7 @@ def test_a_stacked_learner_finds_what_a_learner_finds(optimizer: SGD) -> None:
 
 MODELS = {
     "activations": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(36, 7), nn.GELU(), nn.Linear(7, 6), nn.ELU(), nn.Linear(6, 3)
+        nn.Flatten(), nn.Linear(36, 7), nn.GELU(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3)
     ),
     "without bias": lambda: nn.Sequential(
         nn.Flatten(1, -1),
@@ -112,7 +113,7 @@ MODELS = {
         nn.Sequential(nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 3)),
     ),
     "before flattening": lambda: nn.Sequential(
-        nn.LayerNorm((6, 6)),
+        nn.LayerNorm((6, 6), eps=0.1),
         nn.Linear(6, 5),
         nn.Tanh(),
         nn.LayerNorm(5),
@@ -136,6 +137,22 @@ def test_all_dense_layers_are_trained(name: str, loss: Any) -> None:  # noqa: AN
         found.append(params)
     assert not torch.allclose(found[0], workload.initial_params(), atol=1e-3)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_dims", [1, 2], ids=["classes", "distributions"])
+def test_targets_may_be_distributions(num_dims: int) -> None:
+    dataset = flat_data(20)
+    if num_dims == 2:
+        one_hot = F.one_hot(dataset.train.labels, 3).float()
+        split = ArraySplit(dataset.train.batch(torch.arange(20))[0], 0.8 * one_hot + 0.2 / 3)
+        dataset = replace(dataset, train=split, test=split, num_classes=0)
+    found = []
+    for trainer in (Learner, StackedLearner):
+        task = dense_task(dataset=dataset, trainer=trainer, metrics=(R2(),))
+        workload = Workload(task, range(1), seed=0)
+        found.append(workload.make_trainer(0).train(Train(workload.initial_params(), Steps(5))))
+    torch.testing.assert_close(found[0].params, found[1].params, rtol=1e-4, atol=1e-6)
+    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
 
 
 def test_targets_that_do_not_count_change_nothing() -> None:
@@ -255,6 +272,13 @@ def final(experiment: Experiment, num_threads: int, *, do_pause: bool = False) -
         return workload.average(sim.estimates())[0]
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_threads_change_no_bit_of_batches_that_are_not_aligned(batch_size: int) -> None:
+    experiment = many(optimizer=SGD(lr=0.05), batch_size=batch_size)
+    expected = final(experiment, 0)
+    assert all(torch.equal(final(experiment, number), expected) for number in (2, 3))
+
+
 @thorough
 def test_threads_and_checkpoints_change_no_bit() -> None:
     experiment = many()
@@ -295,6 +319,11 @@ def frozen(model: nn.Module) -> nn.Module:
     return model
 
 
+def hooked(model: nn.Module) -> nn.Module:
+    model.register_forward_hook(lambda module, inputs, outputs: 3 * outputs)
+    return model
+
+
 def twice(layer: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(36, 3))
 
@@ -312,6 +341,9 @@ def twice(layer: nn.Module) -> nn.Sequential:
         ({"loss": lambda outputs, y: outputs.sum()}, "torch.nn.functional"),
         ({"trainer": StackedLearner}, "of its own"),
         ({"model": lambda: frozen(dense())}, "frozen"),
+        ({"model": lambda: hooked(dense())}, "hooks"),
+        ({"model": lambda: nn.Sequential(dense(), nn.GELU("tanh"))}, "stacked"),
+        ({"model": lambda: nn.Sequential(nn.LayerNorm((1, 1, 6, 6)), dense())}, "row by row"),
         ({"model": lambda: twice(nn.Linear(36, 36))}, "share"),
     ],
 )

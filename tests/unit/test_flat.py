@@ -130,3 +130,9 @@ def test_three_dimensional_convolutions_are_taken_as_well() -> None:
     flat = FlatModel(module)
     assert flat.num_params == 2 * 8 + 2 + 16 * 3 + 3
     assert module(torch.zeros(1, 1, 3, 3, 3)).shape == (1, 3)
+
+
+def test_a_convolution_with_one_input_channel_keeps_the_layout() -> None:
+    model = FlatModel(nn.Conv2d(1, 6, kernel_size=5))
+    outputs = model.module(torch.zeros(2, 1, 8, 8))
+    assert outputs.is_contiguous(memory_format=torch.channels_last)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from edgegossip.core.errors import TrainingError
+from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.recipes.studies.rare_exchanges import (
     CONTROLS,
     RUNS,
+    SETTING,
     best_rate,
     control_exhibits,
 )
@@ -20,12 +22,14 @@ COMPRESSED, CONTROL = next(iter(CONTROLS.items()))
 def row(run: str, accuracy: float, **others: Any) -> dict[str, Any]:  # noqa: ANN401
     return {
         "group": "digits",
+        "setting": SETTING,
         "run": run,
         "seed": 0,
         "lr": 0.1,
         "is_tuning": False,
         "accuracies": [accuracy] * 5,
-        "bytes_per_worker": [0, 100],
+        "bytes_per_worker": [0, 25, 50, 75, 100],
+        "times": [0, 1, 2, 3, 4],
         **others,
     }
 
@@ -44,9 +48,9 @@ def test_the_best_rate_on_held_out_samples_is_chosen() -> None:
 
 def test_each_run_is_compared_with_its_control_of_the_same_seed() -> None:
     rows = [
-        row(CONTROL, 0.90, bytes_per_worker=[0, 3_000]),
+        row(CONTROL, 0.90, bytes_per_worker=[0, 1, 2, 3, 3_000]),
         row(COMPRESSED, 0.88),
-        row(CONTROL, 0.95, seed=1, bytes_per_worker=[0, 3_000]),
+        row(CONTROL, 0.95, seed=1, bytes_per_worker=[0, 1, 2, 3, 3_000]),
         row(COMPRESSED, 0.94, seed=1),
         row(COMPRESSED, 0.10, seed=2),  # its control has not run
         row(COMPRESSED, 0.99, is_tuning=True),
@@ -70,4 +74,4 @@ def test_a_control_differs_in_compression_alone() -> None:
 
 
 def test_nothing_is_shown_before_anything_has_run() -> None:
-    assert control_exhibits({}).tables == ()
+    assert control_exhibits({}) == Exhibits()

@@ -98,10 +98,15 @@ def test_the_page_has_paper_and_ours_and_how_it_was_done(tmp_path: Path) -> None
 
 def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
     errors = {"a/gosgd": "the loss became nan"}
-    text = read(write_study(tmp_path, num_cells=3, errors=errors, figures=[])).text
+    nothing: dict[str, list[Any]] = {"figures": [], "tables": []}
+    text = read(write_study(tmp_path, num_cells=3, errors=errors, **nothing)).text
     assert "1 of 3 parts are done" in text
     assert "a/gosgd failed. the loss became nan" in text
     assert "Nothing yet." in text
+
+
+def test_a_table_alone_is_a_result(tmp_path: Path) -> None:
+    assert "Nothing yet." not in read(write_study(tmp_path, figures=[])).text
 
 
 @pytest.mark.slow

@@ -76,8 +76,15 @@ def why_not_batched(task: Task) -> str | None:
     with drawn_from(0):
         model = task.model()
     for name, layer in model.named_modules():
-        if type(layer) not in DENSE:
-            return f"layer {name or 'model'!r} is a {type(layer).__name__}, which is not dense"
+        what = f"layer {name or 'model'!r}"
+        if type(layer) not in DENSE or getattr(layer, "approximate", "none") != "none":
+            return f"{what} is a {layer}, which cannot be stacked"
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+            return f"{what} has hooks"
+    if any(True for _ in model.buffers()):
+        return "the model has buffers"
+    if not all(each.is_contiguous() and each.ndim < 4 for each in model.parameters()):
+        return "some parameters are not laid out row by row"
     if not all(parameter.requires_grad for parameter in model.parameters()):
         return "some parameters are frozen"
     own = [parameter for layer in leaves(model) for parameter in layer.parameters()]

@@ -29,9 +29,10 @@ class StackedLearner(Learner):
     with the gradient :math:`g(x)` of each learner's own batch, momentum :math:`\mu`, weight
     decay :math:`\lambda`, and a learning rate :math:`\eta` for each learner: `SGD`, optionally
     with Nesterov's momentum. A few large kernels replace many small ones (`DenseStack`). The
-    result does not depend on the other learners in a stack, because each product in a stack is
-    computed as if alone. It differs from a `Learner`'s result in the last bits, because PyTorch
-    multiplies stacks of matrices with a different kernel.
+    result differs from a `Learner`'s in the last bits, because PyTorch multiplies stacks of
+    matrices with a different kernel. It does not depend on the other learners in a stack, as
+    long as each learner's rows are aligned in memory: with a batch of 1, or odd numbers of
+    samples and units, the last bits may depend on them.
 
     Args:
         optimizer: An `SGD`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -19,9 +18,10 @@ from edgegossip.core.trainer import Outcome, Prepared, Trainer, TrainingResult
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
-MOST_TOGETHER = 64
+MOST_TOGETHER = 32
 """Maximum number of trainers that run together; with more, their parameters would not fit the
-cache."""
+cache. It does not depend on the number of threads, because the last bits of a few results
+depend on who trains together."""
 MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
 """``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
 
@@ -185,9 +185,8 @@ class ComputePool:
         for each in waiting:
             groups.setdefault(each.prepared.key, []).append(each)
         for group in groups.values():
-            number = min(MOST_TOGETHER, math.ceil(len(group) / max(1, self.num_threads)))
-            for start in range(0, len(group), number):
-                some = group[start : start + number]
+            for start in range(0, len(group), MOST_TOGETHER):
+                some = group[start : start + MOST_TOGETHER]
                 work = [each.prepared for each in some]
                 outcomes = self.submit(work[0].train_with, work[1:])
                 for index, each in enumerate(some):
