@@ -60,6 +60,9 @@ class Asynchronous(Algorithm[S], Generic[S]):
         exchange_probability: Probability of an exchange after each block, in [0, 1].
         local_steps: SGD steps in a block.
         seed: Seeds the random choices.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     topology: Topology

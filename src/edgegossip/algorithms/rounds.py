@@ -95,6 +95,9 @@ class Synchronous(Algorithm[S], Generic[S]):
         timeout: Seconds that a worker waits for its neighbors in one exchange before it
             continues with the arrived messages. None waits indefinitely; safe only on lossless
             links.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     topology: Topology
@@ -451,6 +454,9 @@ class LocalSteps(Synchronous[S], Generic[S]):
 
     Args:
         local_steps: SGD steps between two exchanges, at least 1.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     local_steps: int = 1

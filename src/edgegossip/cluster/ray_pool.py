@@ -65,6 +65,7 @@ class RayPool:
     Raises:
         UsageError: If ray is not installed.
         NetworkError: If there is no cluster at `address`.
+        ValueError: If `num_actors` is out of range.
     """
 
     def __init__(

@@ -18,6 +18,9 @@ def consensus_distance(params: Tensor) -> float:
     Args:
         params: One row for each worker, [num_workers, num_params].
 
+    Raises:
+        ValueError: If `params` is not two-dimensional, or has no rows.
+
     >>> consensus_distance(torch.tensor([[0.0, 0.0], [6.0, 8.0]]))
     5.0
     """

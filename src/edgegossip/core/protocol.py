@@ -51,6 +51,9 @@ class Steps:
 
     Attributes:
         num_steps: Number of steps, at least 1.
+
+    Raises:
+        ValueError: If `num_steps` is below 1.
     """
 
     num_steps: int

@@ -38,6 +38,9 @@ class Topology(ABC):
         is_directed: Whether an edge may lack its reverse. An undirected topology has
             ``in_neighbors == out_neighbors`` in every round.
         period: Rounds after which the graph repeats; 1 if it never changes.
+
+    Raises:
+        ValueError: If `num_workers` is below 1.
     """
 
     name: str
@@ -124,6 +127,9 @@ def torus(rows: int, columns: int) -> Topology:
 
     A side of length two has single edges, and a side of length one has none: ``torus(1, n)`` is
     a ring.
+
+    Raises:
+        ValueError: If `rows` or `columns` is below 1.
 
     >>> torus(3, 4).out_neighbors(0, round=0)
     (1, 3, 4, 8)
@@ -269,6 +275,9 @@ def from_edges_by_round(
 
     Arguments and errors are those of `from_edges`; the edges of all rounds together must
     connect every worker to every other one, but those of a single round need not.
+
+    Raises:
+        ValueError: If there is no round, or in the cases that `from_edges` names.
 
     >>> pairs = from_edges_by_round(4, [[(0, 1), (2, 3)], [(1, 2), (0, 3)]])
     >>> pairs.out_neighbors(0, round=0), pairs.out_neighbors(0, round=1)

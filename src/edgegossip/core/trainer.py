@@ -52,7 +52,12 @@ class Trainer(Protocol):
         return
 
     def assign(self, ranks: tuple[Rank, ...]) -> None:
-        """Train on the data of the workers `ranks` from now on."""
+        """Train on the data of the workers `ranks` from now on.
+
+        Raises:
+            LocalProtocolError: If the trainer cannot take over data of others; this is the
+                default.
+        """
         raise LocalProtocolError(f"{type(self).__name__} cannot take over data of others")
 
     def cost(self, request: Train) -> float:

@@ -126,6 +126,7 @@ def take_part(
             most of them run another experiment.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
+        ValueError: If `rank` is out of range.
     """
     if not 0 <= rank < experiment.num_workers:
         raise ValueError(f"rank must be in 0..{experiment.num_workers - 1}, got {rank}")

@@ -20,6 +20,9 @@ class LossTarget:
     Args:
         loss: Upper limit for the mean loss of the last `num_looks` evaluations, above 0.
         num_looks: Number of evaluations in the mean, at least 1; a single one is noisy.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     loss: float

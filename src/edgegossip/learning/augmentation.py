@@ -21,6 +21,9 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
         generator: Source of the random flips and shifts.
         padding: Width of the border in pixels, at least 0.
 
+    Raises:
+        ValueError: If `padding` is negative, or `x` is not four-dimensional.
+
     References:
         He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, section 4.2.
 

@@ -134,6 +134,9 @@ class BitsPerCharacter(Metric):
         higher_is_better: False.
         characters_per_token: :math:`c`, above 0: the mean number of characters in a token.
 
+    Raises:
+        ValueError: If `characters_per_token` is out of range, or `name` has no letter or digit.
+
     >>> metric = BitsPerCharacter()
     >>> round(metric.value(metric.sums(torch.zeros(1, 5, 8), torch.zeros(1, 5).long())), 4)
     3.0
@@ -170,6 +173,9 @@ class F1(Metric):
         average: "macro" for the mean over the labels; "micro" pools all labels, so frequent
             labels weigh more.
         threshold: Outputs above it predict the label: 0 for logits, 0.5 for probabilities.
+
+    Raises:
+        ValueError: If `average` is unknown, or `name` has no letter or digit.
 
     >>> metric = F1(average="micro")
     >>> targets = torch.tensor([[1.0, 0.0], [1.0, 1.0]])

@@ -21,6 +21,9 @@ class Dropout(nn.Module):
     Attributes:
         generator: Source of the masks, on the device of the inputs. Set by `replace_dropout`.
 
+    Raises:
+        ValueError: If `p` is out of range.
+
     >>> layer = Dropout(0.5)
     >>> layer.generator = torch.Generator().manual_seed(0)
     >>> sorted(set(layer(torch.ones(100)).tolist()))

@@ -231,7 +231,11 @@ class Learner(Trainer):
 
     @property
     def batches(self) -> BatchStream:
-        """Stream of batches; made on first use, because aggregating takes time."""
+        """Stream of batches; made on first use, because aggregating takes time.
+
+        Raises:
+            LocalProtocolError: If the worker has no data.
+        """
         if len(self.shard) == 0:
             raise LocalProtocolError(f"worker {self.rank} asked to Train, but it has no data")
         if self._batches is None:

@@ -56,6 +56,9 @@ class Proportional:
 
     Args:
         proportions: One number above 0 for each worker; only their ratios matter.
+
+    Raises:
+        ValueError: If a proportion is not above 0 and finite.
     """
 
     proportions: tuple[float, ...]
@@ -90,6 +93,9 @@ class Dirichlet:
     Args:
         alpha: Concentration, above 0: near 0 each class goes to one worker, 0.1 is strongly
             skewed, 100 nearly even.
+
+    Raises:
+        ValueError: If `alpha` is out of range.
 
     References:
         Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML
@@ -126,6 +132,9 @@ class LabelSkew:
 
     Args:
         skew: Fraction to sort, in [0, 1].
+
+    Raises:
+        ValueError: If `skew` is out of range.
 
     References:
         `skew_sort` in the code of Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715, and

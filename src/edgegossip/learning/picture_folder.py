@@ -48,6 +48,7 @@ def pictures(
         DataError: If there is no folder or no picture, a subfolder belongs to no class, or a
             picture cannot be read.
         UsageError: If Pillow is missing.
+        ValueError: If `size` or `num_channels` is out of range.
     """
     require_extra("eg.pictures", "PIL", "pictures")
     check_range("size", size, "at least 1")

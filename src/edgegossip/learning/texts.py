@@ -31,6 +31,7 @@ def texts(
 
     Raises:
         DataError: If there is no file, or a file is missing or too short.
+        ValueError: If a number is out of range.
     """
     check_range("context", context, "at least 1")
     check_range("test_share", test_share, "in (0, 1)")

@@ -70,7 +70,11 @@ class MemoryNetwork:
     # For the transports.
 
     def join(self, transport: MemoryTransport) -> None:
-        """Make `transport` reachable."""
+        """Make `transport` reachable.
+
+        Raises:
+            NetworkError: If another transport of the same rank is open.
+        """
         with self._lock:
             if transport.rank in self._open:
                 raise NetworkError(f"rank {transport.rank} is taken; close its transport first")

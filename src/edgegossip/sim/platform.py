@@ -24,6 +24,9 @@ class Sensitivity:
         cores: Sensitivity of training to the cores that other processes use, in [0, 1).
         network: Added slowdown per byte/s.
         disk: Added slowdown per byte/s.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     cores: float = 0.9

@@ -123,7 +123,8 @@ class EdgeGossip(Algorithm[BalancedState]):
             :math:`2 (1 + \lceil \log_2 E \rceil)`.
 
     Raises:
-        ValueError: If a number or rank is out of range, or a name is unknown.
+        ValueError: If a number or rank is out of range, a name is unknown, or `inner` has no
+            topology.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.

@@ -54,6 +54,9 @@ class ADACOMM(FixedADACOMM):
         tau: :math:`\tau_0`, at least 1; the paper tries each value of a grid for one window.
         window: :math:`\Gamma`, seconds between two changes, above 0.
 
+    Raises:
+        ValueError: If a number is out of range.
+
     References:
         Wang & Joshi, SysML 2019, arXiv:1810.08313, equations 17 and 18. Departures: the task's
         schedule sets the learning rate; the loss is measured on validation data.

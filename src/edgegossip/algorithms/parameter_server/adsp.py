@@ -67,6 +67,9 @@ class ADSP(ADSPPlus):
         growth: Ratio of a rate to the previous one, at least 1; with 1, each window tries one
             more commit, as published.
 
+    Raises:
+        ValueError: If a number is out of range, or `min_interval` is not below `window`.
+
     References:
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, Algorithms 1 and 2, and the published code.
         Departures, in addition to those of `ADSPPlus`: the default reward; `growth`, without

@@ -66,6 +66,9 @@ class ADSPPlus(ParameterServer):
             lost, but these steps start from a stale model. With None, it continues only if the
             last answer took longer than a step.
 
+    Raises:
+        ValueError: If a number is out of range, or `min_interval` is not below `window`.
+
     References:
         Hu, Wang & Wu, "Distributed machine learning through heterogeneous edge systems", AAAI
         2020, arXiv:1911.06949. Departures: workers are not halted between windows; a timer, not

@@ -72,6 +72,10 @@ class BatchTune(Algorithm[BatchTuneState]):
         smoothing: Weight of the previous estimate of the speed, in [0, 1); 0 uses only the last
             piece of training.
 
+    Raises:
+        ValueError: If `smoothing` is out of range, or `inner` has standby workers or several
+            servers.
+
     References:
         Chen, Wang & Li, "Round-robin synchronization: mitigating communication bottlenecks in
         parameter servers" (R2SP), INFOCOM 2019. The published code of Hu, Wang & Wu, AAAI 2020,

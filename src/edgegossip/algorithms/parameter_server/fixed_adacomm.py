@@ -25,6 +25,9 @@ class FixedADACOMM(BSP):
         resend_after: See `ParameterServer`.
         tau: :math:`\tau`, local steps in a round, at least 1.
 
+    Raises:
+        ValueError: If a number is out of range.
+
     References:
         Wang & Joshi, "Adaptive communication strategies to achieve the best error-runtime
         trade-off in local-update SGD", SysML 2019, arXiv:1810.08313. The name and

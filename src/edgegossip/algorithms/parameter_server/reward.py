@@ -42,6 +42,9 @@ class LogSlope:
     Args:
         num_looks: Number of losses in a window, at least 3.
 
+    Raises:
+        ValueError: If `num_looks` is out of range.
+
     >>> LogSlope()([(0.0, math.e**2), (1.0, math.e), (2.0, 1.0)])
     1.0
     """
@@ -72,6 +75,9 @@ class ConstrainedFit:
 
     Args:
         num_looks: Number of losses in a window, at least 4, because there are three parameters.
+
+    Raises:
+        ValueError: If `num_looks` is out of range.
     """
 
     num_looks: int = 7

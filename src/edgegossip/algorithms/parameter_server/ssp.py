@@ -25,6 +25,9 @@ class SSP(ParameterServer):
         resend_after: See `ParameterServer`.
         slack: :math:`s`, at least 1; with 1, all workers wait for each other.
 
+    Raises:
+        ValueError: If a number is out of range.
+
     References:
         Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
         server", NIPS 2013. Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, use it as a baseline

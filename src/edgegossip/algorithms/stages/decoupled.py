@@ -43,6 +43,9 @@ class Decoupled(Stages):
         gradient_every: Number of batches per returned gradient, at least 1; None returns no
             gradients, as for local losses.
 
+    Raises:
+        ValueError: If a number is out of range, or in the other cases of `StageLinks`.
+
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,
         arXiv:1608.05343, section 2: backward unlocking; forward passes are not unlocked.

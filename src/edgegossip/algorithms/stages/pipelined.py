@@ -62,6 +62,9 @@ class Pipelined(Stages):
             for the number of stages.
         patience: Seconds for which a stage waits for a lost stage above.
 
+    Raises:
+        ValueError: If a number is out of range, or in the other cases of `StageLinks`.
+
     References:
         Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP
         2019, arXiv:1806.03377, section 3. Split learning: Gupta & Raskar, 2018,

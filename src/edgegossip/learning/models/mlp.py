@@ -19,6 +19,9 @@ def mlp(
         num_classes: Number of classes: the size of the output.
         hidden: Sizes of the hidden layers; empty for a logistic regression.
 
+    Raises:
+        ValueError: If a hidden layer has a size below 1.
+
     >>> sum(parameter.numel() for parameter in mlp((1, 8, 8), 10, hidden=()).parameters())
     650
     """

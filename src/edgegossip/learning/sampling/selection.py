@@ -146,6 +146,9 @@ class Sampled(Selection):
     Args:
         temperature: :math:`T`, above 0.
 
+    Raises:
+        ValueError: If `temperature` is out of range.
+
     References:
         The draw (largest of log-probability plus Gumbel noise): Vieira, "Gumbel-max trick and
         weighted reservoir sampling", 2014; Kool et al., arXiv:1903.06059.
@@ -179,6 +182,9 @@ class Importance(Selection):
         uniform_share: Share of the probability that is equal for all samples, in (0, 1]; its
             inverse bounds the weights.
 
+    Raises:
+        ValueError: If `uniform_share` is out of range.
+
     References:
         Horvitz and Thompson, JASA 1952; Katharopoulos and Fleuret, "Not All Samples Are Created
         Equal", ICML 2018, arXiv:1803.00942.
@@ -208,6 +214,9 @@ class Pruned(Selection):
 
     Args:
         prune_ratio: :math:`p`, in [0, 1).
+
+    Raises:
+        ValueError: If `prune_ratio` is out of range.
 
     References:
         Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning",
@@ -285,6 +294,9 @@ class Focused(Selection):
         sharpness: :math:`s`, at least 1: steepness of the focus around c = 1/2.
         num_points: Number of aggregated points to look at before an epoch, at least 1. A few
             suffice for the mean: with 32, its standard deviation is at most 0.09.
+
+    Raises:
+        ValueError: If a number is out of range.
 
     References:
         Our own method, in place of Algorithm 2 of Han et al., "EdgeGossip", IEEE TPDS 32(7),

@@ -29,6 +29,9 @@ class DecoupledStage(StageLearner):
         replay: Number of batches to keep from the stage below; each step trains on a random one
             of them, and only the newest returns a gradient. With 0, each batch is used on
             arrival.
+
+    Raises:
+        ValueError: If `replay` is negative.
     """
 
     def __init__(self, *, teacher: TeacherFactory, replay: int = 0, **arguments: Any) -> None:  # noqa: ANN401

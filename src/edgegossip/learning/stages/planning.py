@@ -84,6 +84,9 @@ def block_costs(blocks: Sequence[nn.Module], sample: Tensor) -> tuple[BlockCost,
         blocks: Result of `blocks`; modes and buffers are not changed.
         sample: [1, ...] one prepared sample.
 
+    Raises:
+        ValueError: If `sample` is not exactly one sample.
+
     >>> model = nn.Sequential(nn.Linear(10, 5), nn.ReLU())
     >>> for cost in block_costs([*model], torch.zeros(1, 10)):
     ...     print(cost)
@@ -125,6 +128,9 @@ def measured_costs(
         batch_size: Samples per batch, at least 1; with batch normalization at least 2.
         num_repeats: Number of measured passes, at least 1.
         clock: Clock in seconds.
+
+    Raises:
+        ValueError: If a number is out of range, or `sample` is not exactly one sample.
     """
     check_range("batch_size", batch_size, "at least 1")
     check_range("num_repeats", num_repeats, "at least 1")
