@@ -19,7 +19,6 @@ import argparse
 import json
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -77,10 +76,8 @@ def predict(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run(options: argparse.Namespace, calibration: Mapping[str, Any]) -> dict[str, Any]:
-    """Run all algorithms in turns, and hold the predictions against them."""
-    told = calibration["algorithms"]
-    errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def run(options: argparse.Namespace, calibration: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Run all algorithms in turns."""
     runs = []
     for turn in range(options.repeats):
         folder = options.folder / f"turn{turn}"
@@ -88,25 +85,36 @@ def run(options: argparse.Namespace, calibration: Mapping[str, Any]) -> dict[str
         chosen = settings_of(calibration, folder)
         with follow({core for each in chosen.values() for core in each.cores}) as pace:
             for name, each in chosen.items():
-                real, _, began = run_in_lab(each, name, told[name]["max_seconds"])
+                told = calibration["algorithms"][name]
+                real, _, began = run_in_lab(each, name, told["max_seconds"])
                 until = began + real.history[-1].time
-                measured = measure(each.out / name / "lab", each.target)
                 now = statistics.fmean(pace.mean(core, began, until) for core in each.cores)
-                speed = statistics.fmean(told[name]["paces"]) / now
+                speed = statistics.fmean(told["paces"]) / now
+                measured = measure(each.out / name / "lab", each.target)
                 runs.append({"turn": turn, "algorithm": name, "pace": speed, **measured})
-                for quantity, value in measured.items():
-                    expected = told[name]["predicted"][quantity]
-                    if value and expected is not None:
-                        errors[name][quantity].append(expected / value - 1)
                 print(json.dumps(runs[-1]), flush=True)
-    return {"runs": runs, "errors": {name: dict(each) for name, each in errors.items()}}
+    return runs
 
 
-def show(errors: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+def errors(
+    runs: Sequence[Mapping[str, Any]], calibration: Mapping[str, Any]
+) -> dict[str, dict[str, list[float]]]:
+    """Predicted over measured, less 1, of each quantity that both have reached."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for each in runs:
+        predicted = calibration["algorithms"][each["algorithm"]]["predicted"]
+        own = found.setdefault(each["algorithm"], {})
+        for quantity, expected in predicted.items():
+            if each[quantity] and expected is not None:
+                own.setdefault(quantity, []).append(expected / each[quantity] - 1)
+    return found
+
+
+def show(found: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
     """Print the median error of each quantity, and the range."""
-    for name, quantities in errors.items():
-        for quantity, found in quantities.items():
-            median, low, high = statistics.median(found), min(found), max(found)
+    for name, quantities in found.items():
+        for quantity, values in quantities.items():
+            median, low, high = statistics.median(values), min(values), max(values)
             print(f"{name:14}{quantity:20}{median:+8.1%}  ({low:+.1%} to {high:+.1%})")
 
 
@@ -130,8 +138,9 @@ def main() -> None:
         return
     calibration = json.loads((options.folder / CALIBRATION).read_text())
     begun = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    found = run(options, calibration)
-    show(found["errors"])
+    runs = run(options, calibration)
+    found = errors(runs, calibration)
+    show(found)
     if options.json:
         kept = {
             "command": "python -m benchmarks.prediction calibrate DIR; ... run DIR",
@@ -139,7 +148,8 @@ def main() -> None:
             "versions": versions(),
             **calibration,
             "run": begun,
-            **found,
+            "runs": runs,
+            "errors": found,
         }
         write_json(options.json, rounded(kept))
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.dense_stack import DENSE, leaves
+from edgegossip.learning.hooks import hooks
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.loss import forward_pair
 from edgegossip.learning.models.initialization import drawn_from
@@ -79,15 +80,15 @@ def why_not_batched(task: Task) -> str | None:
         what = f"layer {name or 'model'!r}"
         if type(layer) not in DENSE or getattr(layer, "approximate", "none") != "none":
             return f"{what} is a {layer}, which cannot be stacked"
-        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+        if hooks(layer):
             return f"{what} has hooks"
-    if any(True for _ in model.buffers()):
+    if [*model.buffers()]:
         return "the model has buffers"
-    if not all(each.is_contiguous() and each.ndim < 4 for each in model.parameters()):
+    parameters = [*model.parameters()]
+    if not all(each.is_contiguous() and each.ndim < 4 for each in parameters):
         return "some parameters are not laid out row by row"
-    if not all(parameter.requires_grad for parameter in model.parameters()):
+    if not all(each.requires_grad for each in parameters):
         return "some parameters are frozen"
-    own = [parameter for layer in leaves(model) for parameter in layer.parameters()]
-    if len(own) != len([*model.parameters()]):
+    if sum(len([*layer.parameters()]) for layer in leaves(model)) != len(parameters):
         return "two layers share parameters"
     return None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from edgegossip.core.errors import unknown_name
 from edgegossip.learning.dropout import replace_dropout
+from edgegossip.learning.hooks import hooks
 from edgegossip.learning.models.layout import channels_last, is_channels_last
 
 Cuttable: TypeAlias = nn.Module | Sequence[nn.Module]
@@ -263,7 +264,7 @@ def _children(
 ) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module._modules.items():  # `named_children` leaves out repetitions
         assert child is not None
-        if is_flat and _runs_in_order(child) and len(child._modules) and not _hooks(child):
+        if is_flat and _runs_in_order(child) and len(child._modules) and not hooks(child):
             yield from _children(child, is_flat, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child
@@ -299,18 +300,8 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict([*module.named_parameters(), *module.named_buffers()])
 
 
-def _hooks(module: nn.Module) -> list[object]:
-    kinds = (
-        module._forward_pre_hooks,
-        module._forward_hooks,
-        module._backward_pre_hooks,
-        module._backward_hooks,
-    )
-    return [hook for hooks in kinds for hook in hooks.values()]
-
-
 def _require_no_hooks(module: nn.Module) -> None:
-    if len(_hooks(module)) > is_channels_last(module):
+    if len(hooks(module)) > is_channels_last(module):
         raise ValueError(
             f"the {type(module).__name__} has hooks, which would belong to no stage; register "
             "them on one of its blocks"

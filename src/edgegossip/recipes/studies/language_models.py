@@ -166,7 +166,11 @@ def _sources(context: int) -> Dataset:
 
 
 def _best_rate(rows: Iterable[Row], setting: str, run: str) -> float:
-    tried = [row for row in rows if (row["setting"], row["run"]) == (setting, run)]
+    tried = [
+        row
+        for row in rows
+        if row["is_tuning"] and (row["setting"], row["run"]) == (setting, run)
+    ]
     best: Row = min(tried, key=lambda row: min(values_of(row)))
     return float(best["lr"])
 

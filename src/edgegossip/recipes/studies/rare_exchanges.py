@@ -19,7 +19,6 @@ from typing import Any
 
 from edgegossip.algorithms.diloco import DiLoCo
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.errors import TrainingError
 from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.exhibits import Exhibits, Figure, Table, Unit
 from edgegossip.experiments.study import Cell, Row, Session, Study
@@ -45,7 +44,7 @@ from edgegossip.recipes.studies.contest import (
 )
 from edgegossip.recipes.studies.problems import Problem, with_epochs
 from edgegossip.recipes.studies.scoreboard import last_looks, median
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED, trials, without_test_data
 from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_curves
 from edgegossip.recipes.studies.study_settings import StudySettings
 
@@ -143,11 +142,7 @@ class TunedContest(Contest):
 
 def best_rate(rows: Iterable[Row], group: str, run: str) -> float:
     """The rate with the highest accuracy at the end, on held-out samples."""
-    tried = [
-        row for row in rows if row["is_tuning"] and (row["group"], row["run"]) == (group, run)
-    ]
-    if not tried:
-        raise TrainingError(f"no trial of {run} on {group} ended, so nothing is tuned")
+    tried = trials(rows, group, run)
     best: float = max(tried, key=lambda row: last_looks(row["accuracies"]))["lr"]
     return best
 

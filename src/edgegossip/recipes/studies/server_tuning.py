@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgegossip.core.errors import TrainingError
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table, Unit
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.dataset import Dataset
@@ -102,6 +103,20 @@ def without_test_data(dataset: Dataset, share: float) -> Dataset:
     held = hold_out(replace(dataset, validation=None), share, seed=TUNING_SEED)
     assert held.validation is not None
     return replace(held, test=held.validation, validation=dataset.validation)
+
+
+def trials(rows: Iterable[Row], group: str, run: str) -> list[Row]:
+    """The rows that are marked as trials of this run.
+
+    Raises:
+        TrainingError: If there are none.
+    """
+    tried = [
+        row for row in rows if row["is_tuning"] and (row["group"], row["run"]) == (group, run)
+    ]
+    if not tried:
+        raise TrainingError(f"no trial of {run} on {group} ended, so nothing is tuned")
+    return tried
 
 
 def tuning_exhibits(contests: Sequence[ServerContest], rows: Mapping[str, Row]) -> Exhibits:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edgegossip.core.errors import TrainingError
 from edgegossip.experiments.exhibits import Exhibits, Table, Unit
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.task import Task
@@ -33,7 +32,7 @@ from edgegossip.recipes.studies.race import (
     work_limit,
 )
 from edgegossip.recipes.studies.race_scores import equal_looks
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED, trials, without_test_data
 from edgegossip.recipes.studies.speedup import (
     CONTROLLED,
     TARGET_GAP,
@@ -144,12 +143,7 @@ class TunedRace(Contest):
 
 def best_trial(rows: Iterable[Row], group: str, run: str) -> Row:
     """The trial with the highest accuracy on held-out samples."""
-    tried = [
-        row for row in rows if row["is_tuning"] and (row["group"], row["run"]) == (group, run)
-    ]
-    if not tried:
-        raise TrainingError(f"no trial of {run} on {group} ended, so nothing is tuned")
-    return max(tried, key=lambda row: row["held_out_accuracy"])
+    return max(trials(rows, group, run), key=lambda row: row["held_out_accuracy"])
 
 
 def rates(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
