@@ -102,24 +102,24 @@ def raw_loop(num_steps: int, memory_format: torch.memory_format) -> None:
         optimizer.step()
 
 
-def raw_speed(kind: str, num_steps: int) -> float:
-    """Samples per second of `NUM_CORES` raw loops at once."""
+def raw_speed(kind: str, num_steps: int, num_loops: int = NUM_CORES) -> float:
+    """Samples per second of `num_loops` raw loops at once."""
     runner, _, layout = kind.partition(" ")
     formats = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
     work = (num_steps, formats[layout])
     if runner == "threads":
         warm_up()
-        jobs = [threading.Thread(target=raw_loop, args=work) for _ in range(NUM_CORES)]
+        jobs = [threading.Thread(target=raw_loop, args=work) for _ in range(num_loops)]
         start = time.perf_counter()
         for job in jobs:
             job.start()
         for job in jobs:
             job.join()
-        return NUM_CORES * num_steps * BATCH_SIZE / (time.perf_counter() - start)
-    with processes(NUM_CORES) as pool:
-        spans = list(pool.map(timed_raw_loop, *zip(*[work] * NUM_CORES, strict=True)))
+        return num_loops * num_steps * BATCH_SIZE / (time.perf_counter() - start)
+    with processes(num_loops) as pool:
+        spans = list(pool.map(timed_raw_loop, *zip(*[work] * num_loops, strict=True)))
     seconds: float = max(end for _, end in spans) - min(begin for begin, _ in spans)
-    return NUM_CORES * num_steps * BATCH_SIZE / seconds
+    return num_loops * num_steps * BATCH_SIZE / seconds
 
 
 def timed_raw_loop(num_steps: int, memory_format: torch.memory_format) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Steps, Train
-from edgegossip.core.trainer import Trainer, TrainingResult
+from edgegossip.core.trainer import Outcome, Trainer, TrainingResult
 from edgegossip.sim.pool import ComputePool
 
 
@@ -109,6 +109,40 @@ def test_without_threads_a_task_waits_until_it_is_asked_for() -> None:
     assert started == []
     pending.result()
     assert started == [threading.current_thread().name]
+
+
+class JoiningTrainer(RestingTrainer):
+    """Prepares work that others can join, and records how many trained together."""
+
+    key = "of all"
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(fails=False)
+        self.sizes = sizes
+
+    def prepare(self, request: Train, progress: float) -> JoiningTrainer:
+        return self
+
+    def train_with(self, others: Sequence[JoiningTrainer]) -> list[Outcome]:
+        together = [self, *others]
+        self.sizes.append(len(together))
+        return [TrainingResult(torch.zeros(1), 1, 1, 0.0) for _ in together]
+
+
+@pytest.mark.parametrize("num_threads", [0, 3])
+@pytest.mark.parametrize(
+    ("num_trainers", "sizes"), [(7, [7]), (16, [8, 8]), (33, [17, 16]), (70, [32, 32, 6])]
+)
+def test_trainers_that_can_run_together_are_split_between_two_cores(
+    num_trainers: int, sizes: list[int], num_threads: int
+) -> None:
+    found: list[int] = []
+    with ComputePool(num_threads) as pool:
+        request = Train(torch.zeros(1), Steps(1))
+        trainers = [JoiningTrainer(found) for _ in range(num_trainers)]
+        for pending in [pool.train(each, request, 0.0) for each in trainers]:
+            pending.result()
+    assert sorted(found, reverse=True) == sizes
 
 
 def test_tasks_run_side_by_side() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -20,8 +21,9 @@ from edgegossip.machine.cores import num_cores
 
 MOST_TOGETHER = 32
 """Maximum number of trainers that run together; with more, their parameters would not fit the
-cache. It does not depend on the number of threads, because the last bits of a few results
-depend on who trains together."""
+cache."""
+FEWEST_TOGETHER = 8
+"""Minimum number for which trainers are split between two cores."""
 MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
 """``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
 
@@ -185,8 +187,9 @@ class ComputePool:
         for each in waiting:
             groups.setdefault(each.prepared.key, []).append(each)
         for group in groups.values():
-            for start in range(0, len(group), MOST_TOGETHER):
-                some = group[start : start + MOST_TOGETHER]
+            size = _size_of_groups(len(group))
+            for start in range(0, len(group), size):
+                some = group[start : start + size]
                 work = [each.prepared for each in some]
                 outcomes = self.submit(work[0].train_with, work[1:])
                 for index, each in enumerate(some):
@@ -214,6 +217,15 @@ def train_alone(trainer: Trainer, request: Train, progress: float) -> TrainingRe
     result = trainer.train(request, progress)
     trainer.rest()
     return result
+
+
+def _size_of_groups(num_trainers: int) -> int:
+    """Number of trainers that run together, of those that could.
+
+    There are at least two groups, so that two cores are busy. The size does not depend on the
+    number of threads, because the last bits of a few results depend on who trains together.
+    """
+    return min(MOST_TOGETHER, max(FEWEST_TOGETHER, math.ceil(num_trainers / 2)))
 
 
 def _pick(outcomes: Pending[list[Outcome]], index: int) -> Outcome:
