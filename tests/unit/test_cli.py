@@ -34,6 +34,15 @@ def test_doctor_needs_no_torch_to_say_that_it_is_missing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_training_imports_scikit_learn_only_to_aggregate_or_predict() -> None:
+    code = (
+        "import sys, edgegossip.cli.worker_command, edgegossip.cli.sweep_command\n"
+        "heavy = {'pandas', 'scipy', 'sklearn'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_the_list_has_a_line_for_each_recipe_and_study(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

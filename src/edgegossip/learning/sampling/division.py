@@ -15,9 +15,6 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from sklearn.cluster import kmeans_plusplus
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.mixture import GaussianMixture as SklearnMixture
 from torch import Tensor
 
 from edgegossip.core.randomness import generator
@@ -59,6 +56,8 @@ class KMeans:
         check_ranges(self, num_iterations="at least 1")
 
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
+        from sklearn.cluster import kmeans_plusplus  # takes half a second
+
         features = features - features.mean(dim=0)  # small numbers lose less in distances
         initial, _ = kmeans_plusplus(
             features.numpy(), num_subsets, random_state=_AskingDraws(seed % MAX_SEED)
@@ -175,7 +174,9 @@ class GaussianMixture:
         check_ranges(self, num_iterations="at least 1")
 
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
-        mixture = _AskingMixture(
+        from sklearn.exceptions import ConvergenceWarning
+
+        mixture = _asking_mixture(
             num_subsets,
             covariance_type="diag",
             max_iter=self.num_iterations,
@@ -242,9 +243,13 @@ class _AskingDraws(np.random.RandomState):
         return super().uniform(*arguments, **named)
 
 
-class _AskingMixture(SklearnMixture):  # type: ignore[misc]
+def _asking_mixture(num_components: int, **settings: Any) -> Any:  # noqa: ANN401
     """scikit-learn's mixture, with a check in each step of expectation maximization."""
+    from sklearn.mixture import GaussianMixture as SklearnMixture
 
-    def _m_step(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        leave_off_if_told()
-        return super()._m_step(*arguments, **named)
+    class AskingMixture(SklearnMixture):  # type: ignore[misc]
+        def _m_step(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+            leave_off_if_told()
+            return super()._m_step(*arguments, **named)
+
+    return AskingMixture(num_components, **settings)

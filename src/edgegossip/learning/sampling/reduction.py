@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from edgegossip.core.ranges import check_ranges
@@ -269,6 +268,8 @@ class WholeDataSVD:
         check_ranges(self, num_features="at least 1")
 
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
+        from sklearn.utils.extmath import randomized_svd  # takes half a second
+
         attributes = points.flatten(1)
         if self.is_centered:
             attributes = attributes - attributes.mean(dim=0)
