@@ -85,6 +85,10 @@ def test_work_of_another_shape_is_not_done_together() -> None:
     two, three = (prepared(workload, 0, Steps(number)) for number in (2, 3))
     assert two.key != three.key
     assert two.key == prepared(workload, 1, Steps(2)).key
+    request = Train(workload.initial_params(), Steps(2), momentum=0.5)
+    with_other_momentum = workload.make_trainer(0).prepare(request, 0.0)
+    assert with_other_momentum is not None
+    assert two.key != with_other_momentum.key
     other = Workload(stacked(), range(2), seed=0)
     assert two.key != prepared(other, 0, Steps(2)).key
 

@@ -66,6 +66,9 @@ MODELS = {
         nn.ReLU(inplace=True),
         nn.Sequential(nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 3)),
     ),
+    "flattening in two steps": lambda: nn.Sequential(
+        nn.Flatten(1, 2), nn.Linear(6, 5), nn.Tanh(), nn.Flatten(-2, -1), nn.Linear(30, 3)
+    ),
     "before flattening": lambda: nn.Sequential(
         nn.LayerNorm((6, 6), eps=0.1),
         nn.Linear(6, 5),
@@ -120,10 +123,12 @@ def test_targets_that_do_not_count_change_nothing() -> None:
     torch.testing.assert_close(*params, rtol=1e-4, atol=1e-6)
 
 
-def test_an_algorithm_may_ask_for_momentum() -> None:
+@pytest.mark.parametrize("is_nesterov", [False, True])
+def test_an_algorithm_may_ask_for_momentum(*, is_nesterov: bool) -> None:
     results = []
     for trainer in (Learner, StackedLearner):
-        workload = Workload(dense_task(trainer=trainer), range(1), seed=0)
+        task = dense_task(trainer=trainer, optimizer=SGD(lr=0.05, nesterov=is_nesterov))
+        workload = Workload(task, range(1), seed=0)
         learner, params = workload.make_trainer(0), workload.initial_params()
         for momentum in (0.5, 0.0, None):
             request = Train(params, Steps(2), momentum=momentum)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgegossip.core.errors import TrainingError
 from edgegossip.experiments.exhibits import Exhibits
+from edgegossip.experiments.study import Row, Session
+from edgegossip.recipes.studies.compressed_push import SHORT
 from edgegossip.recipes.studies.rare_exchanges import (
     CONTROLS,
+    FACTORS,
     RUNS,
     SETTING,
+    TunedContest,
     best_rate,
     control_exhibits,
 )
+from edgegossip.recipes.studies.slow_links import SlowLinkContest
 
 COMPRESSED, CONTROL = next(iter(CONTROLS.items()))
 
@@ -44,6 +51,36 @@ def test_the_best_rate_on_held_out_samples_is_chosen() -> None:
     assert best_rate(tried, "digits", "a") == 0.2
     with pytest.raises(TrainingError, match="nothing is tuned"):
         best_rate(tried, "digits", "c")
+
+
+def test_results_are_on_test_samples_with_the_rate_that_trials_chose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def found(contest: SlowLinkContest, data_dir: Path, run: str, session: Session) -> Row:
+        lr = contest.problem.settings.lr
+        accuracies = [-abs(lr - rates[0])] * 5  # the lowest rate is the best
+        used = {"data": contest.task(data_dir, RUNS[run]).dataset.name, "lr_used": lr}
+        size = {"test": len(contest.task(data_dir, RUNS[run]).dataset.test)}
+        return {**row(run, 0), "accuracies": accuracies, "seed": contest.seed, **used, **size}
+
+    rates = [factor * SHORT.settings.lr for factor in FACTORS]
+    monkeypatch.setattr(SlowLinkContest, "row", found)
+    contenders = {CONTROL: RUNS[CONTROL]}
+    contest = TunedContest(
+        problem=replace(SHORT, name="digits"), seed=7, seeds=(0, 1), contenders=contenders
+    )
+    rows: dict[str, Row] = {}
+    for cell in contest.cells(tmp_path):
+        rows[cell.name] = cell.work(Session(folder=tmp_path, rows=rows))
+    trials = [each for each in rows.values() if each["is_tuning"]]
+    results = [each for each in rows.values() if not each["is_tuning"]]
+    assert [each["lr_used"] for each in trials] == rates
+    assert {each["seed"] for each in trials} == {7}
+    assert [(each["seed"], each["lr_used"]) for each in results] == [
+        (0, rates[0]),
+        (1, rates[0]),
+    ]
+    assert {each["test"] for each in trials} != {each["test"] for each in results}
 
 
 def test_each_run_is_compared_with_its_control_of_the_same_seed() -> None:
