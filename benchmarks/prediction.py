@@ -111,11 +111,14 @@ def errors(
 
 
 def show(found: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """Print the median error of each quantity, and the range."""
+    """Print the median error of each quantity, its range, and how many runs reached it."""
     for name, quantities in found.items():
         for quantity, values in quantities.items():
             median, low, high = statistics.median(values), min(values), max(values)
-            print(f"{name:14}{quantity:20}{median:+8.1%}  ({low:+.1%} to {high:+.1%})")
+            print(
+                f"{name:14}{quantity:20}{median:+8.1%}  ({low:+.1%} to {high:+.1%}), "
+                f"{len(values)} runs"
+            )
 
 
 def main() -> None:
