@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,16 @@ import psutil
 import pytest
 from tests.ray_clusters import RayNodes, cluster
 from tests.small_runs import ctrl_c_at
+from tests.unit.test_at_once import study
 from tests.unit.test_ray_pool import experiment, left, local
 
 from edgegossip.cli.main import main
 from edgegossip.cluster.ray_pool import RayPool
+from edgegossip.cluster.ray_runs import RayRuns
 from edgegossip.core.errors import Interrupted, NetworkError
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
+from edgegossip.experiments.study import Cell, Row, Session, run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 pytest.importorskip("ray", reason="needs ray; pip install 'edgegossip[ray]'")
@@ -172,12 +177,70 @@ def test_a_recipe_of_ones_own_is_sent_along(tmp_path: Path, nodes: RayNodes) -> 
     assert left(tmp_path / "there") == left(tmp_path / "here")
 
 
+# Whole runs.
+
+SWEEP = ["sweep", "quickstart", "--only", "gosgd", "--num-epochs", "2", "--seeds", "0..3"]
+
+
+def swept(folder: Path) -> dict[str, Any]:
+    """Rows and parameters of a sweep."""
+    kept = json.loads((folder / "study.json").read_text())["cells"]
+    return {
+        name: (cell["row"], (folder / "cells" / name / "params.safetensors").read_bytes())
+        for name, cell in kept.items()
+    }
+
+
+def test_a_sweep_finds_what_it_finds_here(tmp_path: Path, nodes: RayNodes) -> None:
+    there = ["--pool", "ray", "--ray-address", nodes.address]
+    assert main([*SWEEP, "--processes", "1", "--out", str(tmp_path / "here")]) == 0
+    assert main([*SWEEP, *there, "--out", str(tmp_path / "there")]) == 0
+    assert swept(tmp_path / "there") == swept(tmp_path / "here")
+
+
+def wait_for_a_loss(marks: Path, session: Session) -> Row:
+    """Tell the node, and wait until another node is killed."""
+    node = this_node()
+    (marks / node).touch()
+    while not (marks / "killed").exists():
+        time.sleep(0.05)
+    return {"node": node}
+
+
+def this_node() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def test_cells_of_a_killed_node_are_begun_again(tmp_path: Path, nodes: RayNodes) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def kill() -> None:
+        while len([*marks.iterdir()]) < 2:
+            time.sleep(0.05)
+        nodes.kill(nodes.others.pop())
+        (marks / "killed").touch()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    cells = [Cell(name=name, group="a", work=partial(wait_for_a_loss, marks)) for name in "ab"]
+    rows = run_study(study(*cells), out=tmp_path / "out", at_once=RayRuns(nodes.address))
+    killing.join()
+    nodes.add_node(1)
+    assert {*rows} == {"a", "b"}
+    assert len({row["node"] for row in rows.values()}) == 1
+
+
 # Processes.
 
 
-def started(out: Path, mark: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "edgegossip", "run", "quickstart"]
-    options = ["--pool", "ray", "--threads", "2", "--out", str(out)]
+def started(
+    out: Path, mark: str, *words: str, limit: str = "--threads"
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "edgegossip", *(words or ("run", "quickstart"))]
+    options = ["--pool", "ray", limit, "2", "--out", str(out)]
     return subprocess.Popen(
         [*command, *options],
         cwd=ROOT,
@@ -221,6 +284,24 @@ def test_an_interrupt_leaves_a_whole_folder_and_no_process(
     assert (out / "checkpoint.safetensors").exists()
     _, alive = psutil.wait_procs(marked(mark), timeout=5)
     assert alive == []
+
+
+def test_an_interrupted_sweep_keeps_what_has_ended(tmp_path: Path) -> None:
+    mark, out = uuid.uuid4().hex, tmp_path / "sweep"
+    with started(out, mark, *SWEEP, limit="--processes") as process:
+        while process.poll() is None and not [*out.glob("cells/*/*/summary.json")]:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "--resume" in told
+    num_kept = len(swept(out))
+    assert num_kept < 4
+    assert not [*out.glob("cells/*/.*")]
+    _, alive = psutil.wait_procs(marked(mark), timeout=5)
+    assert alive == []
+    assert main([*SWEEP, "--processes", "1", "--resume", "--out", str(out)]) == 0
+    assert len(swept(out)) == 4
 
 
 def test_a_killed_driver_takes_its_processes_along(tmp_path: Path) -> None:

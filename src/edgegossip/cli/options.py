@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from edgegossip.cli.unknown_options import meanings, unknown_option
+from edgegossip.cluster.ray_runs import RayRuns
 from edgegossip.core.errors import UsageError
 from edgegossip.core.ranges import check_range
 from edgegossip.experiments.tracking import Tracker
@@ -80,6 +81,33 @@ class ManyRunsOptions(Options):
     def num_processes(self) -> int:
         """Number of parallel runs: as given, or one per core; 1 if only `threads` is given."""
         return self.processes or (1 if self.threads is not None else num_cores())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(ManyRunsOptions):
+    """Options for several runs, here or on a cluster.
+
+    Args:
+        pool: Where runs are carried out: in processes here, or on the cores of a Ray cluster,
+            at most `--processes` at once. No effect on results.
+        ray_address: HOST:PORT of this machine's Ray cluster, or auto; by default Ray is started
+            on this machine alone and ends with the command.
+    """
+
+    pool: Literal["processes", "ray"] = "processes"
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ray_address is not None and self.pool != "ray":
+            raise ValueError("--ray-address is for --pool ray; give both")
+        if self.pool == "ray" and self.threads is not None:
+            raise ValueError("--pool ray gives each run one core; leave out --threads")
+
+    @property
+    def at_once(self) -> RayRuns | None:
+        """Carries out runs on the requested cluster; None for processes here."""
+        return None if self.pool == "processes" else RayRuns(self.ray_address, self.processes)
 
 
 def argument_names(make: Callable[..., Any]) -> list[str]:

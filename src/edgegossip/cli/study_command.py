@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgegossip.cli.commands import default_folder, how_to_resume, print_report, repeatable
-from edgegossip.cli.options import ManyRunsOptions, parse, show_help
+from edgegossip.cli.options import ClusterOptions, ManyRunsOptions, parse, show_help
 from edgegossip.core.errors import DataError, Interrupted, TrainingError, UsageError
+from edgegossip.experiments.at_once import AtOnce
 from edgegossip.experiments.study import Row, Study, run_study
 from edgegossip.recipes.registry import STUDIES, load_study
 from edgegossip.report.live import LiveView
@@ -14,7 +15,7 @@ from edgegossip.report.study_page import write_study_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOptions(ManyRunsOptions):
+class StudyOptions(ClusterOptions):
     """Options for a study.
 
     Args:
@@ -30,12 +31,17 @@ class StudyOptions(ManyRunsOptions):
 def study_command(arguments: list[str]) -> int:
     """`edgegossip study`."""
     options, study = _parse(arguments)
-    carry_out(study, options, "study", arguments)
+    carry_out(study, options, "study", arguments, at_once=options.at_once)
     return 0
 
 
 def carry_out(
-    study: Study, options: ManyRunsOptions, command: str, arguments: list[str]
+    study: Study,
+    options: ManyRunsOptions,
+    command: str,
+    arguments: list[str],
+    *,
+    at_once: AtOnce | None = None,
 ) -> dict[str, Row]:
     """Run the unfinished cells of a study, draw its report, and return all rows.
 
@@ -44,6 +50,7 @@ def carry_out(
         options: Options of the command.
         command: Name of the command.
         arguments: Command-line arguments after the command.
+        at_once: As in `run_study`.
 
     Raises:
         TrainingError: If a cell has failed.
@@ -58,6 +65,7 @@ def carry_out(
                 command=repeatable(command, arguments),
                 num_threads=options.threads,
                 num_processes=options.num_processes,
+                at_once=at_once,
                 progress=view,
             )
     except (Interrupted, DataError):

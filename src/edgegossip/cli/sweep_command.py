@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
+from edgegossip.cli.options import ClusterOptions
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, Words, label, split_values
@@ -22,7 +23,7 @@ from edgegossip.report.units import capitalized
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions(SeveralSeeds):
+class SweepOptions(SeveralSeeds, ClusterOptions):
     """Options for a sweep; each option of the recipe may have several values.
 
     Args:
@@ -35,7 +36,7 @@ class SweepOptions(SeveralSeeds):
 def sweep_command(arguments: list[str]) -> int:
     """`edgegossip sweep`."""
     options, study = parse_sweep(arguments)
-    carry_out(study, options, "sweep", arguments)
+    carry_out(study, options, "sweep", arguments, at_once=options.at_once)
     return 0
 
 

@@ -15,7 +15,13 @@ from types import TracebackType
 
 from edgegossip.cluster.learners_desk import Order, Reply
 from edgegossip.cluster.placement import Arrived, Job, Placement, Seat
-from edgegossip.cluster.ray_session import ClusterNode, LostError, RaySession, RemoteDesk
+from edgegossip.cluster.ray_session import (
+    ClusterNode,
+    LostError,
+    RaySession,
+    RemoteDesk,
+    require_versions,
+)
 from edgegossip.cluster.twin import Twin, twins
 from edgegossip.core.errors import NetworkError, TrainingError
 from edgegossip.core.protocol import Train
@@ -195,7 +201,7 @@ class RayPool:
             try:
                 if self._is_closing.is_set():  # and may not have seen this desk
                     return
-                _require_versions(node, desk.versions())
+                require_versions(node.host, desk.versions(), versions())
                 num_failures = 0
                 _Service(self._placement, Seat(f"core {core} of {node.host}"), desk).serve()
             except LostError as error:
@@ -338,15 +344,3 @@ def _train_here(twin: Twin, request: Train, progress: float) -> TrainingResult:
     if cost > 0:
         twin.seconds_per_cost = (time.perf_counter() - start) / cost
     return result
-
-
-def _require_versions(node: ClusterNode, found: dict[str, str]) -> None:
-    """Reject a node whose results may differ in the last bit."""
-    own = versions()
-    for name, version in found.items():
-        if version != own.get(name):
-            raise NetworkError(
-                f"{node.host} has {name} {version}, this machine {own.get(name)}, so results "
-                "would depend on where they were computed; install the same versions on all "
-                "machines of the cluster"
-            )

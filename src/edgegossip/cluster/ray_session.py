@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.cores import num_cores
 
 _KNOCK_SECONDS = 5.0
+_MOST_RETRIES = 4
 _ENVIRONMENT = {"RAY_max_direct_call_object_size": str(2 << 20)}
 """Parameters up to 2 MiB are sent from process to process; through the object stores, each
 piece of work would cost 7 ms of a core (benchmarks/results/simulator.md)."""
@@ -105,19 +106,38 @@ class RaySession:
 
     def open_desk(self, node: ClusterNode) -> RemoteDesk:
         """Request an actor for one core of this node; it starts once a core is free."""
-        strategies = self._ray.util.scheduling_strategies
-        there = strategies.NodeAffinitySchedulingStrategy(node.name, soft=False)
         kind = self._ray.remote(_ActorDesk)
         options = kind.options(
             num_cpus=1,
             max_restarts=0,
-            scheduling_strategy=there,
+            scheduling_strategy=self._on(node.name),
             runtime_env={"env_vars": _ENVIRONMENT},
         )
-        return RemoteDesk(self, options.remote(_Settings.here()))
+        return RemoteDesk(self, options.remote(TorchSettings.here()))
+
+    def start(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        """Call a function on one core of any node, again if it is lost; return a reference."""
+        options = {"num_cpus": 1, "max_retries": _MOST_RETRIES}
+        return self._ray.remote(function).options(**options).remote(*arguments)
+
+    def queue(self) -> Any:  # noqa: ANN401
+        """Make a queue on this machine that all nodes can use."""
+        from ray.util.queue import Queue
+
+        here = self._on(self._ray.get_runtime_context().get_node_id())
+        return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+
+    def _on(self, node: str) -> Any:  # noqa: ANN401
+        strategies = self._ray.util.scheduling_strategies
+        return strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+
+    def wait(self, references: Sequence[Any], seconds: float) -> list[Any]:
+        """The references whose values arrive within `seconds`; returns once there is one."""
+        found, _ = self._ray.wait(list(references), timeout=seconds)
+        return list(found)
 
     def get(self, reference: Any) -> Any:  # noqa: ANN401
-        """Wait for an actor's return value.
+        """Wait for a return value.
 
         Raises:
             LostError: If the value will never arrive.
@@ -219,15 +239,23 @@ class RemoteDesk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class TorchSettings:
     """PyTorch settings that affect results, except for the number of threads."""
 
     dtype: torch.dtype
     deterministic: int
 
     @classmethod
-    def here(cls) -> _Settings:
+    def here(cls) -> TorchSettings:
+        """The settings of this process."""
         return cls(torch.get_default_dtype(), torch.get_deterministic_debug_mode())
+
+    def apply(self) -> None:
+        """Let this process compute with these settings, on one thread."""
+        torch.set_num_threads(1)
+        torch.set_default_dtype(self.dtype)
+        torch.set_deterministic_debug_mode(self.deterministic)
+        keep_freed_memory(block_bytes=32 << 20, total_bytes=256 << 20, is_shared=False)
 
 
 class _ActorDesk(LearnersDesk):
@@ -237,16 +265,33 @@ class _ActorDesk(LearnersDesk):
         settings: PyTorch's settings where the run was started.
     """
 
-    def __init__(self, settings: _Settings) -> None:
+    def __init__(self, settings: TorchSettings) -> None:
         super().__init__(require_ray().get)
-        torch.set_num_threads(1)
-        torch.set_default_dtype(settings.dtype)
-        torch.set_deterministic_debug_mode(settings.deterministic)
-        keep_freed_memory(block_bytes=32 << 20, total_bytes=256 << 20, is_shared=False)
+        settings.apply()
         # Data sets lie where all actors of a machine read them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self._tensors = tensors_as_bytes()
         self._tensors.__enter__()  # for as long as the process lives
+
+
+def require_versions(host: str, found: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """Reject a node whose results may differ in the last bit.
+
+    Args:
+        host: Name of the node.
+        found: Versions of Python and packages there.
+        own: The same, where the run was started.
+
+    Raises:
+        NetworkError: If they differ.
+    """
+    for name, version in found.items():
+        if version != own.get(name):
+            raise NetworkError(
+                f"{host} has {name} {version}, this machine {own.get(name)}, so results "
+                "would depend on where they were computed; install the same versions on all "
+                "machines of the cluster"
+            )
 
 
 def require_ray() -> Any:  # noqa: ANN401

@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from torch import multiprocessing
 
@@ -26,11 +27,39 @@ from edgegossip.experiments.progress import Progress, Status
 from edgegossip.experiments.signals import interrupt, on_stop_signal
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _END_SECONDS = 10.0
 # In a child process: the queue of reports to its parent, and whether it was asked to stop.
 _statuses: Any = None
 _is_asked = False
+
+
+class Work(Protocol[T_co]):
+    """Work that writes to its own folder."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+
+    def moved(self, folder: Path) -> Self:
+        """The same work with another folder."""
+
+    def __call__(self, progress: Progress) -> T_co:
+        """Carry out the work; return its result."""
+
+
+class AtOnce(Protocol):
+    """Carries out jobs in parallel: as `do_at_once` does, or on other machines."""
+
+    def __call__(
+        self,
+        jobs: Mapping[str, Callable[[], Work[T]]],
+        after: Mapping[str, Collection[str]],
+        *,
+        progress: Progress,
+    ) -> Generator[tuple[str, Future[T]]]:
+        """Run all jobs; yield each finished job."""
 
 
 class _Told:

@@ -46,7 +46,7 @@ from edgegossip.core.errors import (
     UsageError,
     unknown_name,
 )
-from edgegossip.experiments.at_once import do_at_once
+from edgegossip.experiments.at_once import AtOnce, do_at_once
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.exhibits import Exhibits
 from edgegossip.experiments.experiment import Experiment
@@ -189,6 +189,7 @@ def run_study(
     command: str | None = None,
     num_threads: int | None = None,
     num_processes: int = 1,
+    at_once: AtOnce | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Row]:
     """Run the unfinished cells of `study`; return the rows by name of the cell.
@@ -205,9 +206,11 @@ def run_study(
         num_threads: Number of threads of the compute pool; None for one per core. No effect on
             results.
         num_processes: Number of parallel cells, each with one thread. No effect on results.
+        at_once: Carries out cells in parallel instead of processes here, e.g. a `RayRuns`.
         progress: A live view.
 
     Raises:
+        UsageError: If `at_once` is given for a study that measures this machine.
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
         RunFolderError: If `out` cannot be written, lacks the files that `resume` needs, or is
             in use by another process.
@@ -219,8 +222,13 @@ def run_study(
         record = _Record(study, out, command, resume=resume)
         view = progress or Silent()
         cells = [cell for cell in study.cells if cell.name not in record.rows]
-        if num_processes > 1 and len(cells) > 1 and not study.is_timed:
-            _do_at_once(cells, record, out, num_processes, view)
+        if at_once is not None:
+            if study.is_timed:
+                raise UsageError(f"{study.name} measures this machine; leave out --pool ray")
+            _do_at_once(cells, record, out, at_once, view)
+        elif num_processes > 1 and len(cells) > 1 and not study.is_timed:
+            here = partial(do_at_once, num_processes=num_processes)
+            _do_at_once(cells, record, out, here, view)
         else:
             _do_cells(cells, record, out, num_threads, view)
     return record.rows
@@ -244,7 +252,7 @@ def _do_cells(
 
 
 def _do_at_once(
-    cells: Sequence[Cell], record: _Record, out: Path, num_processes: int, progress: Progress
+    cells: Sequence[Cell], record: _Record, out: Path, at_once: AtOnce, progress: Progress
 ) -> None:
     known = {cell.name: cell for cell in cells}
 
@@ -254,7 +262,7 @@ def _do_at_once(
 
     jobs = {name: partial(begin, cell) for name, cell in known.items()}
     after = {name: cell.after for name, cell in known.items()}
-    done = do_at_once(jobs, after, num_processes=num_processes, progress=progress)
+    done = at_once(jobs, after, progress=progress)
     try:
         with closing(done):
             for name, future in done:
@@ -271,6 +279,13 @@ class _Work:
     cell: Cell
     label: str
     session: Session
+
+    @property
+    def folder(self) -> Path:
+        return self.session.folder
+
+    def moved(self, folder: Path) -> _Work:
+        return replace(self, session=replace(self.session, folder=folder))
 
     def __call__(self, progress: Progress) -> tuple[Row, float]:
         view, started = _Named(progress, self.label), time.monotonic()

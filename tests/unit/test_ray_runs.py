@@ -1,0 +1,194 @@
+"""Whole runs on a cluster: the same rows and folders, without Ray."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tests.unit.test_at_once import CHAIN, double, study
+
+from edgegossip.cli.main import main
+from edgegossip.cluster import ray_runs
+from edgegossip.cluster.ray_runs import RayRuns
+from edgegossip.cluster.ray_session import LostError
+from edgegossip.core.errors import DataError, NetworkError, TrainingError, UsageError
+from edgegossip.experiments.progress import Status
+from edgegossip.experiments.study import Cell, Row, Session, run_study
+
+
+class Queue:
+    """A queue in one process, which tasks pickle."""
+
+    kept: ClassVar[list[Any]] = []
+
+    def put(self, status: Status) -> None:
+        self.kept.append(status)
+
+    def qsize(self) -> int:
+        return len(self.kept)
+
+    def get_nowait_batch(self, number: int) -> list[Any]:
+        found, self.kept[:] = self.kept[:number], self.kept[number:]
+        return found
+
+
+class OneProcess:
+    """A session whose nodes are this process: all values are pickled, as on the way to others.
+
+    Args:
+        lost: Names of the folders of works that are lost.
+    """
+
+    def __init__(self, lost: Sequence[str] = ()) -> None:
+        self.lost = lost
+        self.is_closed = False
+        self.most_running = 0
+        self.started: dict[int, Callable[[], Any]] = {}
+
+    def queue(self) -> Queue:
+        return Queue()
+
+    def put(self, value: Any) -> bytes:  # noqa: ANN401
+        return pickle.dumps(value)
+
+    def start(self, function: Callable[..., Any], place: Any, work: bytes) -> int:  # noqa: ANN401
+        number = id(work)
+        self.started[number] = partial(self.do, function, pickle.dumps(place), work)
+        self.most_running = max(self.most_running, len(self.started))
+        return number
+
+    def do(self, function: Callable[..., Any], place: bytes, work: bytes) -> Any:  # noqa: ANN401
+        loaded = pickle.loads(work)
+        if loaded.folder.name in self.lost:
+            raise LostError("the machine is gone")
+        return pickle.loads(pickle.dumps(function(pickle.loads(place), loaded)))
+
+    def wait(self, references: Sequence[int], seconds: float) -> list[int]:
+        assert seconds > 0
+        return [references[-1]]
+
+    def get(self, reference: int) -> Any:  # noqa: ANN401
+        return self.started.pop(reference)()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def there(session: OneProcess, num_runs: int | None = None) -> RayRuns:
+    return RayRuns(num_runs=num_runs, open_session=lambda *_: session)  # type: ignore[arg-type]
+
+
+def write(session: Session) -> Row:
+    assert not session.folder.exists()
+    (session.folder / "figures").mkdir(parents=True)
+    (session.folder / "figures" / "curve.bin").write_bytes(bytes(range(256)))
+    return {"value": 1}
+
+
+def write_and_fail(session: Session) -> Row:
+    write(session)
+    raise TrainingError("the loss is not finite")
+
+
+def lack_data(session: Session) -> Row:
+    raise DataError("no file is there")
+
+
+def test_rows_and_errors_are_those_of_cells_in_turn(tmp_path: Path) -> None:
+    session = OneProcess()
+    plan = study(*CHAIN)
+    here = run_study(plan, out=tmp_path / "here")
+    rows = run_study(plan, out=tmp_path / "there", at_once=there(session))
+    assert rows == here
+    assert session.is_closed
+    told = [(tmp_path / each / "study.json").read_text() for each in ("here", "there")]
+    assert all("the loss is not finite" in each for each in told)
+
+
+def test_folders_come_back_whole_and_replace_what_an_interrupt_left(tmp_path: Path) -> None:
+    plan = study(
+        Cell(name="a/good", group="a", work=write),
+        Cell(name="a/bad", group="a", work=write_and_fail),
+    )
+    old = tmp_path / "cells" / "a" / "good"
+    old.mkdir(parents=True)
+    (old / "checkpoint").touch()
+    run_study(plan, out=tmp_path, at_once=there(OneProcess()))
+    for name in ("good", "bad"):
+        folder = tmp_path / "cells" / "a" / name
+        assert [each.name for each in folder.rglob("*")] == ["figures", "curve.bin"]
+        assert (folder / "figures" / "curve.bin").read_bytes() == bytes(range(256))
+    assert len([*old.parent.iterdir()]) == 2
+
+
+def test_a_cell_that_is_lost_is_told_and_the_others_run(tmp_path: Path) -> None:
+    plan = study(*(Cell(name=name, group="a", work=double) for name in ("first", "second")))
+    rows = run_study(plan, out=tmp_path, at_once=there(OneProcess(lost=["first"])))
+    assert [*rows] == ["second"]
+    assert "first was lost again and again" in (tmp_path / "study.json").read_text()
+    assert [*run_study(plan, out=tmp_path, resume=True)] == ["second", "first"]
+
+
+def test_missing_data_ends_the_study(tmp_path: Path) -> None:
+    session = OneProcess()
+    with pytest.raises(DataError, match="no file is there"):
+        run_study(
+            study(Cell(name="a", group="a", work=lack_data)),
+            out=tmp_path,
+            at_once=there(session),
+        )
+    assert session.is_closed
+
+
+def test_a_node_with_other_versions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([{"torch": "2.13.0"}, {"torch": "2.12.0"}])
+    monkeypatch.setattr(ray_runs, "versions", lambda: next(found))
+    with pytest.raises(NetworkError, match=r"has torch 2\.12\.0, this machine 2\.13\.0"):
+        run_study(study(CHAIN[0]), out=tmp_path, at_once=there(OneProcess()))
+
+
+@pytest.mark.parametrize(("num_runs", "expected"), [(None, 5), (2, 2)])
+def test_no_more_runs_than_wanted_run_at_once(
+    tmp_path: Path, num_runs: int | None, expected: int
+) -> None:
+    session = OneProcess()
+    cells = [Cell(name=f"{number}", group="a", work=double) for number in range(5)]
+    assert len(run_study(study(*cells), out=tmp_path, at_once=there(session, num_runs))) == 5
+    assert session.most_running == expected
+
+
+def test_the_view_shows_every_node(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class View:
+        def update(self, status: Status) -> None:
+            seen.append(status.name)
+
+    run_study(study(*CHAIN), out=tmp_path, at_once=there(OneProcess()), progress=View())
+    assert {name.split()[-1] for name in seen} == {cell.name for cell in CHAIN}
+
+
+def test_a_study_that_measures_this_machine_stays_here(tmp_path: Path) -> None:
+    plan = study(CHAIN[0], is_timed=True)
+    with pytest.raises(UsageError, match="measures this machine"):
+        run_study(plan, out=tmp_path, at_once=there(OneProcess()))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ray-address", "auto"], "--ray-address is for --pool ray"),
+        (["--pool", "ray", "--threads", "2"], "gives each run one core"),
+    ],
+)
+def test_options_that_contradict_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", "sparse-push/consensus", "--short", *words]) == 2
+    assert message in capsys.readouterr().err
