@@ -85,9 +85,10 @@ class PushSum(LocalSteps[P], Generic[P]):
     by :math:`2^{30}`. Its estimate does not change. Each such step adds less than
     :math:`2^{-30}` to the total weight.
 
-    A crashed worker has lost its mass. When the worker comes back, each in-neighbor sends it
-    half of its own mass, and its own round. If no in-neighbor is reachable, the worker starts
-    from the initial parameters with a weight of :math:`2^{-30}`.
+    A crashed worker has lost its mass. When the worker comes back, each in-neighbor
+    sends it the in-neighbor's round and half of the in-neighbor's mass. If no in-neighbor is
+    reachable, the worker starts from the initial parameters with a weight of
+    :math:`2^{-30}`.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.

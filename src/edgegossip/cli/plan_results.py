@@ -88,7 +88,7 @@ def advice(
 
 
 def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
-    """Name settings whose best value is the smallest or the largest one tried."""
+    """Yield a note for each setting whose best value is the smallest or largest tried."""
     for index in range(0, len(chosen.point), 2):
         option, value = chosen.point[index : index + 2]
         others = {each.point[index + 1] for each in tried}

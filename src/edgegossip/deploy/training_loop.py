@@ -52,7 +52,7 @@ class TrainingLoop:
     mean of their models, or the server's model.
 
     A rank whose role has no data, such as a server, does not train: entering the `with` block
-    takes until the run is over.
+    waits until the run is over.
 
     Missing, lost and returned workers are logged (``edgegossip.net``), and so is the run's end
     (``edgegossip.deploy``, level INFO). After an exception in the `with` block, including

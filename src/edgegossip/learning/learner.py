@@ -365,7 +365,7 @@ class Learner(Trainer):
         return loss, self._settings.num_terms(batch, self._loss, outputs, targets)
 
     def _tune(self, request: Train, progress: float) -> None:
-        """Set learning rate and momentum for this request only."""
+        """Set the learning rate and momentum for this request only."""
         factor = request.rate_ratio * self._schedule.factor(progress)
         for group, (rate, momentum) in zip(
             self._optimizer.param_groups, self._copies.settings, strict=True

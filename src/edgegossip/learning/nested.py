@@ -79,7 +79,7 @@ def num_samples(nested: Nested) -> int:
     """Number of samples in a batch: the common length of its tensors.
 
     Raises:
-        DataError: If the tensors have no common length, or there is no tensor.
+        DataError: If the tensors have no common length, or there are no tensors.
     """
     lengths: dict[int, str] = {}
     for path, leaf in leaves(nested):

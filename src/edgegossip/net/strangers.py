@@ -65,8 +65,8 @@ def report_links(
 ) -> None:
     """Call `refused` once for each link of a peer that is neither a worker nor a router.
 
-    This includes links that join another peer's session. Zenoh verifies that both links
-    belong to one session, but with a short key.
+    This includes links that join another peer's session. Zenoh verifies with only a short key
+    that both links belong to one session.
 
     Args:
         session: Session of a worker or a router.

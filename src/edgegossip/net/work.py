@@ -124,7 +124,7 @@ class Work:
             self._is_set_up = True
 
     def put_off(self) -> bool:
-        """Postpone work that waits for the setup until the checkpoint is resumed.
+        """Until the checkpoint is resumed, postpone the work that waits for the setup.
 
         Returns False if the setup has ended; the caller should then wait for the work.
         """

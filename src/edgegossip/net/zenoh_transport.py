@@ -63,7 +63,7 @@ class ZenohTransport:
         ValueError: If `run` has other characters, or `rank` or `lease` is out of range.
         NetworkError: If `address` reaches beyond this machine with neither `security` nor
             `insecure`, or has endpoints that do not match `security`; or if `security` is
-            invalid, see `TLS.check`.
+            invalid (see `TLS.check`).
     """
 
     def __init__(

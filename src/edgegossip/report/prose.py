@@ -32,7 +32,7 @@ MAX_SPEEDS = 8
 
 
 def story(folder: ReportData) -> list[str]:
-    """Describe setting, outcome, traffic and faults, in a sentence or two each."""
+    """Describe the setting, outcome, traffic and faults, each in a sentence or two."""
     if folder.is_comparison:
         parts = [_setting(folder), _race(folder), balance(folder)]
         parts += [_traffic(folder), _bound(folder)]

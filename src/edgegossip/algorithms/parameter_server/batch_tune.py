@@ -57,8 +57,8 @@ class BatchTuneState(WorkerState):
 class BatchTune(Algorithm[BatchTuneState]):
     r"""Give fast workers larger batches and slow workers smaller ones, with the same total.
 
-    With :math:`v_i` the samples per second of worker :math:`i`, measured while it trains, and
-    :math:`B` the task's batch size, :math:`M` workers take batches of
+    If worker :math:`i` trains at :math:`v_i` samples per second, and the task's batch size is
+    :math:`B`, the :math:`M` workers take batches of
 
     .. math:: B_i = B\, M \frac{v_i}{\sum_{j=1}^{M} v_j}
 

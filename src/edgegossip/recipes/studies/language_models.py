@@ -86,7 +86,7 @@ class LanguageContest:
 
     Args:
         setting: Key of `SETTINGS`.
-        model: Settings of model, optimizer and machines.
+        model: Settings of the model, the optimizer and the machines.
         names: Names of the contenders.
         seeds: Seeds of the results.
         is_short: Whether to learn from the package's own source instead of books.

@@ -1,7 +1,8 @@
 """Compressed exchanges against equally rare dense ones, all with tuned learning rates.
 
-"Sends 500 times less than dense push-sum after each step" has two factors: fewer exchanges, and
-smaller messages. The control for the second factor sends whole models just as rarely.
+Compared with dense push-sum after each step, compressed runs send about 500 times fewer bytes,
+for two reasons: fewer exchanges and smaller messages. The control for the second reason sends
+whole models just as rarely.
 
 Fields of a row, in addition to those of `slow_links`:
     lr: Learning rate of the run.
