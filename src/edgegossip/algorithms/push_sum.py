@@ -94,9 +94,10 @@ class PushSum(LocalSteps[P], Generic[P]):
         topology: Graph of each round's messages; may be directed and vary in time.
         num_rounds: Number of rounds of training and pushing.
         local_steps: SGD steps in a round, at least 1.
-        resend_after: Seconds without an acknowledgment after which a message is resent. None is
-            safe only on lossless links: nothing is acknowledged, and after a lost message all
-            later messages of its link wait forever, with their mass.
+        resend_after: Seconds without an acknowledgment after which a message is resent. With
+            None, nothing is acknowledged, which is safe only on lossless links: after a lost
+            message, the receiver holds back all later messages on that link, and their mass,
+            forever.
         timeout: Seconds that a worker waits for its neighbors in one round before it continues
             with the mass that has arrived; the rest is merged when it arrives. None waits
             indefinitely.

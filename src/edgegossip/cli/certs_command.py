@@ -55,7 +55,7 @@ class Issue:
             revoked. A running worker switches to the new certificates.
         host: Name or IP address of the worker's machine, for programs that verify it;
             repeatable.
-        out: Folder of the authority and of the new files.
+        out: Folder of the authority, also for the new files.
         days: Validity in days; limited by the authority's validity.
     """
 
@@ -95,7 +95,7 @@ class Revoke:
         rank: Rank of a worker whose existing certificates are all revoked; repeatable.
         router: Revoke all certificates of routers.
         serial: Serial number of a single certificate, from edgegossip certs list; repeatable.
-        out: Folder of the authority and of the list (revoked.pem).
+        out: Folder of the authority, which also contains the list (revoked.pem).
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()

@@ -244,7 +244,7 @@ def _measured(machines: Sequence[Machine], comparison: Comparison) -> float | No
 
 
 def _duration(comparison: Comparison, machines: Sequence[Machine], measured: float) -> Seconds:
-    """Time in which the machines could process as many samples as the recipe's machines do.
+    """Time in which `machines` process as many samples as the recipe's machines in a run.
 
     Raises:
         UsageError: If no run of the recipe has a time limit.

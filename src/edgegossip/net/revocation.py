@@ -155,8 +155,8 @@ def parse_lists(
 def constrain(authority: x509.Certificate, serials: Iterable[int]) -> x509.Certificate:
     """Return `authority` with a constraint that makes TLS reject these serial numbers.
 
-    The name and key stay the same. TLS does not verify the signature of a trusted certificate, so a
-    temporary key signs the result.
+    The name and key stay the same. TLS does not verify the signature of a trusted certificate,
+    so a temporary key signs the result.
 
     Raises:
         NetworkError: If there are more `serials` than TLS supports.

@@ -275,7 +275,7 @@ def _runs_in_order(module: nn.Module) -> bool:
 
 
 def _sequence(named: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
-    """A module of blocks in sequence, at their paths within the model."""
+    """Make a module that runs blocks in sequence; blocks keep their paths in the model."""
     stage = nn.Sequential()
     for path, block in named:
         *parents, name = path.split(".")
