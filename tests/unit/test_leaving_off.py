@@ -66,7 +66,7 @@ def test_a_learner_that_is_cancelled_while_it_aggregates_leaves_off(
 ) -> None:
     some = learner(accuracy_aware=AccuracyAware(aggregator=aggregator("svd-kmeans", ratio=2)))
     asked = cancel_at(some, 5, monkeypatch)
-    with pytest.raises(TrainingError, match="worker 0 was told to leave off"):
+    with pytest.raises(TrainingError, match="worker 0 was told to stop"):
         some.set_up() if call == "set_up" else some.batches
     assert len(asked) == 5
 

@@ -70,8 +70,8 @@ def test_workers_that_are_missing_are_named_when_gathered(tmp_path: Path) -> Non
     gathering.finish()
     missing, killed, strange = gathering.left_out
     assert missing.startswith(f"{crew.folder(1)} is missing: copy the folder of worker 1 there")
-    assert killed.startswith("worker 3 has left no summary in")
-    assert strange.startswith(f"{tmp_path}/workers/4 is of no worker of this run, which has 4")
+    assert killed.startswith("worker 3 left no summary in")
+    assert strange.startswith(f"{tmp_path}/workers/4 is not of a worker of this run, which has")
 
 
 @thorough

@@ -124,8 +124,8 @@ class PushSum(LocalSteps[P], Generic[P]):
         if not setting.drops_messages or self.timeout is None or self.resend_after is not None:
             return []
         return [
-            "messages are dropped, and with a timeout alone push-sum goes on without them: in "
-            "the end all its mass is gone; give it resend_after"
+            "messages are dropped, and with only a timeout push-sum continues without them, so "
+            "in the end all mass is lost; set resend_after"
         ]
 
     # For algorithms to define.

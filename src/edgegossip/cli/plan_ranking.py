@@ -243,7 +243,7 @@ def reason(order: Sequence[Outlook]) -> str:
     best, *others = order
     reached = [each for each in others if not math.isinf(each.seconds)]
     if not reached:
-        return f"Nothing but {best.only} reaches the target. {_limit(best)}"
+        return f"Only {best.only} reaches the target. {_limit(best)}"
     other = reached[0]
     fewer = other.samples / max(best.samples, 1.0)
     sooner = other.seconds / best.seconds

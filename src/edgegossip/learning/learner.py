@@ -330,7 +330,7 @@ class Learner(Trainer):
 
     def _leave_off_if_cancelled(self) -> None:
         if self._is_cancelled:
-            raise TrainingError(f"worker {self.rank} was told to leave off")
+            raise TrainingError(f"worker {self.rank} was told to stop")
 
     def _take(self, request: Train) -> Iterator[Batch]:
         """Cut the requested work into batches."""

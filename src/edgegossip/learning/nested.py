@@ -109,5 +109,5 @@ def _no_leaf(path: str, item: object, kind: type | tuple[type, ...] = Tensor) ->
     wanted = "tensors" if kind is Tensor else "NumPy arrays"
     return DataError(
         f"a batch holds {type(item).__name__} {item!r:.40}{placed(path)}; expected {wanted}, "
-        "in dicts, tuples and lists at will"
+        "nested in any dicts, tuples and lists"
     )

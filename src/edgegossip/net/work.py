@@ -120,7 +120,7 @@ class Work:
         self._trainer.set_up()
         with self._lock:
             if self._is_put_off:
-                raise TrainingError(f"worker {self._rank} was told to leave off")
+                raise TrainingError(f"worker {self._rank} was told to stop")
             self._is_set_up = True
 
     def put_off(self) -> bool:

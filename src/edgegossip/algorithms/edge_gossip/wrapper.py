@@ -179,7 +179,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         topology = self.inner.traits.topology
         if topology is None:
             raise ValueError(
-                f"EdgeGossip balances algorithms over a topology, got {self.inner!r} without; "
+                f"EdgeGossip needs an algorithm with a topology, but {self.inner!r} has none; "
                 "name one in its traits"
             )
         return topology.num_workers

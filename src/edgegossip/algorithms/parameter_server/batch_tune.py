@@ -90,13 +90,13 @@ class BatchTune(Algorithm[BatchTuneState]):
         check_ranges(self, smoothing="in [0, 1)")
         if self.inner.standby:
             raise ValueError(
-                f"standby must be 0 within BatchTune, got {self.inner.standby}; a worker that "
-                "is elected would not know the others' speeds"
+                f"standby must be 0 within BatchTune, got {self.inner.standby}; an elected "
+                "server would not know the workers' speeds"
             )
         if self.inner.num_servers > 1:
             raise ValueError(
-                f"num_servers must be 1 within BatchTune, got {self.inner.num_servers}; batch "
-                "sizes are told by one server"
+                f"num_servers must be 1 within BatchTune, got {self.inner.num_servers}; only "
+                "a single server can set batch sizes"
             )
 
     @property
