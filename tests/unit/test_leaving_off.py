@@ -98,7 +98,7 @@ class SlowToSetUp(Slow):
         self.has_begun.set()
         if not self._is_ready:
             assert self._may_end.wait(WITHIN)
-            raise TrainingError("told to leave off")
+            raise TrainingError("told to stop")
 
     def cancel(self) -> None:
         self._may_end.set()

@@ -55,7 +55,7 @@ def test_a_worker_says_what_it_reached_and_what_comes_next(
     assert said.startswith("3 rounds in ")
     assert "sent, validation accuracy " in said
     assert f"%; its model and log are in {crew.folder(2)}" in said
-    assert f"to {tmp_path}/workers/0, {tmp_path}/workers/1, ... and type" in said
+    assert f"to {tmp_path}/workers/0, {tmp_path}/workers/1, ... and run" in said
     assert f"  edgegossip gather mine --lr 0.1 --out {tmp_path}\n" in said
 
 

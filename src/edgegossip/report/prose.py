@@ -125,7 +125,7 @@ def _notice(run: Run) -> str | None:
     if ended is None:
         return (
             f"{run.name} has no end in its log: the process was killed or is still running. "
-            f"What follows goes up to {at}{_clock(run)}."
+            f"This report covers the time up to {at}{_clock(run)}."
         )
     if run.is_complete:
         return None
