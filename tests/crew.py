@@ -37,7 +37,7 @@ EXPECTED = (
     r"WARNING still trying to reach worker",
     r"WARNING link with worker \d+(, which was started again,)? is (lost|back)",
     # Between two processes of which one was killed or asleep.
-    r"WARNING dropped what worker \d+ sent: (missing|a piece without those before it)",
+    r"WARNING dropped input from worker \d+: (missing|a piece without those before it)",
     r"WARNING worker \d+: (nothing was heard|a message was lost) for [\d.]+ s: going on",
     r"worker \d+: (finished|time limit|interrupted)",
     r"edgegossip: stopped; the same command goes on",

@@ -27,7 +27,7 @@ from edgegossip.net.tls import TLS
 NUM_WORKERS = 3
 RUN = "0123456789abcdef"
 OTHER_SETTINGS = (
-    f"a sign of life in run 'feed', whose recipe or --name is not that of this run, {RUN!r}"
+    f"a sign of life in run 'feed', whose recipe or --name differs from this run, {RUN!r}"
 )
 NO_WORKERS = shutil.ignore_patterns("worker*")
 
@@ -363,7 +363,7 @@ def test_a_worker_without_a_good_certificate_is_refused_and_logged(
         TLS.from_folder(tmp_path / "expired", 1),
         TLS.from_folder(tmp_path / "early", 1),
     ):
-        with pytest.raises(NetworkError, match="it refuses our certificate"):
+        with pytest.raises(NetworkError, match="it rejects our certificate"):
             probe(endpoint, tls)
     with socket.create_connection(("127.0.0.1", port)) as plain:
         plain.sendall(b"hello, I am a plain zenoh")

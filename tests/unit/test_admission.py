@@ -113,11 +113,11 @@ def test_one_line_for_each_worker_and_reason(caplog: pytest.LogCaptureFixture) -
             checks.admit(2, frame(sender=2, payload={"x": NAN}), 5)
             checks.refused(None, "a lost chunk")
     assert caplog.messages == [
-        "dropped what worker 1 sent: of another form ('params': tensor 'x' is torch.float32 "
+        "dropped input from worker 1: of another form ('params': tensor 'x' is torch.float32 "
         "[3] instead of torch.float32 [4]); more of it is only counted",
-        "dropped what worker 2 sent: with bad values ('params': tensor 'x' has values that are "
-        "not finite or not in [-inf, inf]); more of it is only counted",
-        "dropped what a stranger sent: a lost chunk; more of it is only counted",
+        "dropped input from worker 2: with bad values ('params': tensor 'x' has values that "
+        "are not finite or not in [-inf, inf]); more of it is only counted",
+        "dropped input from a stranger: a lost chunk; more of it is only counted",
     ]
 
 

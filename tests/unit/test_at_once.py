@@ -102,7 +102,7 @@ def test_a_study_that_measures_time_does_one_cell_at_a_time(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_named_and_the_rest_is_kept(tmp_path: Path) -> None:
     cells = (CHAIN[0], Cell(name="large", group="a", work=die, after=("first",)), CHAIN[1])
-    with pytest.raises(TrainingError, match=r"killed while it did .*--processes"):
+    with pytest.raises(TrainingError, match=r"killed during .*--processes"):
         TWO(study(*cells), out=tmp_path)
     smaller = study(CHAIN[0], CHAIN[1])
     assert [*TWO(smaller, out=tmp_path, resume=True)] == ["first", "second"]

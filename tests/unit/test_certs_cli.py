@@ -74,7 +74,7 @@ def test_a_certificate_that_was_not_issued_here_is_revoked_with_a_warning(
     certs_command(["init"])
     certs_command(["revoke", "--serial", "BE:EF"])
     printed = capsys.readouterr().out
-    assert "not issued here, so refused only if it has the name beef.edgegossip" in printed
+    assert "not issued here, so rejected only if it has the name beef.edgegossip" in printed
 
 
 def test_what_exists_is_a_failure() -> None:

@@ -211,7 +211,7 @@ def test_ctrl_c_leaves_a_folder_that_resume_goes_on_with(
         assert go("stopped") == 130
     line = complaint(capsys)
     assert line.startswith("edgegossip: interrupted at")
-    again = line.partition("to go on: edgegossip ")[2].split()
+    again = line.partition("to continue: edgegossip ")[2].split()
     assert again == [*command.split(), "--threads", "0", "--resume", "--out", "stopped"]
     assert main(again) == 0
     for path in Path("whole").rglob("events.jsonl"):

@@ -248,7 +248,7 @@ def test_a_link_that_is_lost_and_comes_back_makes_a_line_each(
     log.lost(1, 5, Phase.RUNNING, now=70.0)  # of the process before
     assert lines(caplog) == [
         "link with worker 1 is up",
-        "link with worker 1 is lost (it has failed, or the way to it is cut)",
+        "link with worker 1 is lost (it has failed, or the path to it is cut)",
         "link with worker 1 is back after 2.5 s",
         "link with worker 1 is lost (it was stopped, and keeps a checkpoint)",
         "link with worker 1, which was started again, is back after 10.0 s",
@@ -261,4 +261,4 @@ def test_a_link_that_comes_and_goes_fills_no_log(caplog: pytest.LogCaptureFixtur
         log.found(1, 5, now=tenth / 10)
         log.lost(1, 5, Phase.RUNNING, now=tenth / 10 + 0.05)
     assert len(lines(caplog)) == 20
-    assert lines(caplog)[2].endswith("cut); so it was 99 times before")
+    assert lines(caplog)[2].endswith("cut); also 99 times before")

@@ -124,7 +124,7 @@ def test_named_blocks_are_those_of_the_module() -> None:
 def test_named_blocks_that_are_not_the_forward_are_refused(
     order: str, names: tuple[str, ...], mode: str
 ) -> None:
-    message = f"in {mode} mode, the named blocks .* do not give what the OwnForward does"
+    message = f"in {mode} mode, the named blocks .* do not give the outputs of the OwnForward"
     with pytest.raises(ValueError, match=message):
         blocks(OwnForward(order), names, sample=batch(3, 4))
 
@@ -158,7 +158,7 @@ def test_a_sequence_with_a_forward_of_its_own_needs_names() -> None:
     model = Doubled(nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(ValueError, match="forward of its own"):
         cut(model, [1])
-    with pytest.raises(ValueError, match="do not give what the Doubled does"):
+    with pytest.raises(ValueError, match="do not give the outputs of the Doubled"):
         cut(model, [1], ["0", "1"], sample=batch(2, 4))
 
 

@@ -94,7 +94,7 @@ def test_without_the_server_there_is_no_model(experiment: Experiment, out: Path)
     shutil.rmtree(out / "workers" / "0")
     gathering = Gathering(experiment, out)
     assert "copy the folder of the server there" in gathering.left_out[0]
-    with pytest.raises(RunFolderError, match=r"no server in .* has come to its end"):
+    with pytest.raises(RunFolderError, match=r"no server in .* has finished"):
         gathering.finish()
 
 
@@ -117,7 +117,7 @@ def test_a_worker_that_is_missing_takes_no_model_with_it(
     gathering = Gathering(experiment, out)
     gathering.finish()
     [line] = gathering.left_out
-    assert line.endswith("copy the folder of worker 2 there. The results are without its end")
+    assert line.endswith("folder of worker 2 there. The results do not include its end")
 
 
 def test_a_launch_shows_roles_and_commits(experiment: Experiment, ended: Path) -> None:

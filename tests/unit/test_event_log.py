@@ -162,7 +162,8 @@ def test_a_log_cut_anywhere_and_resumed_is_the_whole_log(tmp_path: Path) -> None
 def test_a_log_shorter_than_its_checkpoint_says_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"12345")
-    with pytest.raises(RunFolderError, match="has 5 bytes, but its checkpoint goes on after 9"):
+    message = "has 5 bytes, but its checkpoint continues after 9"
+    with pytest.raises(RunFolderError, match=message):
         EventLog(path, offset=9)
     with pytest.raises(RunFolderError, match="has 0 bytes"):
         EventLog(tmp_path / "none.jsonl", offset=9)

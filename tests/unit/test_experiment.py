@@ -28,7 +28,7 @@ def test_push_sum_that_would_lose_its_mass_is_warned_of() -> None:
     lossy = Faults(script=(Drop(probability=0.1),))
     topology = directed_ring(NUM_WORKERS)
     careless = StochasticGradientPush(topology=topology, num_rounds=3, timeout=1.0)
-    with pytest.warns(UserWarning, match="all its mass is gone; give it resend_after"):
+    with pytest.warns(UserWarning, match="all mass is lost; set resend_after"):
         replace(small_run(faults=lossy), algorithm=careless)
     replace(small_run(faults=lossy), algorithm=replace(careless, resend_after=1.0))
 

@@ -41,7 +41,7 @@ from edgegossip.sim.platform import Platform
 NUM_WORKERS = 3
 LEASE = 2.0
 """Sessions that are opened anew at once may miss each other, for two of these."""
-REFUSED = "it refuses our certificate"
+REFUSED = "it rejects our certificate"
 _serials = itertools.count()
 
 
@@ -298,7 +298,7 @@ def test_a_damaged_list_lets_nobody_back_in(
     first, second = machines.open(0), machines.open(1)
     meet(first, second)
     (machines.folder(0) / "revoked.pem").write_text("damaged")
-    wait_until(lambda: "what was revoked before stays so" in caplog.text)
+    wait_until(lambda: "the earlier revocations stay in force" in caplog.text)
     assert is_refused(machines.endpoints[0], machines.folder(2), 2)
     exchange(first, second)
 
@@ -455,7 +455,7 @@ def test_a_certificate_of_another_run_gets_nothing_through(
 ) -> None:
     bound = bind(machines, 2, "night", tmp_path / "bound")
     run = f"day:{RUN}"
-    with pytest.raises(NetworkError, match="good only in runs named 'night'"):
+    with pytest.raises(NetworkError, match="valid only in runs named 'night'"):
         machines.open(2, run=run, folder=bound)
     first, second = machines.open(0, run=run), machines.open(1, run=run)
     meet(first, second)
@@ -464,7 +464,7 @@ def test_a_certificate_of_another_run_gets_nothing_through(
     for member in (first, second):
         kind, rank, reason = member.events.next()
         assert (kind, rank) == ("refused", None)
-        assert reason == "a link from 'worker-2@night', which is good in other runs only"
+        assert reason == "a link from 'worker-2@night', which is valid only in other runs"
     impostor.watch("**")
     for sender in (1, 2):
         impostor.send(0, b"forged", sender=sender)
@@ -511,7 +511,8 @@ def test_a_router_passes_a_bound_worker_on_only_where_it_is_told_the_run(
 def test_a_bound_router_serves_its_run_only(machines: Machines, tmp_path: Path) -> None:
     issue(machines.authority, [None], run_name="night", replace=True)
     give(machines.authority, machines.folder(None), None)
-    with pytest.raises(NetworkError, match="good only in runs named 'night'; say --run night"):
+    message = "valid only in runs named 'night'; give --run night"
+    with pytest.raises(NetworkError, match=message):
         machines.router()
     endpoint = machines.router(["night"])
     ends = [machines.open(rank, endpoint, f"night:{RUN}") for rank in range(2)]

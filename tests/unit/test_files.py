@@ -167,5 +167,5 @@ def test_a_file_of_another_kind_is_no_checkpoint(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "params")
     with pytest.raises(RunFolderError, match="is not a checkpoint"):
         load_checkpoint(tmp_path)
-    with pytest.raises(RunFolderError, match="is not there; --resume needs"):
+    with pytest.raises(RunFolderError, match="is missing; --resume needs"):
         load_checkpoint(tmp_path / "none")

@@ -101,7 +101,7 @@ def test_data_is_held_out_once() -> None:
 
 
 def test_subjects_that_are_not_known_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not say whose"):
+    with pytest.raises(ValueError, match="has no subjects"):
         hold_out(numbered(), by_subject=True)
 
 

@@ -59,7 +59,7 @@ def test_leaving_before_the_end_is_said_and_leaving_after_it_is_not(
     training.step(1.0, 1)
     assert not training.is_over
     training.end()
-    assert "training has ended after 1 rounds, before the algorithm has" in caplog.text
+    assert "training ended after 1 rounds, before the algorithm did" in caplog.text
     caplog.clear()
     begin(training)
     for _ in range(6):

@@ -311,7 +311,7 @@ def test_a_learner_that_is_cancelled_takes_no_further_step() -> None:
     some = learner()
     before = start(some)
     some.cancel()
-    with pytest.raises(TrainingError, match="told to leave off"):
+    with pytest.raises(TrainingError, match="told to stop"):
         some.train(Train(before, Steps(2)))
     torch.testing.assert_close(some.model.params, before, rtol=0, atol=0)
 

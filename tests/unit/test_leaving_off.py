@@ -66,7 +66,7 @@ def test_a_learner_that_is_cancelled_while_it_aggregates_leaves_off(
 ) -> None:
     some = learner(accuracy_aware=AccuracyAware(aggregator=aggregator("svd-kmeans", ratio=2)))
     asked = cancel_at(some, 5, monkeypatch)
-    with pytest.raises(TrainingError, match="worker 0 was told to leave off"):
+    with pytest.raises(TrainingError, match="worker 0 was told to stop"):
         some.set_up() if call == "set_up" else some.batches
     assert len(asked) == 5
 
@@ -98,7 +98,7 @@ class SlowToSetUp(Slow):
         self.has_begun.set()
         if not self._is_ready:
             assert self._may_end.wait(WITHIN)
-            raise TrainingError("told to leave off")
+            raise TrainingError("told to stop")
 
     def cancel(self) -> None:
         self._may_end.set()

@@ -110,7 +110,7 @@ def test_no_trainer_is_assigned_the_data_of_others() -> None:
 
 
 def test_an_algorithm_that_moves_data_is_refused_unless_it_may_be_shared() -> None:
-    with pytest.raises(ValueError, match=r"Local data stays where it lies.*--may-share-data"):
+    with pytest.raises(ValueError, match=r"Local data is not shared.*--may-share-data"):
         reassigning()
     assert reassigning(may_share=True).algorithm.traits.moves_data
     dealt = replace(local_run(), task=small_task(dataset=dataset()))
@@ -178,7 +178,7 @@ def test_local_data_is_not_dealt() -> None:
 
 
 def test_what_needs_all_data_in_one_place_is_refused() -> None:
-    with pytest.raises(DataError, match="the data of this task lies with its workers"):
+    with pytest.raises(DataError, match="the data of this task stays with its workers"):
         len(local().train)
 
 

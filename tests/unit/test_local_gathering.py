@@ -179,7 +179,7 @@ def test_gathering_waits_for_every_worker_that_has_ended(out: Path) -> None:
     assert waited_for == [1]
     results, left_out = gather(local_run(), out, without=(1,))
     assert isinstance(results, Results)
-    assert left_out == ["worker 1 has not measured: the results are without its data"]
+    assert left_out == ["worker 1 has not measured: the results exclude its data"]
 
 
 def test_nobody_waits_for_the_measurements_of_a_killed_worker(out: Path) -> None:
@@ -294,4 +294,4 @@ def test_launch_needs_a_way_to_measure_local_data(tmp_path: Path) -> None:
 
 def test_measure_is_for_local_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measure", "quickstart", "--rank", "0", "--out", str(tmp_path)]) == 2
-    assert "quickstart deals its data" in capsys.readouterr().err
+    assert "quickstart has no Local data" in capsys.readouterr().err

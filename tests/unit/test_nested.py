@@ -69,7 +69,7 @@ def test_nested_samples_are_dealt_like_others(partition: Any) -> None:  # noqa: 
 
 @pytest.mark.parametrize("partition", [Dirichlet(0.5), LabelSkew(0.5)])
 def test_what_has_no_classes_is_not_dealt_by_class(partition: Any) -> None:  # noqa: ANN401
-    with pytest.raises(ValueError, match="'dicts' has no classes to deal by; use IID"):
+    with pytest.raises(ValueError, match="'dicts' has no classes; use IID"):
         partition(dicts(), 2, 0)
 
 

@@ -219,5 +219,5 @@ def test_more_workers_than_subjects_are_refused() -> None:
 
 
 def test_a_data_set_without_subjects_cannot_be_shared_out_by_them() -> None:
-    with pytest.raises(ValueError, match="'task' does not say whose its samples are"):
+    with pytest.raises(ValueError, match="'task' has no subjects"):
         BySubject()(BALANCED, 3, 0)

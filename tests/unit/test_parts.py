@@ -217,7 +217,7 @@ def test_what_lacks_a_part_is_no_model(tmp_path: Path) -> None:
     results = Gathering(experiment, tmp_path).finish()
     assert [each.time for each in results.history] == [results.virtual_seconds]
     (crew.folder(CLOUD) / "summary.json").unlink()
-    message = r"none but \[0, 1\] of the workers .* has come to its end"
+    message = r"no worker except \[0, 1\] .* has finished"
     with pytest.raises(RunFolderError, match=message):
         Gathering(experiment, tmp_path).finish()
 

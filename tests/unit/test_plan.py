@@ -386,7 +386,7 @@ def test_a_best_value_at_an_end_of_those_tried_is_told(machines: Path) -> None:
     assert "note: --lr 0.45 is the greatest value tried" in told["lr = 0.45"]
     assert "note: --lr 0.00556 is the least value tried" in told["lr = 0.00556"]
     assert "note" not in told["lr = 0.15"]
-    assert "Nothing but epoch-gossip reaches the target" in told["lr = 0.15"]
+    assert "Only epoch-gossip reaches the target" in told["lr = 0.15"]
 
 
 @thorough

@@ -125,7 +125,7 @@ def test_a_killed_node_changes_nothing_and_another_takes_its_place(
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1:1", "nobody answers at --ray-address 127.0.0.1:1"),
+        ("127.0.0.1:1", "no program answers at --ray-address 127.0.0.1:1"),
         ("ray://127.0.0.1:10001", "must be HOST:PORT or 'auto'"),
         ("somewhere", "must be HOST:PORT or 'auto'"),
     ],

@@ -198,7 +198,7 @@ def test_lightning_leaves_the_run_when_a_script_fails(
     module.training_step = fail
     with pytest.raises(ZeroDivisionError):
         lightning_trainer(L, callback).fit(module, DataLoader(numbers(), batch_size=8))
-    assert "training has ended after 0 rounds, before the algorithm" in caplog.text
+    assert "training ended after 0 rounds, before the algorithm" in caplog.text
 
 
 def test_a_loader_without_a_length_needs_a_number_of_samples() -> None:

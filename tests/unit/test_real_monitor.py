@@ -203,7 +203,7 @@ def test_counters_that_fail_are_logged_once_and_training_goes_on(
         spend(counted, monitor, 5)
         assert math.isfinite(monitor.forecast(7.0).throughput)
     assert [record.message for record in caplog.records] == [
-        "cannot read what this machine is busy with: no /proc"
+        "cannot read this machine's load: no /proc"
     ]
     counted.is_broken = False
     spend(counted, monitor, 2, cores=1.0)

@@ -72,8 +72,8 @@ def test_a_certificate_that_is_not_good_is_complained_of_once_and_not_used(
     before = watching.current
     put(authority / "worker-0.pem", folder / "worker-1.pem")
     [message] = looks(watching, caplog)
-    assert message.startswith("the certificates in use stay so: ")
-    assert "is of 'worker-0' and not of 'worker-1'" in message
+    assert message.startswith("the current certificates stay in use: ")
+    assert "is for 'worker-0', not for 'worker-1'" in message
     (folder / "worker-1.pem").unlink()
     assert len(looks(watching, caplog)) == 2
     assert watching.current is before
@@ -131,7 +131,7 @@ def test_the_last_good_list_stays_in_force(
     assert callable(damage)
     damage(list_path(folder))
     [message] = looks(watching, caplog)
-    assert message.startswith("what was revoked before stays so, and nothing else: ")
+    assert message.startswith("the earlier revocations stay in force, without new ones: ")
     assert reason in message
     assert watching.current is before
 
@@ -179,7 +179,7 @@ def test_a_worker_that_is_revoked_says_so(
     tell_revoked(authority, folder)
     assert watching.look() is not None
     assert caplog.messages == [
-        f"{folder / 'worker-1.pem'} has been revoked; others close their links"
+        f"{folder / 'worker-1.pem'} is revoked; other workers close their links"
     ]
 
 
@@ -234,7 +234,7 @@ def test_a_certificate_is_good_in_runs_of_its_name(authority: Path, tmp_path: Pa
     assert watch(bound).current.identity.holder == issued(authority)[-1]
     TLS.from_folder(bound, 1).check(1)
     with pytest.raises(
-        NetworkError, match=r"good only in runs named 'night'; say --name night"
+        NetworkError, match=r"valid only in runs named 'night'; give --name night"
     ):
         TLS.from_folder(bound, 1).check(1, ["day"])
 

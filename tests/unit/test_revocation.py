@@ -99,7 +99,7 @@ def test_what_has_expired_is_taken_off_the_list(folder: Path) -> None:
 
 
 def test_a_worker_without_a_certificate_cannot_be_revoked(folder: Path) -> None:
-    with pytest.raises(NetworkError, match="knows no certificate of 'worker-7'"):
+    with pytest.raises(NetworkError, match="lists no certificate of 'worker-7'"):
         revoke(folder, [0, 7])
     assert not list_path(folder).exists()
 

@@ -137,9 +137,9 @@ class Rounds(RoundBased[RoundState]):
 
 ROUNDS = Rounds(topology=ring(NUM_WORKERS), num_rounds=2)
 WITHOUT: dict[str, tuple[Any, str]] = {
-    "none": (Silent(), "Silent does not say .* give it a `schema` method"),
-    "inner": (EdgeGossip(inner=Silent()), "Silent does not say .* `schema`"),
-    "rounds": (ROUNDS, "Rounds does not say .* `payload_schema`"),
+    "none": (Silent(), "Silent does not describe .* give it a `schema` method"),
+    "inner": (EdgeGossip(inner=Silent()), "Silent does not describe .* `schema`"),
+    "rounds": (ROUNDS, "Rounds does not describe .* `payload_schema`"),
 }
 
 

@@ -103,7 +103,7 @@ def test_ctrl_c_reaches_all_processes(capfd: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-n", "2"], "no script; the form is edgegossip script -n 4"),
+        (["-n", "2"], "no script; usage: edgegossip script -n 4"),
         (["-n", "2", "gone.py"], "there is no file gone.py"),
         (["-n", "2", "--rank", "2", "--listen", "tcp/127.0.0.1:0"], "rank must be in 0..1"),
         (["-n", "2", "--rank", "1"], "no way to any other worker"),

@@ -93,7 +93,7 @@ def test_all_workers_get_equally_many_samples_of_their_own(kind: type[list[int]]
 
 
 def test_a_stream_has_no_share() -> None:
-    with pytest.raises(TypeError, match="generator has no samples by number"):
+    with pytest.raises(TypeError, match="generator cannot be indexed by number"):
         worker(0, 2).own_share(x for x in range(3))
 
 

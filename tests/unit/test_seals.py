@@ -269,7 +269,7 @@ def test_one_that_comes_later_is_not_sealed_with(
     assert one.seals.sealed(message(), LIFE + 1) != told
     assert life_of(folder, told) == LIFE
     assert len(caplog.messages) == 1
-    assert "sealed with the certificate before: the key of worker-1" in caplog.text
+    assert "sealed with the previous certificate: the key of worker-1" in caplog.text
 
 
 ED25519 = b"""-----BEGIN PRIVATE KEY-----

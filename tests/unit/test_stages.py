@@ -206,7 +206,7 @@ def test_settings_that_do_not_go_together_are_warned_of() -> None:
     assert "set forget_after" in lossy
     assert not decoupled(forget_after=1.0).warnings(Setting(drops_messages=True))
     (short,) = pipelined(inner=Alone(num_rounds=9)).warnings(Setting())
-    assert "waits for its 1 local steps" in short
+    assert "finishes its 1 local steps" in short
 
 
 # What a trainer gives.

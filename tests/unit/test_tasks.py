@@ -120,7 +120,7 @@ def test_the_chosen_metric_comes_first_whatever_the_order(tmp_path: Path) -> Non
 
 def test_what_has_no_accuracy_does_not_tell_one(tmp_path: Path) -> None:
     results = run(experiment(regression()), out=tmp_path, num_threads=0)
-    with pytest.raises(AttributeError, match="no accuracy but MAE, R2; read `value` or"):
+    with pytest.raises(AttributeError, match="no accuracy, only MAE, R2; read `value` or"):
         _ = results.final_accuracy
     with pytest.raises(AttributeError, match="measured by MAE, not by accuracy; read"):
         _ = results.worker_accuracies
@@ -286,7 +286,7 @@ def test_tokens_have_no_means_to_choose_by() -> None:
     tokens = from_tensors("tokens", (x.long(), y), (x.long(), y))
     focused = AccuracyAware(selection=Focused())
     for make in (language, partial(regression, dataset=tokens)):
-        with pytest.raises(DataError, match=r"Focused goes by .* choose Random\(\) or Cyclic"):
+        with pytest.raises(DataError, match=r"Focused uses .* choose Random\(\) or Cyclic"):
             make(accuracy_aware=focused)
 
 

@@ -191,9 +191,10 @@ def test_a_redis_that_dies_mid_run_disturbs_nobody(
                 journal.append(sample(minute))
         assert time.monotonic() - start < 5
         [record] = caplog.records
-        assert "telemetry is not stored, training goes on: Redis at redis://127.0.0.1:" in (
-            record.message
+        unstored = (
+            "telemetry is not stored, but training continues: Redis at redis://127.0.0.1:"
         )
+        assert unstored in record.message
         assert len(journal._unstored) == 24 * 60
         with pytest.raises(NetworkError, match=r"Redis at redis://127\.0\.0\.1"):
             store.read(0)
@@ -208,7 +209,7 @@ def test_a_redis_that_says_nothing_is_given_up_on_after_a_second() -> None:
         deaf.listen()
         store = RedisTelemetry(f"redis://127.0.0.1:{deaf.getsockname()[1]}/0", "run")
         start = time.monotonic()
-        with pytest.raises(NetworkError, match="does not do its part"):
+        with pytest.raises(NetworkError, match=r"Redis at .* failed"):
             store.append(0, sample(0))
         assert 0.5 < time.monotonic() - start < 5
         store.close()

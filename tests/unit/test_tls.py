@@ -51,13 +51,13 @@ def test_files_of_the_right_worker_are_accepted_without_a_word(
 @pytest.mark.parametrize("name", ["ca.pem", "worker-1.pem", "worker-1-key.pem"])
 def test_a_missing_file_is_named_with_a_way_to_get_it(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(NetworkError, match=rf"{name} is not there; .*certs issue --rank 1"):
+    with pytest.raises(NetworkError, match=rf"{name} is missing; .*certs issue --rank 1"):
         TLS.from_folder(folder, 1).check(1)
 
 
 def test_a_certificate_of_another_rank_is_refused(folder: Path) -> None:
     tls = TLS.from_folder(folder, 1)
-    with pytest.raises(NetworkError, match=r"is of 'worker-1' and not of 'worker-0'"):
+    with pytest.raises(NetworkError, match=r"is for 'worker-1', not for 'worker-0'"):
         tls.check(0)
 
 
@@ -166,12 +166,12 @@ def test_files_are_looked_at_before_anything_is_opened(folder: Path) -> None:
     assert load_tls(folder, 1) == load_tls(str(folder), 1) == TLS.from_folder(folder, 1)
     assert load_tls(None, 1) is None
     assert load_tls(folder, 1, ban=["be:ef"]) == TLS.from_folder(folder, 1, [0xBEEF])
-    with pytest.raises(NetworkError, match=r"worker-7\.pem is not there.*issue --rank 7"):
+    with pytest.raises(NetworkError, match=r"worker-7\.pem is missing.*issue --rank 7"):
         load_tls(folder, 7)
 
 
 def test_a_ban_needs_certificates_and_a_number(folder: Path) -> None:
-    with pytest.raises(NetworkError, match=r"--ban is about certificates, so it needs --tls"):
+    with pytest.raises(NetworkError, match=r"--ban rejects certificates, so it needs --tls"):
         load_tls(None, 1, ban=["beef"])
     with pytest.raises(ValueError, match="a serial number has 1 to 40 hexadecimal digits"):
         load_tls(folder, 1, ban=["worker-2"])

@@ -122,7 +122,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     assert broken.ends == []
     assert told_of(whole) == [each.time for each in results.history]
     [record] = caplog.records
-    assert "Notebook failed (OSError: no space is left) - gossip goes on" in record.message
+    assert "Notebook failed (OSError: no space is left) - gossip continues" in record.message
 
 
 @thorough

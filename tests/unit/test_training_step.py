@@ -222,12 +222,12 @@ def test_trainers_with_steps_of_their_own_refuse_settings_for_them() -> None:
     task = regression(step=step)
     assert why_not_batched(task) == "the task has settings for its training steps"
     stacked = Workload(regression(step=step, trainer=StackedLearner), [0], 0)
-    with pytest.raises(ValueError, match="StackedLearner computes its steps in its own way"):
+    with pytest.raises(ValueError, match="StackedLearner computes its steps itself"):
         stacked.make_trainer(0)
     pictures = small_task(
         step=step, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 3))
     )
     cut = staged(pictures, at=[2], make_stage=partial(PipelinedStage, max_passed=1))
     workload = Workload(cut.task, [0], 0, role=lambda rank: Role(f"stage-{rank}"))
-    with pytest.raises(ValueError, match="a stage computes its steps in its own way"):
+    with pytest.raises(ValueError, match="a stage computes its steps itself"):
         workload.make_trainer(0)

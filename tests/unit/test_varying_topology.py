@@ -109,7 +109,7 @@ def test_a_topology_shows_the_call_that_makes_it() -> None:
 
 def test_a_graph_in_parts_is_refused_with_what_to_do() -> None:
     with pytest.raises(
-        ValueError, match=r"in parts: worker 0 cannot .* choose a longer period"
+        ValueError, match=r"not connected: worker 0 cannot .* choose a longer period"
     ):
         intermittent(directed_ring(8), availability=0.1, period=2, seed=0)
     # Three of the nine permutations without fixed points are two pairs.

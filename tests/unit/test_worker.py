@@ -303,7 +303,7 @@ def test_a_worker_with_other_settings_ends_and_the_others_go_on_without_it(
     # The fourth ends once two have refused it, perhaps before the third has come.
     refused = [summary(crew.folder(rank))["refused"] for rank in range(3)]
     assert any("worker 3: of other settings" in each for each in refused)
-    assert "dropped what worker 3 sent: of other settings (seed 4, this one 3" in caplog.text
+    assert "dropped input from worker 3: of other settings (seed 4, this one 3" in caplog.text
     assert not (crew.folder(3) / "experiment.json").exists(), "the folder can be used again"
 
 

@@ -55,7 +55,7 @@ def test_a_worker_says_what_it_reached_and_what_comes_next(
     assert said.startswith("3 rounds in ")
     assert "sent, validation accuracy " in said
     assert f"%; its model and log are in {crew.folder(2)}" in said
-    assert f"to {tmp_path}/workers/0, {tmp_path}/workers/1, ... and type" in said
+    assert f"to {tmp_path}/workers/0, {tmp_path}/workers/1, ... and run" in said
     assert f"  edgegossip gather mine --lr 0.1 --out {tmp_path}\n" in said
 
 
@@ -70,8 +70,8 @@ def test_workers_that_are_missing_are_named_when_gathered(tmp_path: Path) -> Non
     gathering.finish()
     missing, killed, strange = gathering.left_out
     assert missing.startswith(f"{crew.folder(1)} is missing: copy the folder of worker 1 there")
-    assert killed.startswith("worker 3 has left no summary in")
-    assert strange.startswith(f"{tmp_path}/workers/4 is of no worker of this run, which has 4")
+    assert killed.startswith("worker 3 left no summary in")
+    assert strange.startswith(f"{tmp_path}/workers/4 is not of a worker of this run, which has")
 
 
 @thorough

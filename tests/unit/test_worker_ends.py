@@ -33,7 +33,7 @@ __all__ = ["crew"]
 def test_folders_of_which_none_has_come_to_its_end_are_no_run(crew: Crew) -> None:
     crew.folder(0).mkdir(parents=True)
     (crew.folder(0) / "events.jsonl").write_text(json.dumps({"type": "worker"}) + "\n")
-    with pytest.raises(RunFolderError, match=r"no worker in .* has come to its end"):
+    with pytest.raises(RunFolderError, match=r"no worker in .* has finished"):
         Gathering(SHORT, crew.out).finish()
 
 

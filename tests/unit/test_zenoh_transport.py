@@ -82,7 +82,7 @@ def test_tokens_of_nobody_are_refused(network: OverZenoh, token: str) -> None:
     a, b, _ = network.open_all()
     with stranger(connect=network.endpoints[0]) as session:
         declared = session.liveliness().declare_token(f"edgegossip/test/alive/{token}")
-        reason = "a sign of life of no other worker of the run"
+        reason = "a sign of life from no other worker of the run"
         assert a.events.next() == ("refused", None, reason)
         declared.undeclare()  # type: ignore[no-untyped-call]
     b.send(0, b"hello")
@@ -94,7 +94,7 @@ def test_the_youngest_process_speaks_for_a_rank_and_gives_it_back(network: OverZ
     with stranger(connect=network.endpoints[0]) as session:
         token = session.liveliness().declare_token("edgegossip/test/alive/1/7")
         assert a.events.take(2) == [("disappeared", 1, 101), ("appeared", 1, 7)]
-        reason = "a sign of life of no other worker of the run"
+        reason = "a sign of life from no other worker of the run"
         assert b.events.next() == ("refused", 1, reason)
         token.undeclare()  # type: ignore[no-untyped-call]
         assert a.events.take(2) == [("disappeared", 1, 7), ("appeared", 1, 101)]
@@ -125,7 +125,7 @@ def test_workers_of_another_run_are_named_and_have_no_part(network: OverZenoh) -
     events = Recorder()
     other.open(events)
     other.send(0, [b"wrong run"])
-    what = "a sign of life in run {!r}, whose recipe or --name is not that of this run, {!r}"
+    what = "a sign of life in run {!r}, whose recipe or --name differs from this run, {!r}"
     assert a.events.next() == ("refused", 1, what.format("another", "test"))
     refused = {events.next() for _ in range(3)}
     assert refused == {("refused", rank, what.format("test", "another")) for rank in range(3)}

@@ -31,7 +31,7 @@ class ADPSGDState(AsynchronousState):
         answers: Last answer to each neighbor, sent again if the neighbor repeats its request.
         has_averaged: Whether averaging has changed the parameters since training began.
         has_taken_over: Whether the worker has taken over a neighbor's parameters since training
-            began, which makes the current block void.
+            began; if so, the current block is void.
         is_new: Whether the worker has returned and has no useful model until it hears from a
             neighbor.
     """
@@ -68,7 +68,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
 
     A lost request costs only an exchange. A lost answer takes :math:`d` out of the sum: the
     partner has moved, and the worker that asked has not. With `resend_after` neither happens: a
-    request is repeated until it is answered, and gets the same answer again. If the partner is
+    request is repeated until it is answered, and always gets the same answer. If the partner is
     lost during an exchange, however, the worker gives up. If that partner had already moved and
     was only cut off, the mean moves by :math:`d / n`. A worker that comes back neither asks nor
     averages until it has taken over the first model that a neighbor sends. Neighbors send a
@@ -178,9 +178,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return self._close(state)
 
     def _close(self, state: ADPSGDState) -> list[Effect]:
-        """Answer the deferred requests, after the worker's own request was answered or given
-        up.
-        """
+        """Answer the deferred requests, because the worker's own request is settled."""
         state.request = None
         waiting, state.deferred = state.deferred, {}
         answers = [

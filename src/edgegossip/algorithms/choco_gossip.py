@@ -44,7 +44,7 @@ class Replica:
     increments: dict[int, Payload] = field(default_factory=dict)
 
     def hear(self, message: Message) -> None:
-        """Keep an increment; a late one fills a gap, and a repetition changes nothing."""
+        """Keep an increment; a late one fills a gap, and a repeated one changes nothing."""
         if message.round >= self.round:
             self.increments[message.round] = message.payload
 

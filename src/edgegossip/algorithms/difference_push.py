@@ -57,9 +57,10 @@ class DifferencePush(PushSum[DifferencePushState]):
         num_rounds: Number of rounds of training and pushing.
         compressor: :math:`C`.
         consensus_step: :math:`\gamma`, in (0, 1]; None for the compressor's own, :math:`\sigma`
-            (`Compressor.consensus_step`). In measurements as for `SparsePush`, :math:`2 \sigma`
-            is best with top-k, which diverges at 4 to 32 :math:`\sigma`, and half of
-            :math:`\sigma` with random-k, which diverges at :math:`2 \sigma`.
+            (`Compressor.consensus_step`). Under the conditions given for `SparsePush`, the best
+            step with top-k is :math:`2 \sigma`, and training diverges at 4 to 32
+            :math:`\sigma`. With random-k, half of :math:`\sigma` is best, and :math:`2 \sigma`
+            diverges.
         final_rounds: Number of rounds without training after the last training round, at least
             0.
         final_compressor: :math:`C` in the final rounds, with its own step; None for

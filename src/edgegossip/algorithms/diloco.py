@@ -307,5 +307,5 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         )
 
     def _end_of_repairs(self, round: int) -> int:
-        """End of a repair that begins in `round`, of which all workers hear a round later."""
+        """End of a repair that begins in `round`; all workers hear of it a round later."""
         return round + self.repair_rounds + 2

@@ -85,17 +85,19 @@ class PushSum(LocalSteps[P], Generic[P]):
     by :math:`2^{30}`. Its estimate does not change. Each such step adds less than
     :math:`2^{-30}` to the total weight.
 
-    A crashed worker has lost its mass. When the worker comes back, each in-neighbor sends it
-    half of its own mass, and its own round. If no in-neighbor is reachable, the worker starts
-    from the initial parameters with a weight of :math:`2^{-30}`.
+    A crashed worker has lost its mass. When the worker comes back, each in-neighbor
+    sends it the in-neighbor's round and half of the in-neighbor's mass. If no in-neighbor is
+    reachable, the worker starts from the initial parameters with a weight of
+    :math:`2^{-30}`.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.
         num_rounds: Number of rounds of training and pushing.
         local_steps: SGD steps in a round, at least 1.
-        resend_after: Seconds without an acknowledgment after which a message is resent. None is
-            safe only on lossless links: nothing is acknowledged, and after a lost message all
-            later messages of its link wait forever, with their mass.
+        resend_after: Seconds without an acknowledgment after which a message is resent. With
+            None, nothing is acknowledged, which is safe only on lossless links: after a lost
+            message, the receiver holds back all later messages on that link, and their mass,
+            forever.
         timeout: Seconds that a worker waits for its neighbors in one round before it continues
             with the mass that has arrived; the rest is merged when it arrives. None waits
             indefinitely.
@@ -122,8 +124,8 @@ class PushSum(LocalSteps[P], Generic[P]):
         if not setting.drops_messages or self.timeout is None or self.resend_after is not None:
             return []
         return [
-            "messages are dropped, and with a timeout alone push-sum goes on without them: in "
-            "the end all its mass is gone; give it resend_after"
+            "messages are dropped, and with only a timeout push-sum continues without them, so "
+            "in the end all mass is lost; set resend_after"
         ]
 
     # For algorithms to define.

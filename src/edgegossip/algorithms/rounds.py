@@ -86,7 +86,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     off and is more than a round behind does the same after its training, and the others do not
     wait for its missed rounds.
 
-    With three or more neighbors, the second most advanced neighbor counts, so a single lying
+    With three or more neighbors, the second-most-advanced neighbor counts, so a single lying
     neighbor cannot send a worker to the end of the run.
 
     Args:

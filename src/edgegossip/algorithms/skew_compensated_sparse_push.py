@@ -54,8 +54,8 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
             0.
         compensation_compressor: Compressor of the differences in these rounds, which use this
             compressor's own consensus step.
-        compensate_every: Number of training rounds per round that averages with
-            `compensation_compressor`, at least 1; None for no such rounds.
+        compensate_every: Average with `compensation_compressor` once in this many training
+            rounds, at least 1; None for never.
         local_steps: See `PushSum`.
         resend_after: See `PushSum`.
         timeout: See `PushSum`.

@@ -16,7 +16,7 @@ from edgegossip.core.schema import TensorSpec
 
 @dataclass(frozen=True, kw_only=True)
 class StochasticGradientPush(PushSum[PushSumState]):
-    r"""Train, push shares of numerator and weight along links, and train at their quotient.
+    r"""Train at numerator / weight, and push shares of both along the links.
 
     In each round worker :math:`i` takes `local_steps` SGD steps from :math:`z_i = x_i / w_i` to
     :math:`z_i'` and sets :math:`x_i = w_i z_i'`. Then, with :math:`p_j = 1 / (1 + d_j)` for a

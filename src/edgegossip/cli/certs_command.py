@@ -38,7 +38,7 @@ class Init:
         path = make_authority(self.out, days=self.days)
         print(f"{path}: for every machine")
         key = authority_paths(self.out)[1]
-        print(f"{key}: stays here; anyone who has it can pose as any worker")
+        print(f"{key}: stays here; anyone who has it can impersonate any worker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Issue:
             revoked. A running worker switches to the new certificates.
         host: Name or IP address of the worker's machine, for programs that verify it;
             repeatable.
-        out: Folder of the authority and of the new files.
+        out: Folder of the authority, also for the new files.
         days: Validity in days; limited by the authority's validity.
     """
 
@@ -70,7 +70,7 @@ class Issue:
     def run(self) -> None:
         if not (self.rank or self.router):
             raise UsageError(
-                "certs issue needs a worker: --rank R, once or more often; or --router"
+                "certs issue needs a worker: --rank R, one or more times, or --router"
             )
         holders = (*self.rank, None) if self.router else self.rank
         issue(
@@ -95,7 +95,7 @@ class Revoke:
         rank: Rank of a worker whose existing certificates are all revoked; repeatable.
         router: Revoke all certificates of routers.
         serial: Serial number of a single certificate, from edgegossip certs list; repeatable.
-        out: Folder of the authority and of the list (revoked.pem).
+        out: Folder of the authority, which also contains the list (revoked.pem).
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
@@ -112,7 +112,7 @@ class Revoke:
             print(f"{serial:x}: revoked")
             if serial not in known:
                 print(
-                    "  not issued here, so refused only if it has the name "
+                    "  not issued here, so rejected only if it has the name "
                     f"{serial_name(serial)}"
                 )
         print(

@@ -167,7 +167,7 @@ everything so far; to go on: edgegossip run quickstart --lr 0.1 --resume --out r
         again = shlex.join(["edgegossip", command, *given, "--resume", "--out", str(out)])
         when = str(error).partition(";")[0]
         raise Interrupted(
-            f"{when}; {out} holds everything so far; to go on: {again}"
+            f"{when}; {out} holds everything so far; to continue: {again}"
         ) from error
 
 

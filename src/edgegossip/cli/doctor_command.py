@@ -86,7 +86,7 @@ def _software() -> Iterator[Finding]:
     yield _package("torch", "train")
     yield _package("eclipse-zenoh", "talk to other machines", module="zenoh")
     yield _package("cryptography", "make and check certificates")
-    yield _package("psutil", "see what else the machine does")
+    yield _package("psutil", "measure what other programs use")
 
 
 def _package(name: str, purpose: str, module: str = "") -> Finding:
@@ -135,7 +135,7 @@ def _redis(url: str | None) -> Finding:
             version = server.info("server")["redis_version"]
         return Finding("Redis", "ok", f"{version} at {without_password(url)}", asked)
     except (redis.RedisError, ValueError) as error:
-        advice = f"{without_password(url)}: {error}; start one, or say --redis URL"
+        advice = f"{without_password(url)}: {error}; start one, or give --redis URL"
         return Finding("Redis", "failed" if asked else "none", advice, asked)
 
 

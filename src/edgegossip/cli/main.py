@@ -38,7 +38,7 @@ usage: edgegossip COMMAND [OPTIONS]
                                     this machine has
   edgegossip certs init|issue|...   certificates, needed outside this machine
   edgegossip profile RECIPE         how fast this machine is under load, for EdgeGossip
-  edgegossip doctor                 what this machine can do, and whom it reaches
+  edgegossip doctor                 what this machine can do, and which workers it reaches
 
   edgegossip completion bash        a script that completes commands in bash, zsh or fish
 

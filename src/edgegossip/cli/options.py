@@ -42,7 +42,7 @@ class Options:
         if self.threads is not None:
             check_range("threads", self.threads, "at least 0")
         if self.resume and self.out is None:
-            raise ValueError("--resume needs --out DIR, the folder of what was interrupted")
+            raise ValueError("--resume needs --out DIR, the folder of the interrupted work")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,8 +59,8 @@ class PlanOptions(SeveralSeeds):
         measure: Measure this machine for this many seconds and print its table for the
             `--machines` file; nothing is planned.
         only: Algorithms to consider; by default, all algorithms of the recipe.
-        budget: Time that the plan may take on this machine, such as 90s, 20m or 2h, or a number
-            of full simulated runs, such as 60runs, which does not depend on this machine; by
+        budget: Time that the plan may take on this machine, such as 90s, 20m or 2h; or a number
+            of full simulated runs, such as 60runs, independent of this machine's speed. By
             default, six runs to tune each algorithm.
         target: Value of the task's metric to reach; by default, one percentage point short of
             the best value found, or one percent if the metric is not a share.
@@ -244,7 +244,7 @@ def _measured(machines: Sequence[Machine], comparison: Comparison) -> float | No
 
 
 def _duration(comparison: Comparison, machines: Sequence[Machine], measured: float) -> Seconds:
-    """Time in which the machines could process as many samples as the recipe's machines do.
+    """Time in which `machines` process as many samples as the recipe's machines in a run.
 
     Raises:
         UsageError: If no run of the recipe has a time limit.

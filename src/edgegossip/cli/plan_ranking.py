@@ -48,8 +48,7 @@ def diverged(metric: MetricSpec) -> dict[str, Any]:
 
 
 def use_of_machines(run_folder: Path, speeds: Sequence[float]) -> dict[str, float]:
-    """Idle share of the machines' capacity, and share of time in which the busiest uplink
-    sends.
+    """Idle share of the machines' capacity, and share of time that the busiest uplink sends.
 
     A machine is idle while it waits or only sends. A server, which does not train, is always
     idle. Work that the end of the run cut off is not counted.
@@ -244,7 +243,7 @@ def reason(order: Sequence[Outlook]) -> str:
     best, *others = order
     reached = [each for each in others if not math.isinf(each.seconds)]
     if not reached:
-        return f"Nothing but {best.only} reaches the target. {_limit(best)}"
+        return f"Only {best.only} reaches the target. {_limit(best)}"
     other = reached[0]
     fewer = other.samples / max(best.samples, 1.0)
     sooner = other.seconds / best.seconds

@@ -88,14 +88,14 @@ def advice(
 
 
 def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
-    """Name settings whose best value is the smallest or the largest one tried."""
+    """Yield a note for each setting whose best value is the smallest or largest tried."""
     for index in range(0, len(chosen.point), 2):
         option, value = chosen.point[index : index + 2]
         others = {each.point[index + 1] for each in tried}
         if len(others) > 1 and all(map(_is_number, others)):
             for end, extreme in (("least", min), ("greatest", max)):
                 if value == extreme(others, key=float):
-                    yield f"note: {option} {value} is the {end} value tried; try some beyond it"
+                    yield f"note: {option} {value} is the {end} value tried; extend the range"
 
 
 def _is_number(text: str) -> bool:
@@ -130,7 +130,7 @@ def exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
     figure = Figure(
         name="plan",
         heading=f"{units.capitalized(metric.name)} over time",
-        caption="On virtual machines like those that were given; one seed.",
+        caption="On virtual machines like the given ones; one seed.",
         panels=(panel,),
     )
     return Exhibits(
@@ -154,8 +154,8 @@ def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
             ("busiest uplink", "percent"),
         ),
         rows=tuple(_line(each) for each in order),
-        note="Medians over the seeds, judged by samples held out of the training data, with "
-        f"seeds that no setting was chosen by; the target is "
+        note="Medians over seeds that were not used to choose settings, measured on held-out "
+        f"training samples; the target is "
         f"{units.metric_value(goal, metric, 2)}. {reason(order)} Sent "
         "and samples: of all machines, up to the target. Idle: share of the machines' capacity "
         "that does not train; a server's machine does not. Busiest uplink: share of time in "

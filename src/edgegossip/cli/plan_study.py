@@ -203,7 +203,7 @@ def best_of(
     target: float | None,
     place: int = 0,
 ) -> Proposal:
-    """The best proposal of one algorithm, or the one at a later place.
+    """The proposal of one algorithm at a place in the ranking, by default the best.
 
     Args:
         proposals: Proposals of one algorithm, in the order that applies before any run.

@@ -83,5 +83,5 @@ def _say(profile: Profile) -> None:
         f"alone {units.number(1 / slow_down.seconds_alone)} samples/s; at worst "
         f"{units.number(times)} times slower, with "
         f"{units.percent(profile.contentions[slowest].cores, 0)} of the cores busy; "
-        f"seconds that were not fitted to are {units.percent(slow_down.relative_error)} off"
+        f"held-out seconds are {units.percent(slow_down.relative_error)} off"
     )

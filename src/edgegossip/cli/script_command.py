@@ -68,9 +68,9 @@ def script_command(arguments: list[str]) -> int:
     ours, script = _split(arguments)
     options = tyro.cli(ScriptOptions, prog="edgegossip script", args=ours)
     if not script:
-        raise UsageError(f"no script; the form is {_USAGE}")
+        raise UsageError(f"no script; usage: {_USAGE}")
     if not Path(script[0]).is_file():
-        raise UsageError(f"there is no file {script[0]}; the form is {_USAGE}")
+        raise UsageError(f"there is no file {script[0]}; usage: {_USAGE}")
     try:
         workers = options.workers()
     except ValueError as error:
@@ -96,4 +96,4 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines()
-    return f"{lines[-1] if lines else 'nothing said'} (see {path})"
+    return f"{lines[-1] if lines else 'no output'} (see {path})"

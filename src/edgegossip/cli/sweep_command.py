@@ -121,11 +121,11 @@ def _exhibits(judged_by: str, rows: Mapping[str, Row]) -> Exhibits:
         )
         for row in rows.values()
     ]
-    note = f"Medians over the seeds, at the end of the runs; judged by {judged_by}."
+    note = f"Medians over the seeds, at the end of the runs, measured on {judged_by}."
     figure = Figure(
         name="sweep",
         heading=f"{capitalized(name)} by setting",
-        caption="Medians over the seeds, thin lines their range.",
+        caption="Medians over the seeds; thin lines: their range.",
         panels=(bars(found, name, y_label=name),),
     )
     table = score_table(found, heading="Settings", note=note)

@@ -179,7 +179,7 @@ def worker_command(arguments: list[str]) -> int:
     if not 0 <= options.rank < experiment.num_workers:
         raise UsageError(
             f"--rank must be in 0..{experiment.num_workers - 1}, got {options.rank}; the run "
-            f"has {experiment.num_workers} workers, as --num-workers or the recipe says"
+            f"has {experiment.num_workers} workers, set by --num-workers or the recipe"
         )
     out = options.out or default_folder(name.rpartition(":")[2])
     connection, settings = _how(options)
@@ -197,7 +197,7 @@ def worker_command(arguments: list[str]) -> int:
     print(f"{rank_name(experiment.roles, options.rank)}: {reason}")
     if reason == "interrupted":
         given = ["worker", *without(arguments, "out"), "--out", str(out)]
-        raise Interrupted(f"stopped; to go on: edgegossip {shlex.join(given)}")
+        raise Interrupted(f"stopped; to continue: edgegossip {shlex.join(given)}")
     if options.parent is None:  # else the launcher gathers
         metric = experiment.task.metric
         command = ["gather", name, *_of_recipe(arguments[1:], options.only, WorkerOptions)]
@@ -265,7 +265,7 @@ def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = AC
     run = out.parent.parent if out.parent.name == WORKERS else Path("RUN")
     print(
         f"next, to measure the averaged model: copy the folders of all workers to "
-        f"{run / WORKERS / '0'}, {run / WORKERS / '1'}, ... and type\n"
+        f"{run / WORKERS / '0'}, {run / WORKERS / '1'}, ... and run\n"
         f"  edgegossip {shlex.join([*gather, '--out', str(run)])}"
     )
 
@@ -375,9 +375,9 @@ def _say_who_measures(out: Path, command: Sequence[str], ranks: Sequence[Rank]) 
     rank = "R" if len(ranks) > 1 else str(ranks[0])
     print(
         f"workers {', '.join(map(str, ranks))} have models to measure, on their own data:\n"
-        f"  1. copy {out / AVERAGED} to each of their machines, and type there\n"
+        f"  1. copy {out / AVERAGED} to each of their machines, and run there\n"
         f"     edgegossip {shlex.join([*command, '--rank', rank, '--out', str(out)])}\n"
-        f"  2. copy its {out / MEASURED}/{rank}.json here, and gather once more"
+        f"  2. copy its {out / MEASURED}/{rank}.json here, and gather again"
     )
 
 
@@ -387,7 +387,7 @@ def measure_command(arguments: list[str]) -> int:
     name, options, chosen = parse_recipe("measure", MeasureOptions, arguments)
     experiment = pick(name, chosen, options.only)
     if not isinstance(experiment.task.dataset, Local):
-        raise UsageError(f"{name} deals its data, so `edgegossip gather` measures it all")
+        raise UsageError(f"{name} has no Local data, so `edgegossip gather` measures it all")
     with one_intra_op_thread():
         number = measure(experiment, options.rank, options.out)
     print(f"worker {options.rank} has measured {number} models; see {options.out / MEASURED}")

@@ -59,7 +59,7 @@ class Seat:
         name: Name for messages.
         seconds_per_cost: Seconds per unit of cost at this seat; None if not known yet.
         making_seconds: Seconds for making a learner at this seat.
-        line: Waiting work for its learners.
+        line: Jobs that wait for its learners.
         num_under_way: Number of jobs sent but not finished.
         cost_under_way: Cost of these jobs.
         forgotten: Learners that have moved away and that the seat must still forget.
@@ -154,7 +154,7 @@ class Placement:
                 self._wake(seat)
 
     def lose(self, seat: Seat, under_way: Sequence[Job]) -> None:
-        """Hand out the work of a lost seat again."""
+        """Release the jobs of a lost seat to other seats."""
         with self._lock:
             seat.is_lost = True
             if seat in self._seats:

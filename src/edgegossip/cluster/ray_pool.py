@@ -161,7 +161,7 @@ class RayPool:
         try:
             work()
         except LostError as error:
-            self._fail(NetworkError(f"the Ray cluster is gone ({error}); --resume goes on"))
+            self._fail(NetworkError(f"the Ray cluster is gone ({error}); --resume continues"))
         except Exception as error:
             self._fail(error)
 
@@ -309,7 +309,7 @@ class _Service:
     def _lose(self, jobs: Sequence[Job], error: LostError) -> None:
         if self.placement.is_closed:
             return
-        _log.warning("lost %s (%s); its work is done again", self.seat.name, error)
+        _log.warning("lost %s (%s); its work is repeated", self.seat.name, error)
         again: list[Job] = []
         for job in jobs:
             job.num_losses += 1
@@ -319,7 +319,7 @@ class _Service:
                 job.arrives.set_exception(
                     TrainingError(
                         f"training of worker {job.twin.origin.rank} ended {_MOST_LOSSES} "
-                        "actors, perhaps for lack of memory; use fewer --threads, and "
+                        "actors, perhaps because memory ran out; use fewer --threads, and "
                         f"--resume. The last error: {error}"
                     )
                 )

@@ -323,8 +323,8 @@ def _knock(address: str) -> None:
         answer = _answer(host.strip("[]"), int(port))
     except (OSError, OverflowError) as error:
         raise NetworkError(
-            f"nobody answers at --ray-address {address} ({error}); on the machine that is to "
-            "be the head: ray start --head --port PORT"
+            f"no program answers at --ray-address {address} ({error}); on the machine for the "
+            "head node: ray start --head --port PORT"
         ) from error
     if answer[3:4] != _SETTINGS[3:4] and "RAY_USE_TLS" not in os.environ:
         raise NetworkError(

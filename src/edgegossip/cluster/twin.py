@@ -17,7 +17,7 @@ _SERIALS = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Recipe for making a trainer on any seat: with `maker`, which the seat looks up."""
+    """Arguments with which any seat can make a trainer; the seat looks up `maker`."""
 
     maker: Any
     rank: Rank
@@ -33,7 +33,7 @@ class Twin(Trainer):
 
     Args:
         trainer: Answers for both twins; trains only if that is faster than sending the work.
-        origin: Recipe for its remote twin.
+        origin: Arguments for making its remote twin.
 
     Attributes:
         serial: Unique number of its remote twin.

@@ -71,7 +71,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Facts about a run that an algorithm may warn about; see `Algorithm.warnings`.
+    """Settings of a run for which an algorithm may give warnings; see `Algorithm.warnings`.
 
     Attributes:
         momentum: The momentum of the workers' optimizer, in [0, 1).

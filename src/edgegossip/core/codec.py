@@ -218,7 +218,7 @@ def _read_header(header: bytes) -> _Header:
     kind, _, others, num_bytes, places = _read_kept(rest)
     numbers = {} if found[2] is None else _read_numbers(found[2].decode(), _are_names)
     if others:
-        raise ValueError("numbers in another place than after the round")
+        raise ValueError("numbers that do not follow the round")
     return kind, _whole(found[1].decode()), numbers, num_bytes, places
 
 
@@ -258,7 +258,7 @@ def _read_numbers(text: str, are_names: Callable[[tuple[str, ...]], bool]) -> di
     if len(pairs) > MAX_NUMBERS:
         raise ValueError("too many numbers")
     if not are_names(tuple([name for name, _, _ in pairs])):
-        raise ValueError("numbers with a name twice, or with none")
+        raise ValueError("numbers with a duplicate or missing name")
     return {name: _number(digits) for name, _, digits in pairs}
 
 
@@ -275,7 +275,7 @@ def _number(text: str) -> float:
     # `float` accepts more than `repr` writes: underscores, digits of other scripts.
     value = int(text[:20]) if text.lstrip("-").isdecimal() else float(text[:32])
     if repr(value) != text:
-        raise ValueError("a number that is written in another way than Python's")
+        raise ValueError("a number that is not in Python's notation")
     return value
 
 
@@ -283,7 +283,7 @@ def _whole(digits: str) -> int:
     # `int`, too, accepts more than `str` writes: spaces, leading zeros.
     if len(digits) <= 20 and str(int(digits)) == digits:
         return int(digits)
-    raise ValueError("a whole number that is none")
+    raise ValueError("a whole number that is malformed")
 
 
 def _place(entry: Any) -> tuple[int, int, torch.dtype, tuple[int, ...]]:  # noqa: ANN401

@@ -79,7 +79,7 @@ def flooding_time(topology: Graph) -> int:
     """Rounds until all workers know everything, from any initial round; at least 1.
 
     In each round every worker sends everything that it knows to its out-neighbors. The graph
-    must be connected, see `require_connected`; otherwise this would never end.
+    must be connected (see `require_connected`); otherwise this would never end.
 
     >>> from edgegossip.core.topology import complete, directed_ring, one_peer_exponential
     >>> [flooding_time(make(8)) for make in (complete, directed_ring, one_peer_exponential)]

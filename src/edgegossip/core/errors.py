@@ -58,7 +58,7 @@ def no_validation_data(rank: int) -> LocalProtocolError:
 def waits_for_ever(now: float, ranks: list[int]) -> LocalProtocolError:
     """No event is left at `now`, but these workers have not finished."""
     return LocalProtocolError(
-        f"at {now:g} s nothing is left to happen, but workers {ranks[:8]} have not finished: "
+        f"at {now:g} s no event is left, but workers {ranks[:8]} have not finished: "
         "they wait forever. Where messages can be lost, give the algorithm a timeout, or "
         "push-sum, ADPSGD and parameter servers resend_after"
     )

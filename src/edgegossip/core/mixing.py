@@ -148,10 +148,10 @@ def mixing_matrix(topology: Topology, rule: MixingRule, round: int = 0) -> Tenso
 def spectral_gap(*matrices: Tensor) -> float:
     r"""Speed of agreement per round of mixing, in [0, 1]; 1 means agreement within a period.
 
-    For one matrix this is :math:`1 - |\lambda_2|`, where :math:`\lambda_2` is the eigenvalue of
-    second largest modulus. For matrices used in sequence, the gap is computed from their
-    product over the period: :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A single worker has
-    gap 1.
+    For one matrix this is :math:`1 - |\lambda_2|`, where :math:`\lambda_2` is the eigenvalue
+    with the second-largest modulus. For matrices used in sequence, the gap is computed from
+    their product over the period: :math:`1 - |\lambda_2(W_p \cdots W_1)|^{1/p}`. A single
+    worker has gap 1.
 
     Args:
         matrices: One mixing matrix for each round of a period, [num_workers, num_workers].

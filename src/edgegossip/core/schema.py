@@ -191,7 +191,7 @@ class MessageSpec:
             if missing := needed.keys() - given.keys():
                 return f"{what} {min(missing)!r} is missing"
             if unknown := given.keys() - known.keys():
-                return f"nothing is known of a {what} {min(unknown)[:40]!r}"
+                return f"unknown {what} {min(unknown)[:40]!r}"
         for name, tensor in payload.items():
             spec = self.specs[name]
             if not spec.fits(tensor):
@@ -244,6 +244,6 @@ def by_origin(payload: Payload) -> dict[Rank, Payload]:
 def lacks(algorithm: object, method: str) -> LocalProtocolError:
     """The error for an algorithm without a schema."""
     return LocalProtocolError(
-        f"{type(algorithm).__name__} does not say what its messages look like; give it a "
+        f"{type(algorithm).__name__} does not describe its messages; give it a "
         f"`{method}` method (docs/contract.md) to run it on a network"
     )

@@ -118,7 +118,7 @@ class _Assembling:
             case {"dataclass": str(name), "number": number, "fields": dict(fields)}:
                 return self._give_dataclass(name, number, fields)
             case dict():
-                raise ValueError(f"{plain!r:.60} is nothing that a checkpoint holds")
+                raise ValueError(f"{plain!r:.60} cannot be part of a checkpoint")
         return plain
 
     def _give_key(self, plain: Json) -> Any:  # noqa: ANN401

@@ -119,5 +119,5 @@ def _joined(
         topology = from_edges_by_round(num_workers, rounds, is_directed)
     except ValueError as error:
         reason = str(error).partition(";")[0]
-        raise ValueError(f"{name} is in parts: {reason}; {advice}") from None
+        raise ValueError(f"{name} is not connected: {reason}; {advice}") from None
     return replace(topology, name=name)

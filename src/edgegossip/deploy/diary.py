@@ -43,7 +43,7 @@ class Diary(EventLog):
         """Keep a note unless notes exceed their limit."""
         if self._num_notes >= NOTES_AT_ONCE + NOTES_A_SECOND * now:
             if not self._has_dropped:
-                _LOG.warning("more than %d notes a second - most are dropped", NOTES_A_SECOND)
+                _LOG.warning("more than %d notes per second; most are dropped", NOTES_A_SECOND)
             self._has_dropped = True
             return
         self._num_notes += 1
@@ -63,7 +63,7 @@ class Diary(EventLog):
             write()
         except RunFolderError as error:
             if not self._has_ended:
-                _LOG.warning("%s - training goes on, its log ends here", error)
+                _LOG.warning("%s - training continues, its log ends here", error)
             self._has_ended = True
 
 

@@ -180,8 +180,8 @@ class FinalAverage(Algorithm[FinalState]):
         own = state.models[state.rank]
         if len(own) < state.num_params:
             raise ServerLostError(
-                f"server {state.rank} has a slice of the model, and cannot reach those that "
-                "have the others; start them again, and run once more"
+                f"server {state.rank} has a slice of the model, and cannot reach the "
+                "servers of the others; start them again, and repeat the run"
             )
         return own
 

@@ -279,15 +279,15 @@ class Gathering:
             if not worker.path.is_dir():
                 why = f"{worker.path} is missing: copy the folder of {name} there"
             elif summary is None:
-                why = f"{name} has left no summary in {worker.path}: it was killed"
+                why = f"{name} left no summary in {worker.path}, so it was killed"
             else:
                 why = f"{name} failed; see {worker.path}"
             without = "model" if worker.rank in self._evaluated_ranks() else "end"
-            lines.append(f"{why}. The results are without its {without}")
+            lines.append(f"{why}. The results do not include its {without}")
         known = {worker.path.name for worker in self.workers}
         there = (self._out / WORKERS).iterdir()
         return lines + [
-            f"{path} is of no worker of this run, which has {len(known)}; see --num-workers"
+            f"{path} is not of a worker of this run, which has {len(known)}; see --num-workers"
             for path in sorted(there)
             if path.is_dir() and path.name not in known
         ]
@@ -308,9 +308,9 @@ class Gathering:
         estimates = {rank: params for rank, params in found.items() if params is not None}
         if not self._workload.is_whole(estimates):
             needed = self.roles[self._evaluated_ranks()[0]]
-            which = f"none but {[*estimates]} of the workers" if estimates else f"no {needed}"
+            which = f"no worker except {[*estimates]}" if estimates else f"no {needed}"
             raise RunFolderError(
-                f"{which} in {self._out / WORKERS} has come to its end, so there is no model"
+                f"{which} in {self._out / WORKERS} has finished, so there is no model"
             )
         return estimates
 

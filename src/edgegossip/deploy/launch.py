@@ -91,7 +91,7 @@ def launch(
             if failures is None:
                 raise Interrupted(
                     f"interrupted; {out} holds the workers' checkpoints, and the same command "
-                    "with --resume and this --out goes on"
+                    "with --resume and this --out continues"
                 )
             results = _gather(gathering, out, failures, make_measure)
             follower.tell(results.history)

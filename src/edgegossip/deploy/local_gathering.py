@@ -96,8 +96,7 @@ class LocalGathering(Gathering):
         """Also list the workers whose data is not in the results."""
         counted = self._measuring
         return super().left_out + [
-            f"{with_article(self.roles, rank)} has not measured: the results are without its "
-            "data"
+            f"{with_article(self.roles, rank)} has not measured: the results exclude its data"
             for rank in self._experiment.data_ranks
             if rank not in counted
         ]

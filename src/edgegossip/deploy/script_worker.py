@@ -120,8 +120,8 @@ class ScriptWorker:
             return samples.shard(num_shards=self.num_workers, index=self.rank, contiguous=False)
         if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
             raise TypeError(
-                f"{type(samples).__name__} has no samples by number, so no worker can take "
-                "its own; let the script choose them by worker.rank and worker.num_workers"
+                f"{type(samples).__name__} cannot be indexed by number, so no worker can take "
+                "its share; let the script use worker.rank and worker.num_workers"
             )
         n = self.num_workers
         own = range(self.rank, len(samples) // n * n, n)

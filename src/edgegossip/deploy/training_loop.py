@@ -52,7 +52,7 @@ class TrainingLoop:
     mean of their models, or the server's model.
 
     A rank whose role has no data, such as a server, does not train: entering the `with` block
-    takes until the run is over.
+    waits until the run is over.
 
     Missing, lost and returned workers are logged (``edgegossip.net``), and so is the run's end
     (``edgegossip.deploy``, level INFO). After an exception in the `with` block, including
@@ -283,8 +283,8 @@ def _check_role(role: Role, rank: Rank, num_samples: int, *, final_average: bool
     """Raise `ValueError` if a loop cannot play this role with these arguments."""
     if role.num_slices > 1 and not final_average:
         raise ValueError(
-            f"rank {rank} has a slice of the model alone, and no model to end with; give "
-            "all ranks final_average=True"
+            f"rank {rank} has only a slice of the model, and would end without a model; "
+            "give all ranks final_average=True"
         )
     check_range("num_samples", num_samples, f"at least {int(role.has_data)}")
 

@@ -255,8 +255,8 @@ class _Worker:
             if not self._is_untried:
                 raise
             raise RunFolderError(
-                f"{self._checkpoint} does not fit this worker ({error!r:.300}); was its code "
-                "changed? - delete it, and the worker begins without it"
+                f"{self._checkpoint} does not fit this worker ({error!r:.300}); was the "
+                "code changed? Delete it, and the worker begins without it"
             ) from error
 
     def _show(self, now: Seconds) -> Seconds:
@@ -270,7 +270,7 @@ class _Worker:
         try:
             save_checkpoint(self._checkpoint, {**checkpoint, "incarnation": self._incarnation})
         except RunFolderError as error:
-            _LOG.warning("%s - training goes on without a new checkpoint", error)
+            _LOG.warning("%s - training continues without a new checkpoint", error)
             return False
         self._is_untried = False
         return True

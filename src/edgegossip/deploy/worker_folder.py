@@ -273,7 +273,7 @@ class WorkerFolder:
     def _complain(self, error: Exception) -> None:
         if str(error) not in self._complaints:
             self._complaints.add(str(error))
-            _LOG.warning("of worker %d: %s - going on without it", self.rank, error)
+            _LOG.warning("worker %d: %s - continuing without it", self.rank, error)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -104,8 +104,8 @@ def do_at_once(
                     name = running.pop(future)
                     if isinstance(future.exception(), BrokenProcessPool):
                         raise TrainingError(
-                            f"a process was killed while it did {name}, perhaps for want of "
-                            "memory; try fewer --processes, and --resume"
+                            f"a process was killed during {name}, perhaps because memory "
+                            "ran out; try fewer --processes, and --resume"
                         )
                     yield name, future
         except BaseException:

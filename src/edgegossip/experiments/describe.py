@@ -23,7 +23,7 @@ PACKAGES = ("edgegossip", "torch", "numpy", "scikit-learn", "safetensors")
 
 
 def describe(value: object) -> Any:  # noqa: ANN401
-    """Describe `value` in JSON: dataclasses by name and fields, functions by name.
+    """Describe `value` as JSON values: dataclasses by name and fields, functions by name.
 
     >>> from edgegossip.sim.link import Link
     >>> describe(Link(latency=0.01))

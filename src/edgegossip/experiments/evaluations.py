@@ -61,7 +61,7 @@ class Evaluations:
             self.kept = set(self._by_index)
         except RunFolderError as error:
             if not self._has_warned:
-                _LOG.warning("%s - until then, snapshots stay", error)
+                _LOG.warning("%s - until then, snapshots are kept", error)
             self._has_warned = True
 
 
@@ -72,5 +72,5 @@ def _read(path: Path, metrics: Sequence[MetricSpec]) -> dict[int, Evaluation]:
         found = read_json(path).items()
         return {int(index): read_evaluation(each, metrics) for index, each in found}
     except (RunFolderError, LookupError, TypeError, ValueError) as error:
-        _LOG.warning("%s is damaged (%s) - going on without it", path, error)
+        _LOG.warning("%s is damaged (%s) - continuing without it", path, error)
         return {}

@@ -183,7 +183,7 @@ class SkippedLines:
                 number,
                 type(error).__name__,
                 error,
-                "; further ones are skipped without a word" if is_last else "",
+                "; further ones are skipped silently" if is_last else "",
             )
 
 
@@ -405,7 +405,7 @@ def _require_size(path: Path, num_bytes: int) -> None:
     found = path.stat().st_size if path.exists() else 0
     if found < num_bytes:
         raise RunFolderError(
-            f"{path} has {found} bytes, but its checkpoint goes on after {num_bytes}; delete "
+            f"{path} has {found} bytes, but its checkpoint continues after {num_bytes}; delete "
             "the checkpoint, and --resume begins from the start"
         )
 

@@ -103,7 +103,7 @@ class Experiment:
         if moves and isinstance(dataset, Local) and not dataset.may_share:
             raise ValueError(
                 "on_failure='reassign' lets workers read the data of failed ones, and Local "
-                "data stays where it lies; choose on_failure='continue', or allow it with "
+                "data is not shared; choose on_failure='continue', or allow it with "
                 "--may-share-data, which is Local(may_share=True)"
             )
 

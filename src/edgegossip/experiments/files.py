@@ -134,7 +134,7 @@ def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
         return assemble(json.loads(tensors.pop(_PLAIN).numpy().tobytes()), tensors)
     except FileNotFoundError:
         raise RunFolderError(
-            f"{path} is not there; --resume needs the --out folder of an interrupted run"
+            f"{path} is missing; --resume needs the --out folder of an interrupted run"
         ) from None
     except (safetensors.SafetensorError, OSError, *LOADING_ERRORS) as error:
         raise RunFolderError(

@@ -24,7 +24,7 @@ _held: set[int] = set()  # descriptors
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other writers out of `folder`, made if missing, during the block.
+    """Keep other writers out of `folder` during the block; make a missing folder.
 
     A lock file of a killed process is harmless. Child processes never inherit the
     lock; a worker's process locks its own folder.

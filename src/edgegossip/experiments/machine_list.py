@@ -60,7 +60,7 @@ class Machine:
         return self.latency_ms / 1000
 
     def platform(self, measured: float) -> Platform:
-        """Make a platform like this machine, if the local machine does `measured` samples/s."""
+        """Make a platform like this machine; the local one trains `measured` samples/s."""
         throughput = self.samples_per_second or self.speed * measured
         bandwidth = self.mbits * _MEGABIT
         return Platform(
@@ -126,7 +126,7 @@ def _machines(path: Path, table: Mapping[str, Any]) -> Sequence[Machine]:
 
 
 def links_between(machines: Sequence[Machine]) -> Links:
-    """Link each pair of machines, with the sum of their latencies."""
+    """Link each pair of machines; the latency is the sum of the two machines' latencies."""
     pairs: dict[tuple[Rank, Rank], Link] = {
         (i, j): Link(latency=one.latency + other.latency)
         for i, one in enumerate(machines)

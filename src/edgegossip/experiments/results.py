@@ -61,8 +61,8 @@ class Evaluation:
         """
         if ACCURACY.name not in self.metrics:
             raise AttributeError(
-                f"this task has no accuracy but {', '.join(self.metrics)}; read `value` or "
-                "`metrics`"
+                f"this task measures no accuracy, only {', '.join(self.metrics)}; read `value` "
+                "or `metrics`"
             )
         return self.metrics[ACCURACY.name]
 

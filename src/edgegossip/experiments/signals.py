@@ -29,7 +29,7 @@ def interrupted(out: Path, where: str = "") -> Interrupted:
     place = f" {where}" if where else ""
     return Interrupted(
         f"interrupted{place}; {out} holds everything so far, and the same command with "
-        "--resume and --out goes on"
+        "--resume and --out continues"
     )
 
 

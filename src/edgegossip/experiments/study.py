@@ -61,7 +61,9 @@ from edgegossip.experiments.signals import interrupt, interrupted, on_stop_signa
 STUDY = "study.json"
 
 Row: TypeAlias = Mapping[str, Any]
-"""Findings of a cell, in JSON. Names of fields measured with a clock begin with `wall_`."""
+"""Findings of a cell, as JSON values. Names of fields measured with a clock begin with
+`wall_`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class Session:
 
     Args:
         folder: Folder for the cell's run; if it exists, the run is resumed.
-        rows: Rows of its prerequisite cells, by name.
+        rows: Rows of the cell's prerequisites, by name.
         num_threads: Number of threads of the compute pool; None for one per core.
         progress: A live view.
     """
@@ -128,7 +130,7 @@ class Study:
         printed: The paper's statements and printed numbers about the question, one sentence
             each.
         scaled_down: Reductions in all cells relative to the paper, one sentence each.
-        settings: Settings that the rows depend on, in JSON.
+        settings: Settings that the rows depend on, as JSON values.
         cells: Cells in the order of work.
         exhibit: Makes figures and tables from the existing rows, given by name of the cell.
         is_timed: Whether the cells measure times on this machine and must not run in parallel.
@@ -347,7 +349,7 @@ class _Record:
 
     @contextmanager
     def keeping(self, cell: Cell) -> Iterator[Callable[[tuple[Row, float]], None]]:
-        """Store the row and duration of `cell`, or its error."""
+        """Yield a function that stores the row and duration of `cell`; store an error."""
 
         def keep(found: tuple[Row, float]) -> None:
             self.rows[cell.name], self._wall_seconds[cell.name] = found

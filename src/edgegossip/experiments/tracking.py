@@ -158,7 +158,7 @@ class Follower:
         except Exception as error:
             self._trackings.pop(index, None)
             _LOG.warning(
-                "%s failed (%s: %s) - %s goes on without it",
+                "%s failed (%s: %s) - %s continues without it",
                 self._names[index],
                 type(error).__name__,
                 error,

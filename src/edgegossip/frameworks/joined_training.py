@@ -109,7 +109,7 @@ class JoinedTraining:
         atexit.unregister(self.end)
         if not loop.is_over:
             _LOG.warning(
-                "training has ended after %d rounds, before the algorithm has: this model is "
+                "training ended after %d rounds, before the algorithm did: this model is "
                 "not the common one; give the algorithm fewer rounds, or train longer",
                 loop.rounds,
             )

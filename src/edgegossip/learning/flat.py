@@ -16,9 +16,9 @@ class FlatModel:
 
     Afterwards the module computes on views of `params`: loading new parameters is one copy, and
     averaging two models is one addition. Weights of convolutions get the channels-last layout,
-    with which PyTorch's CPU kernels run up to twice as fast; the layout also determines the
-    order of entries in the vector. Frozen parameters (``requires_grad = False``) stay with the
-    module.
+    because PyTorch's CPU kernels run up to twice as fast with it. The layout also determines
+    the order of entries in the vector. Frozen parameters (``requires_grad = False``) stay with
+    the module.
 
     Args:
         module: Module to change in place.

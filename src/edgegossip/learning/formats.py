@@ -92,7 +92,7 @@ def _require_room(path: Path, num_bytes: int) -> None:
     if num_bytes > room:
         raise DataError(
             f"{path} says that it holds {num_bytes:,} bytes, but half of the free memory is "
-            f"{room:,}; is it damaged? - otherwise use a machine with more memory"
+            f"{room:,}; if it is not damaged, use a machine with more memory"
         )
 
 

@@ -77,7 +77,7 @@ def _stratified(dataset: Dataset, share: float, seed: int) -> Tensor:
 def _subjects(dataset: Dataset, share: float, seed: int) -> Tensor:
     """Draw all samples of some subjects, bool [num_train]."""
     if dataset.subjects is None:
-        raise ValueError(f"{dataset.name!r} does not say whose its samples are")
+        raise ValueError(f"{dataset.name!r} has no subjects")
     subjects = torch.unique(dataset.subjects)
     order = torch.randperm(len(subjects), generator=generator(seed, "validation"))
     chosen = order[: max(1, round(share * len(subjects)))]

@@ -330,7 +330,7 @@ class Learner(Trainer):
 
     def _leave_off_if_cancelled(self) -> None:
         if self._is_cancelled:
-            raise TrainingError(f"worker {self.rank} was told to leave off")
+            raise TrainingError(f"worker {self.rank} was told to stop")
 
     def _take(self, request: Train) -> Iterator[Batch]:
         """Cut the requested work into batches."""
@@ -365,7 +365,7 @@ class Learner(Trainer):
         return loss, self._settings.num_terms(batch, self._loss, outputs, targets)
 
     def _tune(self, request: Train, progress: float) -> None:
-        """Set learning rate and momentum for this request only."""
+        """Set the learning rate and momentum for this request only."""
         factor = request.rate_ratio * self._schedule.factor(progress)
         for group, (rate, momentum) in zip(
             self._optimizer.param_groups, self._copies.settings, strict=True

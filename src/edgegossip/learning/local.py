@@ -148,6 +148,6 @@ class _Lock:
 
 def _elsewhere() -> DataError:
     return DataError(
-        "the data of this task lies with its workers, and this needs all of it in one place; "
+        "the data of this task stays with its workers, and this needs all of it in one place; "
         "give the task a Dataset instead of Local"
     )

@@ -79,7 +79,7 @@ def num_samples(nested: Nested) -> int:
     """Number of samples in a batch: the common length of its tensors.
 
     Raises:
-        DataError: If the tensors have no common length, or there is no tensor.
+        DataError: If the tensors have no common length, or there are no tensors.
     """
     lengths: dict[int, str] = {}
     for path, leaf in leaves(nested):
@@ -109,5 +109,5 @@ def _no_leaf(path: str, item: object, kind: type | tuple[type, ...] = Tensor) ->
     wanted = "tensors" if kind is Tensor else "NumPy arrays"
     return DataError(
         f"a batch holds {type(item).__name__} {item!r:.40}{placed(path)}; expected {wanted}, "
-        "in dicts, tuples and lists at will"
+        "nested in any dicts, tuples and lists"
     )

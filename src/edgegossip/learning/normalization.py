@@ -93,7 +93,7 @@ def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
         "samples of all workers"
     )
     warnings.warn(
-        f"{len(layers)} layers ({type(layers[0]).__name__}) normalise each batch by its own "
+        f"{len(layers)} layers ({type(layers[0]).__name__}) normalize each batch by its own "
         f"statistics, which differ between workers with skewed data; {then}. Use a model with "
         "normalization='evonorm' or 'group' instead",
         stacklevel=3,

@@ -183,9 +183,7 @@ class BySubject:
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
         _num_samples(dataset, num_workers)
         if dataset.subjects is None:
-            raise ValueError(
-                f"{dataset.name!r} does not say whose its samples are; use Dirichlet"
-            )
+            raise ValueError(f"{dataset.name!r} has no subjects; use Dirichlet")
         _, subject_of, counts = np.unique(
             dataset.subjects.numpy(), return_inverse=True, return_counts=True
         )
@@ -228,9 +226,7 @@ def _num_samples(dataset: Dataset, num_workers: int) -> int:
 def _by_label(dataset: Dataset, order: Tensor) -> tuple[Tensor, ...]:
     """The samples of each class, in the given order."""
     if not dataset.num_classes:
-        raise ValueError(
-            f"{dataset.name!r} has no classes to deal by; use IID, Proportional or BySubject"
-        )
+        raise ValueError(f"{dataset.name!r} has no classes; use IID, Proportional or BySubject")
     labels = dataset.train.labels
     by_label = order[labels[order].argsort(stable=True)]
     return torch.split(by_label, labels.bincount(minlength=dataset.num_classes).tolist())

@@ -1,6 +1,6 @@
 """Readers of well-known data sets in their original file formats.
 
-Pictures stay uint8 in memory, a quarter of the size of floats.
+Pictures stay uint8 in memory and take a quarter of the space of floats.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def digits(seed: int = 0) -> Dataset:
 def mnist(data_dir: Path | str) -> Dataset:
     """Read MNIST from the four IDX files, plain or `.gz`, in `data_dir`/mnist.
 
-    Mean and standard deviation are those of PyTorch's own MNIST example.
+    The mean and standard deviation are those of PyTorch's own MNIST example.
 
     Raises:
         DataError: If a file is missing, truncated or inconsistent.
@@ -91,7 +91,7 @@ def fashion_mnist(data_dir: Path | str) -> Dataset:
 def cifar10(data_dir: Path | str) -> Dataset:
     """Read the binary version of CIFAR-10 in `data_dir`/cifar-10-batches-bin.
 
-    Mean and standard deviation are those of all pixels of the training pictures.
+    The mean and standard deviation are those of all pixels of the training pictures.
 
     Raises:
         DataError: If a file is missing, truncated or inconsistent.

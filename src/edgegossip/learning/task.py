@@ -133,12 +133,12 @@ class Task:
             if not len(self.dataset.test):
                 raise DataError(
                     f"{self.dataset.name!r} has no test split, on which reports measure; only "
-                    "data of a worker's own (Local) does without"
+                    "a worker's own data (Local) needs none"
                 )
         elif self.partition != IID():
             raise ValueError(
                 f"partition is {self.partition!r}, but Local data stays with its workers and "
-                "is not dealt; leave out partition"
+                "is not divided; leave out partition"
             )
 
     def _check_metrics(self) -> None:

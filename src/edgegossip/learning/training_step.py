@@ -127,6 +127,6 @@ def require_plain(step: TrainingStep, who: str) -> None:
     """
     if step != PLAIN_STEP:
         raise ValueError(
-            f"{who} computes its steps in its own way, and cannot follow {step}; leave out the "
+            f"{who} computes its steps itself, and does not support {step}; leave out the "
             "task's step, or train with a Learner"
         )

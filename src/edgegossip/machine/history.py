@@ -104,7 +104,7 @@ class History:
     def mean_contention(self, *spans: Span) -> Contention:
         """The mean over the stored parts of `spans`, each (start, end).
 
-        Without any stored part, this is the mean between the last two readings.
+        If no part is stored, this is the mean between the last two readings.
         """
         clipped = np.clip(spans, self.times[0], self.times[-1])
         lengths = np.diff(clipped).clip(0.0).ravel()

@@ -131,7 +131,7 @@ class Monitor:
             self._is_failing = False
         except (psutil.Error, OSError, LookupError, NotImplementedError) as error:
             if not self._is_failing:
-                _log.warning("cannot read what this machine is busy with: %s", error)
+                _log.warning("cannot read this machine's load: %s", error)
             self._is_failing = True
 
     def _store(self, now: Seconds) -> None:

@@ -302,7 +302,7 @@ class PerformancePredictor:
         self._record = Record(**state["record"])
 
     def save(self, path: Path | str) -> None:
-        """Write profile and state, without pickle; `load` refits the regressor."""
+        """Write the profile and state, without pickle; `load` refits the regressor."""
         path, profile = Path(path), self._profile
         tensors = {}
         if profile is not None:

@@ -115,7 +115,7 @@ class Journal:
                 self._unstored.popleft()
         except (OSError, EdgeGossipError) as error:
             if not self._is_failing:
-                _log.warning("telemetry is not stored, training goes on: %s", error)
+                _log.warning("telemetry is not stored, but training continues: %s", error)
             self._is_failing = True
             return
         if self._is_failing:
@@ -172,7 +172,7 @@ class JsonLinesTelemetry:
         finally:
             os.close(file)
         if num_written < len(line):
-            raise OSError(f"only a part of a line went into {self._path}; is the disk full?")
+            raise OSError(f"only part of a line was written to {self._path}; is the disk full?")
         self._is_torn = False
 
     def read(self, rank: Rank) -> list[Sample]:
@@ -250,7 +250,7 @@ class RedisTelemetry:
         return f"edgegossip:{self._run}:telemetry:{rank}"
 
     def _unreachable(self, error: Exception) -> NetworkError:
-        return NetworkError(f"Redis at {self._server} does not do its part ({error})")
+        return NetworkError(f"Redis at {self._server} failed ({error})")
 
 
 def _connect(url: str) -> tuple[Redis, type[Exception]]:

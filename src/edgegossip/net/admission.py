@@ -118,7 +118,7 @@ class Admission:
         if is_new:
             sender = "a stranger" if key[0] is None else f"worker {rank}"
             what = f"{key[1]} ({detail})" if detail else key[1]
-            _LOG.warning("dropped what %s sent: %s; more of it is only counted", sender, what)
+            _LOG.warning("dropped input from %s: %s; more of it is only counted", sender, what)
 
     def _check(self, sender: Rank, frame: Buffer, own_round: int) -> tuple[Envelope, Message]:
         if sender not in self._others:

@@ -95,7 +95,7 @@ def authority_paths(folder: Path) -> tuple[Path, Path]:
 
 
 def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
-    """Paths in `folder` of the certificate of worker `rank` (or of routers) and of its key."""
+    """Paths in `folder` of the certificate and key of worker `rank`, or of routers if None."""
     name = "router" if rank is None else holder_name(rank)
     return folder / f"{name}.pem", folder / f"{name}-key.pem"
 
@@ -106,7 +106,7 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
     The holder of its key can impersonate any worker, so the key should not leave this machine.
 
     Args:
-        folder: Folder for certificate and key, made if missing.
+        folder: Folder for the certificate and the key, made if missing.
         days: Validity in days, at least 1.
         begin: Time from which `days` count; by default now.
 

@@ -62,7 +62,7 @@ class Footing:
         """
         if not math.isfinite(event.params.sum().item()) and not event.params.isfinite().all():
             raise TrainingError(
-                "the parameters became infinite, or no numbers; try a smaller learning rate"
+                "the parameters became infinite or NaN; try a smaller learning rate"
             )
         self._losses.append(event.loss)
         mean = sum(self._losses) / len(self._losses)
@@ -85,7 +85,7 @@ class Footing:
         if self._credit == 0 and not self._blame():
             raise error
         self._credit = (self._credit or _CREDIT) - 1
-        _LOG.warning("%s: going back to the last parameters that were sound", error)
+        _LOG.warning("%s: going back to the last sound parameters", error)
         self._losses.clear()
         return Trained(
             params=self.params,

@@ -62,12 +62,12 @@ class Host(Generic[State]):
     checkpoints. Messages are numbered for each pair of lives. A restarted worker is therefore
     never mistaken for one that was cut off, and messages for an earlier life are dropped.
 
-    A checkpoint holds the state, the trainer, timers, events not handled yet, and, for each
-    other worker, the newest messages to it that its own checkpoint lacks (up to
-    `settings.max_log_bytes`). Resumed workers, and workers whose link was cut, send each other
-    the missing messages and drop duplicates. A resumed worker repeats the messages that it sent
-    after its checkpoint, with the same numbers, until it loses or finds a worker. A worker that
-    cannot be resumed without a gap rejoins: it takes a neighbor's parameters.
+    A checkpoint holds the state, the trainer, the timers and unhandled events. It also holds
+    the newest messages that other workers' checkpoints lack, up to `settings.max_log_bytes` for
+    each worker. Resumed workers, and workers whose link was cut, send each other the missing
+    messages and drop duplicates. A resumed worker repeats the messages that it sent after its
+    checkpoint, with the same numbers, until it loses or finds a worker. A worker that cannot be
+    resumed without a gap rejoins: it takes a neighbor's parameters.
 
     Messages that no honest worker sends are rejected, and no worker waits for them. At its
     third such message, the sender is *muted*: it counts as lost, and all its messages are

@@ -123,8 +123,8 @@ class Introductions:
             each = "; ".join(f"worker {r} has {_list(d)}" for r, d in sorted(different.items()))
             raise NetworkError(
                 f"other workers take part in another run: {each}. Start all workers of a run "
-                "with the same recipe, options and data; runs that are not the same need "
-                "different names (--name)"
+                "with the same recipe, options and data; different runs need different "
+                "names (--name)"
             )
 
 

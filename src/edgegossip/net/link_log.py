@@ -15,7 +15,7 @@ _QUIET: Seconds = 10.0
 """Minimum seconds between two lines about the loss of one link."""
 _WHY = {
     Phase.WAITING: "while it waited to begin",
-    Phase.RUNNING: "it has failed, or the way to it is cut",
+    Phase.RUNNING: "it has failed, or the path to it is cut",
     Phase.FINISHED: "it had finished",
     Phase.LEAVING: "it was stopped, and keeps a checkpoint",
     Phase.GONE: "it has left the run",
@@ -61,8 +61,8 @@ class LinkLog:
         if now < link.said_at + _QUIET:
             link.num_unsaid += 1
             return
-        more = f"; so it was {link.num_unsaid} times before" if link.num_unsaid else ""
-        why = "before it said anything" if phase is None else _WHY[phase]
+        more = f"; also {link.num_unsaid} times before" if link.num_unsaid else ""
+        why = "before its first status" if phase is None else _WHY[phase]
         level = logging.INFO if phase == Phase.FINISHED else logging.WARNING
         _LOG.log(level, "link with worker %d is lost (%s)%s", rank, why, more)
         link.said_at, link.num_unsaid, link.has_said_lost = now, 0, True

@@ -99,11 +99,11 @@ class Meeting:
             raise NetworkError(
                 f"{num_here} of the {settings.min_to_begin} workers that a run needs to begin "
                 f"came within {settings.meet_seconds:g} s; {workers(missing)} cannot be reached"
-                f"{self._calls}. Start them with the same recipe and --name, see whom "
-                "`edgegossip doctor` reaches, or ask for fewer (--min-workers 1)"
+                f"{self._calls}. Start them with the same recipe and --name, see which "
+                "workers `edgegossip doctor` reaches, or require fewer (--min-workers 1)"
             )
         if missing:
-            what = "absent, or of other settings; their shares of the data go untrained"
+            what = "absent, or with different settings; their shares of the data are not used"
             _LOG.warning("beginning without %s: %s", missing, what)
 
     # During the run.
@@ -122,7 +122,7 @@ class Meeting:
         elif self._few_since == math.inf:
             self._few_since = now
             _LOG.warning(
-                "%s cannot be reached, and fewer than %d workers are left: going on for %g s",
+                "%s cannot be reached, and fewer than %d workers are left: continuing for %g s",
                 workers(missing),
                 needed,
                 self._settings.meet_seconds,
@@ -132,7 +132,7 @@ class Meeting:
         self.shortage = (
             f"fewer than {needed} workers were left for {self._settings.meet_seconds:g} s: "
             f"{workers(missing)} cannot be reached. Start them again, then this one, which "
-            "goes on from its checkpoint if it keeps any; --min-workers says how many it takes"
+            "continues from its checkpoint, if any; --min-workers sets the required number"
         )
         return True
 

@@ -74,7 +74,7 @@ class Patience:
             self._waited = max(self._waited, now - self._since)
 
     def next_round(self, now: Seconds) -> None:
-        """Record the end of a round, even of one without a wait.
+        """Record the end of a round, even if the worker did not wait in it.
 
         A worker that never trains, such as a parameter server, then waits for the next round.
         """

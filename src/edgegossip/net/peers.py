@@ -353,7 +353,7 @@ class Peers:
         return events
 
     def _goes_along(self, rank: Rank, status: WorkerStatus, has_rejoined: bool) -> bool:
-        """Whether `rank` is in step with this worker or can help it; else it is found later.
+        """Whether `rank` is in step with this worker or can help it; if not, it joins later.
 
         Two workers that rejoin at the same time would wait for each other's help. A worker
         whose claim to have begun earlier is unconfirmed will not send the first messages

@@ -221,7 +221,7 @@ class Post:
             return []  # resent by a resumed worker
         if number := envelope.number - peer.received - 1:
             peer.has_lost_some = True
-            detail = "it never arrived, or was refused"
+            detail = "it never arrived, or was rejected"
             self.admission.refused(sender, "missing", detail, number)
         peer.received, peer.heard_at = envelope.number, now
         is_there = self.peers.has_begun and peer.is_reachable  # else it is old
@@ -260,7 +260,7 @@ class Post:
         return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
 
     def _mute(self, rank: Rank, why: str) -> list[Event]:
-        _LOG.warning("ignoring worker %d until it is started again: %s", rank, why)
+        _LOG.warning("ignoring worker %d until it is restarted: %s", rank, why)
         self._strikes.mute(rank)
         self.plausibility.acquit(rank)
         self.peers[rank].refuse()
@@ -277,7 +277,7 @@ class Post:
         rank = self.plausibility.suspect()
         if rank is None:
             return False
-        why = "training failed after what it sent, larger than all"
+        why = "training failed after its messages, whose values were the largest"
         self.blamed += self._mute(rank, why)
         return True
 

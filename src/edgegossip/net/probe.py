@@ -62,13 +62,11 @@ def probe(endpoint: str, tls: TLS | None = None, patience: Seconds = 3.0) -> Rea
     except ssl.SSLError as error:
         raise NetworkError(f"no TLS handshake: {_reason(error)}") from error
     except TimeoutError as error:
-        raise NetworkError(
-            f"no answer within {patience:g} s; is a firewall between?"
-        ) from error
+        raise NetworkError(f"no answer within {patience:g} s; is there a firewall?") from error
     except socket.gaierror as error:
-        raise NetworkError(f"no machine is called {host!r}") from error
+        raise NetworkError(f"there is no host {host!r}") from error
     except ConnectionRefusedError as error:
-        raise NetworkError("nobody listens there; is the worker running?") from error
+        raise NetworkError("no program listens there; is the worker running?") from error
     except OSError as error:
         raise NetworkError(error.strerror or str(error)) from error
 
@@ -82,14 +80,14 @@ def _shake_hands(plain: socket.socket, tls: TLS, host: str) -> ssl.SSLSocket:
     try:
         return context.wrap_socket(plain, server_hostname=host)
     except TimeoutError as error:
-        raise NetworkError("it is silent when asked for TLS; is it a tcp endpoint?") from error
+        raise NetworkError("no answer to the TLS handshake; is it a tcp endpoint?") from error
 
 
 def _wait_for_verdict(encrypted: ssl.SSLSocket) -> None:
     encrypted.settimeout(_VERDICT_SECONDS)
     try:
         if encrypted.recv(1) == b"":
-            raise NetworkError("it has hung up on us after the handshake")
+            raise NetworkError("it closed the connection after the handshake")
     except TimeoutError:
         pass  # the peer waits for our data, so it has accepted the certificate
 
@@ -103,5 +101,5 @@ def _name(encrypted: ssl.SSLSocket) -> str:
 def _reason(error: ssl.SSLError) -> str:
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if "alert" in reason:
-        return f"it refuses our certificate ({reason})"
-    return f"does it speak TLS at all? ({reason})"
+        return f"it rejects our certificate ({reason})"
+    return f"does it use TLS? ({reason})"

@@ -60,12 +60,12 @@ class CertificateWatch:
         self._contents = contents
         before = self.current
         identity = self._try(
-            "the certificates in use stay so",
+            "the current certificates stay in use",
             lambda: self.tls.identity(self._rank, self._run_names),
             before.identity,
         )
         after = self._try(
-            "what was revoked before stays so, and nothing else",
+            "the earlier revocations stay in force, without new ones",
             lambda: self._with_revocations(replace(before, identity=identity)),
             replace(before, identity=identity),
         )
@@ -75,7 +75,7 @@ class CertificateWatch:
         if after.identity != before.identity:
             self.tls.warn(after.identity)
         if after.is_revoked:
-            _LOG.error("%s has been revoked; others close their links", self.tls.certificate)
+            _LOG.error("%s is revoked; other workers close their links", self.tls.certificate)
         return after
 
     def _with_revocations(self, credentials: Credentials) -> Credentials:
@@ -203,7 +203,7 @@ class RenewedSession:
 
 def _say_what_changed(credentials: Credentials, seconds: Seconds) -> None:
     _LOG.warning(
-        "certificates have changed: this is %s until %s, %d are revoked; "
+        "certificates have changed: this one is %s until %s, %d are revoked; "
         "all links were closed, and can be reopened after %.1f s",
         common_name(credentials.identity.holder.subject),
         f"{credentials.identity.end:%Y-%m-%d %H:%M} UTC",

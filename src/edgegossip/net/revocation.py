@@ -155,8 +155,8 @@ def parse_lists(
 def constrain(authority: x509.Certificate, serials: Iterable[int]) -> x509.Certificate:
     """Return `authority` with a constraint that makes TLS reject these serial numbers.
 
-    Name and key stay the same. TLS does not verify the signature of a trusted certificate, so a
-    temporary key signs the result.
+    The name and key stay the same. TLS does not verify the signature of a trusted certificate,
+    so a temporary key signs the result.
 
     Raises:
         NetworkError: If there are more `serials` than TLS supports.
@@ -186,7 +186,7 @@ def constrain(authority: x509.Certificate, serials: Iterable[int]) -> x509.Certi
     if len(constrained.public_bytes(Encoding.DER)) > _MOST_BYTES:
         raise NetworkError(
             f"{len(excluded)} certificates of {common_name(authority.subject)!r} are too many "
-            "to revoke; make a new authority, and certificates for those who stay"
+            "to revoke; make a new authority, and certificates for the remaining workers"
         )
     return constrained
 
@@ -210,7 +210,7 @@ def _serials(
     ]
     if not found:
         raise NetworkError(
-            f"{folder} knows no certificate of {whose!r}; say its --serial, which is in the "
+            f"{folder} lists no certificate of {whose!r}; give its --serial, which is in the "
             "certificate (edgegossip certs list)"
         )
     return found
@@ -259,8 +259,7 @@ def _parse_list(
         )
     if not is_whole:
         raise NetworkError(
-            f"{path} has a list that stands for a part of the revoked certificates only; give "
-            "the whole list"
+            f"{path} has a list of only part of the revoked certificates; give the whole list"
         )
     return authority_id(authority), Revoked(max(numbers, default=0), serials)
 

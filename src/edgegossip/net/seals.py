@@ -128,7 +128,7 @@ class Seals:
             try:
                 self._signer, self._last = _signer(self._identity), None
             except NetworkError as error:
-                _LOG.error("messages are sealed with the certificate before: %s", error)
+                _LOG.error("messages are still sealed with the previous certificate: %s", error)
         return credentials
 
     def _seal(self, where: tuple[str, int, Life], part: Payload) -> Tensor:
@@ -159,7 +159,7 @@ def _signer(identity: IdentityFiles) -> _Signer:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise NetworkError(
             f"the key of {common_name(identity.holder.subject)} is not an "
-            "elliptic-curve key, which messages that are passed on need for their signature; "
+            "elliptic-curve key, which signs messages that other workers relay; "
             "make keys with: edgegossip certs issue"
         )
     return _Signer(key, identity.holder.public_bytes(Encoding.DER))

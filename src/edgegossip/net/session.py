@@ -137,7 +137,7 @@ def open_session(
     except zenoh.ZError as error:
         raise NetworkError(
             f"cannot listen at {', '.join(address.listen) or 'any port'}: {error}; "
-            "is that address of this machine, and the port free?"
+            "does this machine have that address, and is the port free?"
         ) from None
 
 
@@ -155,13 +155,13 @@ def _open_client(
             say_after = waited + _LATER
             _LOG.warning("still trying to reach %s: %s", endpoints, problem)
         if answer.has_failed:
-            problem = "nobody listens there, or it refuses this worker"
+            problem = "no program listens there, or it rejects this worker"
             time.sleep(_RETRY)
             answer = _Attempt(config)
     answer.give_up()
     raise NetworkError(
-        f"cannot reach {endpoints}: {problem}. Is the worker or router there running, and the "
-        "way to it open? `edgegossip doctor --connect` tries it"
+        f"cannot reach {endpoints}: {problem}. Is the worker or router there running, and "
+        "the path to it open? `edgegossip doctor --connect` tests it"
     )
 
 

@@ -52,8 +52,8 @@ def report_strangers(
         if match and match[1] != run:
             rank = int(match[2])
             reason = (
-                f"a sign of life in run {match[1][:80]!r}, whose recipe or --name is not that "
-                f"of this run, {run!r}"
+                f"a sign of life in run {match[1][:80]!r}, whose recipe or --name differs from "
+                f"this run, {run!r}"
             )
             report(rank if rank < num_workers else None, reason)
 
@@ -65,8 +65,8 @@ def report_links(
 ) -> None:
     """Call `refused` once for each link of a peer that is neither a worker nor a router.
 
-    This includes links that join another peer's session. Zenoh verifies that both links
-    belong to one session, but with a short key.
+    This includes links that join another peer's session. Zenoh verifies with only a short key
+    that both links belong to one session.
 
     Args:
         session: Session of a worker or a router.
@@ -84,7 +84,7 @@ def report_links(
         elif name is None:
             return
         elif name not in holders and "@" in name:
-            report(None, f"a link from {name[:80]!r}, which is good in other runs only")
+            report(None, f"a link from {name[:80]!r}, which is valid only in other runs")
         elif name not in holders:
             report(
                 None,

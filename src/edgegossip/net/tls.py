@@ -191,7 +191,7 @@ class TLS:
         if credentials.is_revoked:
             raise NetworkError(
                 f"{self.certificate} has been revoked, and no other worker accepts it; issue "
-                "another"
+                "a new one"
             )
         credentials.anchors()
         return credentials
@@ -216,7 +216,7 @@ class TLS:
             if not path.exists():
                 which = "--router" if rank is None else f"--rank {rank}"
                 raise NetworkError(
-                    f"{path} is not there; make it where the authority is (edgegossip certs "
+                    f"{path} is missing; make it where the authority is (edgegossip certs "
                     f"issue {which}) and copy it, with ca.pem, to this machine"
                 )
         identity = IdentityFiles(
@@ -261,13 +261,13 @@ class TLS:
         holder, _, run_name = name.partition("@")
         if holder != holder_name(rank):
             raise NetworkError(
-                f"{self.certificate} is of {name!r} and not of {holder_name(rank)!r}; give "
+                f"{self.certificate} is for {name!r}, not for {holder_name(rank)!r}; give "
                 "its own certificate, or another --rank"
             )
         if run_name and run_names is not None and run_name not in run_names:
             option = "--run" if rank is None else "--name"
             raise NetworkError(
-                f"{self.certificate} is good only in runs named {run_name!r}; say {option} "
+                f"{self.certificate} is valid only in runs named {run_name!r}; give {option} "
                 f"{run_name}, or give another certificate"
             )
 
@@ -286,14 +286,14 @@ class TLS:
         """Log warnings about the identity; see `check`."""
         if self.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             _LOG.warning(
-                "other users of this machine may read %s, and then take its place; "
+                "other users of this machine can read %s, and then impersonate its owner; "
                 "use: chmod 600 %s",
                 self.key,
                 self.key,
             )
         if identity.end - datetime.now(UTC) < _SOON:
             _LOG.warning(
-                "%s expires on %s, and links close then; put another in its place before",
+                "%s expires on %s, and links close then; replace it before",
                 self.certificate,
                 _moment(identity.end),
             )
@@ -333,7 +333,7 @@ def load_tls(
     banned = [parse_serial(each) for each in ban]
     if folder is None:
         if banned:
-            raise NetworkError("--ban is about certificates, so it needs --tls FOLDER")
+            raise NetworkError("--ban rejects certificates, so it needs --tls FOLDER")
         return None
     tls = TLS.from_folder(folder, rank, banned)
     tls.check(rank, run_names)
@@ -369,7 +369,7 @@ def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
     if not insecure:
         raise NetworkError(
             f"{where} reaches beyond this machine, where anyone could read and send; make "
-            "certificates (edgegossip certs init), or say --insecure in a network that you "
+            "certificates (edgegossip certs init), or give --insecure in a network that you "
             "trust"
         )
     _LOG.warning("nothing is encrypted, and no peer has to prove who it is: %s", where)

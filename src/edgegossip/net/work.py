@@ -120,11 +120,11 @@ class Work:
         self._trainer.set_up()
         with self._lock:
             if self._is_put_off:
-                raise TrainingError(f"worker {self._rank} was told to leave off")
+                raise TrainingError(f"worker {self._rank} was told to stop")
             self._is_set_up = True
 
     def put_off(self) -> bool:
-        """Postpone work that waits for the setup until the checkpoint is resumed.
+        """Until the checkpoint is resumed, postpone the work that waits for the setup.
 
         Returns False if the setup has ended; the caller should then wait for the work.
         """

@@ -63,7 +63,7 @@ class ZenohTransport:
         ValueError: If `run` has other characters, or `rank` or `lease` is out of range.
         NetworkError: If `address` reaches beyond this machine with neither `security` nor
             `insecure`, or has endpoints that do not match `security`; or if `security` is
-            invalid, see `TLS.check`.
+            invalid (see `TLS.check`).
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class ZenohTransport:
         absent = [rank for rank, peer in self._peers.items() if peer.incarnation is None]
         rank = self._dead_links.find(absent)
         if rank is not None:
-            _LOG.warning("the link with worker %d leads nowhere; all are reopened", rank)
+            _LOG.warning("the link with worker %d is dead; all links are reopened", rank)
         return rank is not None
 
     # Calls of zenoh, from its threads.
@@ -226,7 +226,7 @@ class ZenohTransport:
         peer = self._peers.get(rank)
         if peer is None or incarnation < 0:
             who = rank if rank == self.rank else None
-            self._listener.refused(who, "a sign of life of no other worker of the run")
+            self._listener.refused(who, "a sign of life from no other worker of the run")
         elif sample.kind == zenoh.SampleKind.PUT:
             peer.appear(incarnation)
         else:

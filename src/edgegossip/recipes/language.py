@@ -145,7 +145,7 @@ def language_task(dataset: Dataset, settings: LanguageSettings) -> Task:
 
     Args:
         dataset: Pieces of text, as from `texts`.
-        settings: Settings of model and optimizer.
+        settings: Settings of the model and the optimizer.
     """
     number = min(settings.num_test, len(dataset.test))
     some = torch.linspace(0, len(dataset.test) - 1, number).long()

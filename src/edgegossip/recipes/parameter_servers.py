@@ -202,7 +202,7 @@ def compare_servers(
 
 
 def _tunable(settings: ServerSettings) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Settings to tune by method, with values to try: the given, a lower and a higher one."""
+    """Settings to tune by method, each with its value, a lower one and a higher one to try."""
 
     def around(value: int) -> tuple[int, ...]:
         return tuple(dict.fromkeys((value, max(1, value // 4), 4 * value)))

@@ -65,7 +65,7 @@ def _now(run: Run) -> str:
     waiting = [worker.shares["waiting"] for worker in run.workers]
     longest = waiting.index(max(waiting))
     return (
-        f"In {run.name} every worker takes only as much of its data as it has time for, so "
-        f"that all end together. {kept_sentence(run)} The longest wait was that of worker "
+        f"In {run.name} every worker trains on only as much of its data as it has time for, so "
+        f"all finish together. {kept_sentence(run)} The longest wait was that of worker "
         f"{longest}, {percent(waiting[longest], 0)} of its time."
     )

@@ -88,9 +88,9 @@ def _commits(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
     return Picture(
         name="commits",
         heading="Commits of each worker",
-        caption="A line for each worker, the darker the faster. Where lines lie on each other, "
-        "workers commit equally often, however fast they are."
-        + (" Panels have scales of their own." if len(runs) > 1 else ""),
+        caption="A line for each worker, the darker the faster. Where lines overlap, "
+        "workers commit equally often, regardless of their speed."
+        + (" Panels have separate scales." if len(runs) > 1 else ""),
         alt=f"Commits of the workers to {server_words(runs)} by the end. {'; '.join(counts)}.",
         png=png,
         svg=svg,
@@ -139,7 +139,7 @@ def _rates(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
         axes = figure.add_subplot()
         axes.set_title("Commit rate over time")
         axes.set_xlabel("time (s)")
-        axes.set_ylabel("commits a second and worker")
+        axes.set_ylabel("commits per second and worker")
         for run in runs:
             axes.stairs(*curves[run.name], baseline=None, color=colors[run.name], linewidth=2)
         known = np.concatenate([rates[rates > 0] for rates, _ in curves.values()])
@@ -155,7 +155,7 @@ def _rates(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
         _name_rates(axes, runs, curves, colors)
         png, svg = render(figure, "png"), render(figure, "svg")
     means = {run.name: _mean_rate(run) for run in runs}
-    caption = "Mean over the workers; each step is the time of some commits."
+    caption = "Mean over the workers; each step spans several commits."
     if is_log:
         caption += " The axis is logarithmic."
     words = [f"{name}: {number(mean)} on average" for name, mean in means.items()]
@@ -163,7 +163,7 @@ def _rates(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
         name="commit-rate",
         heading="Commit rate over time",
         caption=caption,
-        alt=f"Commits a second and worker over time. {'; '.join(words)}.",
+        alt=f"Commits per second and worker over time. {'; '.join(words)}.",
         png=png,
         svg=svg,
     )
@@ -234,16 +234,16 @@ def _search(name: str, run: Run, notes: Sequence[Noted], color: str) -> Picture:
 
 def _search_caption(found: Sequence[Search]) -> str:
     parts = [
-        "A rate is tried for one window; the reward says how fast the validation loss fell in "
-        "it. The search goes up as long as the reward rises; a ring marks the rate that stays."
+        "A rate is tried for one window; the reward measures how fast the validation loss fell "
+        "in it. The search continues upward while rewards rise; a ring marks the final rate."
     ]
     if len(found) > 1:
         parts.append("A later search is darker than those before.")
     if _are_relative(found):
         parts.append("Rewards are given as shares of the best of each search.")
     parts.append(
-        "Implicit momentum is what asynchrony adds by itself, by Theorem 1 of ADSP with the "
-        "commits and steps of the window; explicit is the optimizer\u2019s."
+        "Implicit momentum is the momentum that asynchrony adds, by Theorem 1 of ADSP with the "
+        "commits and steps of the window; explicit momentum is the optimizer\u2019s."
     )
     return " ".join(parts)
 
@@ -258,7 +258,7 @@ def _draw_rewards(axes: Axes, found: Sequence[Search], color: str) -> None:
     is_relative = _are_relative(found)
     axes.set_title("Reward of each rate tried", fontsize=11)
     axes.set_xlabel("commits of each worker in the window")
-    axes.set_ylabel("reward, of the best of its search" if is_relative else "reward")
+    axes.set_ylabel("reward, relative to the best" if is_relative else "reward")
     axes.axhline(0, color=MUTED, linewidth=0.8)
     for index, each in enumerate(found):
         if not each.rewards:

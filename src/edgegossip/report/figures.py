@@ -62,7 +62,7 @@ EPOCHS = Quantity(
     "epochs",
     "epochs",
     "epochs (samples processed by all workers / training samples)",
-    "Speed taken out: equal work counts equally, on any machine and at any speed. A curve "
+    "Independent of speed: equal work counts equally on any machine. A curve "
     "further right needs more samples for the same {metric}.",
     lambda evaluation: evaluation.epochs,
     lambda epochs: f"{number(epochs)} epochs",

@@ -32,7 +32,7 @@ MAX_SPEEDS = 8
 
 
 def story(folder: ReportData) -> list[str]:
-    """Describe setting, outcome, traffic and faults, in a sentence or two each."""
+    """Describe the setting, outcome, traffic and faults, each in a sentence or two."""
     if folder.is_comparison:
         parts = [_setting(folder), _race(folder), balance(folder)]
         parts += [_traffic(folder), _bound(folder)]
@@ -125,7 +125,7 @@ def _notice(run: Run) -> str | None:
     if ended is None:
         return (
             f"{run.name} has no end in its log: the process was killed or is still running. "
-            f"What follows goes up to {at}{_clock(run)}."
+            f"This report covers the time up to {at}{_clock(run)}."
         )
     if run.is_complete:
         return None

@@ -143,11 +143,11 @@ def _sentence(run: Run) -> str:
     rates = number(tried[0]) if tried else ""
     if len(tried) > 1:
         rates += f" to {number(tried[-1])}"
-    outcome = f"kept {listing(list(dict.fromkeys(kept)))}" if kept else "came to no end"
+    outcome = f"kept {listing(list(dict.fromkeys(kept)))}" if kept else "did not finish"
     who = server_words([run])
-    text = f"In {run.name} {who} tried {rates} commits a window and {outcome}."
+    text = f"In {run.name} {who} tried {rates} commits per window and {outcome}."
     momentum, explicit = _row(run).implicit_momentum, explicit_momentum(run)
     if momentum is None:
         return text
-    beside = "" if explicit is None else f", beside an explicit one of {number(explicit)}"
+    beside = "" if explicit is None else f", plus an explicit one of {number(explicit)}"
     return f"{text} The implicit momentum was {number(momentum)} in the median window{beside}."

@@ -150,9 +150,9 @@ def _work(runs: Sequence[Run], rows: Sequence[StageRow], colors: Mapping[str, st
     return Picture(
         name="stage-work",
         heading=heading,
-        caption="Share of time in which each stage trained; the rest it waited for a batch "
-        "from below, or for an answer or room above. A stage at 100\u00a0% is never idle, and "
-        "sets the pace. On grey, stages still fill, or run empty: the table leaves that out.",
+        caption="Share of time in which each stage trained; otherwise it waited for a batch "
+        "from below, or for an answer or space above. A stage at 100\u00a0% is never idle, and "
+        "sets the pace. On gray, stages still fill or drain: the table excludes these times.",
         alt="Share of time in which each stage trained. "
         + _alt(rows, runs, lambda row: f"worked {percent(row.worked, 0)}"),
         png=png,
@@ -191,10 +191,10 @@ def _queues(
     return Picture(
         name="stage-queues",
         heading="What waited, over time",
-        caption="Left, batches that have come from below and wait to be trained on: a long "
-        "queue is one before a slow stage. Right, batches that a stage has sent up and that "
-        "are not answered. Thick lines are the longest in the time of ten trainings, thin ones "
-        "the lengths at its end. The first stage has none below it, the last none above.",
+        caption="Left: batches from below that wait for training; a slow stage has a long "
+        "queue. Right: unanswered batches that a stage has sent up. Thick lines show the "
+        "maximum over ten training steps, thin lines the length at their end. The first stage "
+        "has no stage below it, and the last none above.",
         alt="Longest queues of each stage. " + _alt(rows, runs, _said_of_queues),
         png=png,
         svg=svg,
@@ -260,11 +260,10 @@ def _gradients(
     return Picture(
         name="stage-gradients",
         heading=heading,
-        caption="Cosine of the gradient that a stage predicts and the one that comes back for "
-        "the same batch: at 1 they point the same way, at 0 the prediction says nothing. Dots "
-        "are single batches, lines their means over some time. To the last stage but one the "
-        "true gradient comes back; further down, it rests on the predictions of the stages "
-        "above.",
+        caption="Cosine between the gradient that a stage predicts and the one that comes back "
+        "for the same batch: 1 means the same direction; at 0 the prediction is useless. Dots "
+        "are single batches, lines their moving means. The second-to-last stage gets the true "
+        "gradient; gradients further down depend on the predictions of the stages above.",
         alt="Cosine of synthetic and true gradient, median of the second half. "
         + _alt(rows, runs, lambda row: "" if row.cosine is None else f"{row.cosine:.2f}"),
         png=png,

@@ -205,7 +205,7 @@ def _caption(run: Run, ranks: list[Rank], window: Seconds) -> str:
     if window < run.log.duration:
         parts.append(
             f"The timeline stops after {seconds(window)} of {seconds(run.log.duration)}, "
-            "so that single bars can be seen; the shares are of the whole run."
+            "so that single bars are visible; the shares cover the whole run."
         )
     if len(ranks) < len(run.workers):
         parts.append(

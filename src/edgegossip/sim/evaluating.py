@@ -31,7 +31,7 @@ class FunctionEvaluator:
     """An evaluator that calls a function.
 
     Args:
-        measure: Returns loss and metrics of parameters.
+        measure: Returns the loss and metrics of parameters.
         cost: As in `Evaluates`.
     """
 

@@ -56,7 +56,7 @@ class Membership:
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None
     ) -> bool:
-        """Whether a partition separates two workers at `now`, or has since the time `since`."""
+        """Whether a partition has separated two workers at any time from `since` to `now`."""
         since = now if since is None else since
         return any(
             p.start <= now and since < p.end and p.separates(one, other)

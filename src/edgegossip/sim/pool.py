@@ -106,7 +106,7 @@ class _Later:
 
 
 class _Waiting:
-    """Training that starts when its result, or that of training waiting with it, is needed."""
+    """Training that waits with others, and starts when the result of any is needed."""
 
     __slots__ = ("_start", "outcome", "prepared")
 

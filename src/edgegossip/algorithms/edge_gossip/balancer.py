@@ -97,7 +97,7 @@ class Balancer:
         ValueError: If a threshold is out of range.
 
     References:
-        Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 1. Departure: failures are
+        Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, Algorithm 1. Departures: failures are
         compared with the threshold after the loop over platforms, not within it; a platform
         without data is never the fastest.
 

@@ -24,14 +24,14 @@ def require_fixed_roles(inner: Algorithm[Any], num_workers: int) -> None:
     """Raise `ValueError` unless every worker of `inner` trains its own whole model."""
     if inner.traits.changes_roles:
         raise ValueError(
-            "standby must be 0 within EdgeGossip: one that is elected trains on, and has no "
-            "forecast to go by"
+            "standby must be 0 within EdgeGossip: an elected server continues to "
+            "train, without a forecast"
         )
     num_slices = max(inner.role(rank).num_slices for rank in range(num_workers))
     if num_slices > 1:
         raise ValueError(
-            f"num_servers must be 1 within EdgeGossip, got {num_slices}: platforms tell their "
-            "forecasts with whole models, not with slices"
+            f"num_servers must be 1 within EdgeGossip, got {num_slices}: forecasts are "
+            "sent with whole models, not with slices"
         )
 
 
@@ -52,7 +52,7 @@ class PlatformForecast:
     inherited: tuple[Rank, ...] = ()
 
     def message(self) -> Message:
-        """Make a message with throughput, cost, and the workers whose data was taken over."""
+        """Make a message with the throughput, cost, and workers whose data was taken over."""
         inherited = {_INHERITED: torch.tensor(self.inherited)} if self.inherited else {}
         numbers = {"throughput": self.throughput, "epoch_cost": self.epoch_cost}
         return Message("forecast", self.round, inherited, numbers)

@@ -89,10 +89,10 @@ class EdgeGossip(Algorithm[BalancedState]):
     fastest worker. To keep its measurements up to date, it spends at most a tenth of the time
     on single steps.
 
-    Virtual time is charged for forecasts, for aggregation (before the first epoch, which
-    reduces that epoch's share), for looks at aggregated points (a third of a sample for each
-    point), and for training. The correction has no effect if a pass would take all workers
-    equally long.
+    Virtual time is charged for forecasts, for aggregation, for looks at aggregated points (a
+    third of a sample for each point), and for training. Aggregation precedes the first epoch
+    and reduces that epoch's share. The correction has no effect if a pass would take all
+    workers equally long.
 
     Args:
         inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. A parameter
@@ -114,9 +114,10 @@ class EdgeGossip(Algorithm[BalancedState]):
             equally, but amplifies the noise of workers with few steps. At 1/2, with equal
             amounts of data, the noise of all workers counts the same.
         max_mean_factor: Limit on the mean of the factors over all workers, at least 1. If
-            speeds differ so much that :math:`\beta` would exceed this limit, the largest
-            :math:`\beta` that respects it is used: a mean of 2 diverges, because each worker's
-            change already leads close to its own minimum in the directions of large curvature.
+            speeds differ so much that `correction` would lead to a higher mean, the largest
+            :math:`\beta` within the limit is used. With a mean of 2, training diverges, because
+            each worker's change already leads close to its own minimum in the directions of
+            large curvature.
         timeout: Seconds to wait for forecasts; None for 5 % of the duration of the worker's own
             epoch. A failed platform does not wait.
         max_age: Epochs after which `gossip` forgets the fastest worker; None for
@@ -178,7 +179,7 @@ class EdgeGossip(Algorithm[BalancedState]):
         topology = self.inner.traits.topology
         if topology is None:
             raise ValueError(
-                f"EdgeGossip balances algorithms over a topology, got {self.inner!r} without; "
+                f"EdgeGossip needs an algorithm with a topology, but {self.inner!r} has none; "
                 "name one in its traits"
             )
         return topology.num_workers

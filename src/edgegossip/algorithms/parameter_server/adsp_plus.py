@@ -87,7 +87,7 @@ class ADSPPlus(ParameterServer):
         if self.min_interval >= self.window:
             raise ValueError(
                 f"min_interval must be below window, got {self.min_interval:g} and "
-                f"{self.window:g}; nobody would commit within a window"
+                f"{self.window:g}; no worker could commit within a window"
             )
 
     def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:

@@ -57,8 +57,8 @@ class BatchTuneState(WorkerState):
 class BatchTune(Algorithm[BatchTuneState]):
     r"""Give fast workers larger batches and slow workers smaller ones, with the same total.
 
-    With :math:`v_i` the samples per second of worker :math:`i`, measured while it trains, and
-    :math:`B` the task's batch size, :math:`M` workers take batches of
+    If worker :math:`i` trains at :math:`v_i` samples per second, and the task's batch size is
+    :math:`B`, the :math:`M` workers take batches of
 
     .. math:: B_i = B\, M \frac{v_i}{\sum_{j=1}^{M} v_j}
 
@@ -90,13 +90,13 @@ class BatchTune(Algorithm[BatchTuneState]):
         check_ranges(self, smoothing="in [0, 1)")
         if self.inner.standby:
             raise ValueError(
-                f"standby must be 0 within BatchTune, got {self.inner.standby}; a worker that "
-                "is elected would not know the others' speeds"
+                f"standby must be 0 within BatchTune, got {self.inner.standby}; an elected "
+                "server would not know the workers' speeds"
             )
         if self.inner.num_servers > 1:
             raise ValueError(
-                f"num_servers must be 1 within BatchTune, got {self.inner.num_servers}; batch "
-                "sizes are told by one server"
+                f"num_servers must be 1 within BatchTune, got {self.inner.num_servers}; only "
+                "a single server can set batch sizes"
             )
 
     @property

@@ -55,9 +55,9 @@ class Election:
         lost: Unreachable ranks, as keys.
         is_leading: Whether this rank serves.
         misses_leader: Whether the server is lost, restarted or unknown.
-        followers: While leading: ranks that have sent a message in this term since the last
+        followers: On the leader, ranks that have sent a message in this term since the last
             announcement, as keys.
-        must_confirm: While leading: whether most ranks were unreachable for a while and may
+        must_confirm: On the leader, whether most ranks were unreachable for a while and may
             have another server by now.
         num_attempts: Number of attempts to be elected since the server was lost.
     """
@@ -87,9 +87,7 @@ class Election:
 
     @property
     def may_merge(self) -> bool:
-        """While leading: whether most ranks are reachable and, after an outage, follow this
-        rank.
-        """
+        """On the leader, whether most ranks are reachable and, after an outage, follow it."""
         return self.has_majority and not self.must_confirm
 
     @property

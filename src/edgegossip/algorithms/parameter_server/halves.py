@@ -51,7 +51,7 @@ class StandbyState(WorkerState):
         server: The half that serves; None on ranks that do not.
         copy: The newest model received from the server; None if there is none.
         age: Age of that model.
-        recent: On the server: workers that have committed, as keys, most recent last.
+        recent: On the server, workers that have committed, as keys, most recent last.
         held: The answer to the worker on this rank, held back until other ranks have its model.
         held_for: The other ranks that must have the model, as keys.
         timers: Active timers of `server`, as keys.

@@ -141,12 +141,12 @@ class ParameterServer(Committing):
         if self.num_servers > 1 and self.standby:
             raise ValueError(
                 f"num_servers must be 1 with standby={self.standby}, got {self.num_servers}; "
-                "nobody can be elected for a slice of the model - leave one of them out"
+                "no worker can be elected for a slice of the model, so set only one of them"
             )
         if not 0 <= self.standby <= self.num_workers:
             raise ValueError(
                 f"standby must be within [0, num_workers], got {self.standby} of "
-                f"{self.num_workers}; it says how many workers are kept up to date"
+                f"{self.num_workers}; it is the number of workers to keep up to date"
             )
         check_ranges(self, num_workers="at least 1", num_servers="at least 1")
         super().__post_init__()

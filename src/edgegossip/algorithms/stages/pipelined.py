@@ -90,9 +90,9 @@ class Pipelined(Stages):
         found, local_steps = super().warnings(setting), self.inner.traits.local_steps
         if local_steps is not None and local_steps < self.max_passed(0):
             found.append(
-                f"the first stage waits for its {local_steps} local steps before it begins "
-                f"others, so no more batches are in flight, though {self.max_passed(0)} may "
-                "be; raise the inner algorithm's local_steps, or lower in_flight"
+                f"the first stage finishes its {local_steps} local steps before it begins "
+                f"more, so no more batches are in flight, although {self.max_passed(0)} are "
+                "allowed; raise the inner algorithm's local_steps, or lower in_flight"
             )
         return found
 

@@ -103,7 +103,7 @@ class StageLinks(Algorithm[StageState]):
         if topology is not None and topology.num_workers != self.num_first:
             raise ValueError(
                 f"inner is for {topology.num_workers} workers, but num_first is "
-                f"{self.num_first}; it keeps together the workers of the first stage alone"
+                f"{self.num_first}; it runs only the workers of the first stage"
             )
 
     # Ranks and stages.
@@ -143,8 +143,8 @@ class StageLinks(Algorithm[StageState]):
         found = self.inner.warnings(setting)
         if setting.drops_messages and self.forget_after is None:
             found.append(
-                "the network loses messages, and a stage waits for each answer without "
-                "end; set forget_after"
+                "the network loses messages, and a stage waits forever for a lost "
+                "answer; set forget_after"
             )
         return found
 

@@ -123,14 +123,14 @@ class StageState(WorkerState):
     """State of a worker: its stage's `params`, and the first stage's last known `round`.
 
     Attributes:
-        inner: In the first stage: the state of its own algorithm.
+        inner: State of the first stage's own algorithm; None in other stages.
         num_samples: Training samples of this worker.
-        piece: In the first stage: the current work for that algorithm.
+        piece: Current work for that algorithm; None without any.
         next_batch: Local number of the next batch.
         pending: Unanswered batches sent up, by number, oldest first, with the data that their
             answers need.
-        answers: Answers that are not used yet.
-        waiting: Batches from below that are not trained yet.
+        answers: Answers that have not been used yet.
+        waiting: Batches from below that have not been used for training yet.
         origins: Sender and message numbers of each unanswered batch, by its local number.
         present: Number of the current batch.
         is_training: Whether a `Train` is running.

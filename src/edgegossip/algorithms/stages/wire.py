@@ -132,7 +132,7 @@ def check_batch(
     if low < 0 or high >= num_classes:
         raise LocalProtocolError(
             f"{name} gives labels from {low} to {high}, but num_classes is {num_classes}; "
-            "labels are from 0 to one less"
+            "labels must be from 0 to num_classes - 1"
         )
 
 

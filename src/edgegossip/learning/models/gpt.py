@@ -19,7 +19,7 @@ def gpt(
     num_layers: int = 5,
     num_heads: int = 4,
 ) -> nn.Module:
-    """Build a GPT: tokens, int64 [batch, length], to logits, [batch, length, num_tokens].
+    """Build a GPT from tokens, int64 [batch, length], to logits [batch, length, num_tokens].
 
     The defaults have about a million parameters. There is no dropout, and input and output
     embeddings are separate. Samples may be shorter than the context.

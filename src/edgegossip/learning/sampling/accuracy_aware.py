@@ -110,7 +110,7 @@ class AccuracyAware:
             ):
                 return x, y
         raise DataError(
-            f"{type(self.selection).__name__} goes by the losses of aggregated points, means "
+            f"{type(self.selection).__name__} uses the losses of aggregated points, means "
             "of similar samples, which tokens and samples other than pairs (x, y) do not have; "
             "choose Random() or Cyclic()"
         )

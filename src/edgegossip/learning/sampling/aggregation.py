@@ -113,9 +113,10 @@ class Aggregator:
         """Cost of `fit`, as the FLOPs of training that takes the same time.
 
         The simulator divides this cost by a platform's FLOP/s in training to get the time of
-        `fit`. Formulas count operations; their constants were measured on one core that trains
-        LeNet-5 on CIFAR-10 with batches of 64 at 2.1e10 FLOP/s, and hold within a factor of 1.5
-        for 1,000 to 15,000 samples of MNIST, CIFAR-10 and HAR (`benchmarks/aggregation.py`).
+        `fit`. The formulas count operations. Their constants were measured on one core that
+        trains LeNet-5 on CIFAR-10 with batches of 64 at 2.1e10 FLOP/s. For 1,000 to 15,000
+        samples of MNIST, CIFAR-10 and HAR, the cost is accurate to within a factor of 1.5
+        (`benchmarks/aggregation.py`).
 
         Args:
             num_samples: Samples in the shard.

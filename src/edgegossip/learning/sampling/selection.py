@@ -271,9 +271,9 @@ class Random(Selection):
 class Focused(Selection):
     r"""Revisit unlearned samples; the more redundant the data, the more often.
 
-    The losses on aggregated points show how redundant the data is. With :math:`c` the mean
+    The losses on aggregated points show how redundant the data is. Let :math:`c` be the mean
     probability that the model gives to the classes of newly measured points
-    (:math:`e^{-\mathrm{loss}}`), the part
+    (:math:`e^{-\mathrm{loss}}`). Then the share
 
     .. math:: f = c^s / (c^s + (1 - c)^s)
 

@@ -275,7 +275,7 @@ def _runs_in_order(module: nn.Module) -> bool:
 
 
 def _sequence(named: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
-    """A module of blocks in sequence, at their paths within the model."""
+    """Make a module that runs blocks in sequence; blocks keep their paths in the model."""
     stage = nn.Sequential()
     for path, block in named:
         *parents, name = path.split(".")
@@ -346,8 +346,8 @@ def _require_same(
         ):
             mode = "training" if is_training else "evaluation"
             raise ValueError(
-                f"in {mode} mode, the named blocks one behind the other do not give what the "
-                f"{type(module).__name__} does: its forward also does something else, or in "
+                f"in {mode} mode, the named blocks in sequence do not give the outputs of the "
+                f"{type(module).__name__}: its forward does something else, or runs them in "
                 "another order; move that into a block"
             )
 

@@ -36,7 +36,8 @@ class BlockCost:
     """Cost of one block, for one training sample.
 
     Args:
-        work: Work of forward and backward pass, in FLOPs, or in seconds on a reference machine.
+        work: Work of the forward and the backward pass, in FLOPs, or in seconds on a reference
+            machine.
         num_outputs: Number of entries of the block's output activations, at least 0.
         num_bytes: Size of these activations in bytes, at least 0.
         num_params: Number of trainable parameters, at least 0.
@@ -174,9 +175,9 @@ def plan_cut(
     r"""Minimize the time per sample of the slowest stage or link.
 
     Machines and links all work at once, each on a different batch, so the slowest sets the
-    pace. With :math:`w_i` the work of block :math:`i`, :math:`s_k` the speed of machine
-    :math:`k` and :math:`d_k(i)` the time that the link into it needs for the output of block
-    :math:`i - 1`,
+    pace. Block :math:`i` has work :math:`w_i`, machine :math:`k` has speed :math:`s_k`, and the
+    link into machine :math:`k` needs time :math:`d_k(i)` for the output of block
+    :math:`i - 1`. Then
 
     .. math:: T_k(j) = \min_{i < j} \max(T_{k-1}(i), d_k(i), (w_i + ... + w_{j-1}) / s_k)
 
@@ -247,7 +248,7 @@ def _best(
     """The least value of any assignment of blocks to machines; None if none is allowed.
 
     Args:
-        shape: Number of blocks and of machines.
+        shape: Numbers of blocks and machines.
         start: Value before any block is assigned.
         extend: ``extend(value, machine, first, last)``: the value when `machine` gets blocks
             ``first`` to ``last - 1`` next, nondecreasing in `value`; None if not allowed.

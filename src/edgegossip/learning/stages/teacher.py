@@ -50,7 +50,8 @@ class Teacher(ABC):
         """Learn from the returned gradient of the mean loss for `activations`.
 
         Returns:
-            The cosine between predicted and returned gradient; None without a prediction.
+            The cosine between the predicted and the returned gradient; None without a
+            prediction.
         """
         return None
 

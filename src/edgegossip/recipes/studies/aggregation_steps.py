@@ -9,7 +9,7 @@ from edgegossip.experiments.study import Row
 from edgegossip.recipes.studies.scoreboard import middle
 
 STEPS = ("reduction", "division", "means")
-CLOCK = "Processor time on one thread of this machine; the paper's machine is another."
+CLOCK = "Processor time on one thread of this machine; the paper's machine is different."
 
 
 def steps_panel(title: str, groups: Mapping[str, Iterable[Row]]) -> Panel:

@@ -128,7 +128,7 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
     return Study(
         name="edgegossip/fig3",
         is_timed=True,
-        title="Which technique of aggregation is fast, and whose points can be learned from?",
+        title="Which aggregation technique is fast, and which one's points suit learning?",
         printed=(
             "Eight combinations of reduction and division are compared with AlexNet at ratio "
             "5, and three selected: SVD of single points with k-means, incremental SVD with "
@@ -232,7 +232,7 @@ def _fig3_panels(part: str, rows: Sequence[Row]) -> list[Panel]:
 
 def _fig3_table(groups: Sequence[list[Row]]) -> Table:
     return Table(
-        heading="Ours, and what the paper says",
+        heading="Our results and the paper's statements",
         columns=(
             ("model", "text"),
             ("ratio", "number"),

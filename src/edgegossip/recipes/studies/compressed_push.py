@@ -52,8 +52,9 @@ NUM_WORKERS_BY_SUBJECT = 7
 
 PRINTED = (
     "The abstract prints one number: 466 times less communication at about 1 % loss of "
-    "accuracy, ResNet-20 and VGG11 on CIFAR-10. It is what the largest 1 % in 32 bits with "
-    "16-bit positions come to (66.7 times), times the 7 neighbors in a complete graph of 8.",
+    "accuracy, ResNet-20 and VGG11 on CIFAR-10. This is the factor of the largest 1 % in 32 "
+    "bits with 16-bit positions (66.7), multiplied by the 7 neighbors in a complete graph of "
+    "8.",
     "Its tables of accuracy were not available to us.",
 )
 
@@ -218,7 +219,7 @@ def table_iid(settings: StudySettings = StudySettings()) -> Study:
     }
     return _study(
         "sparse-push/table-iid",
-        "How few bytes do workers in a directed ring need, and at what loss of accuracy?",
+        "How few bytes do workers in a directed ring need, and how much accuracy is lost?",
         settings,
         lambda problem: {"even data": (IID(), runs)},
     )
@@ -245,7 +246,7 @@ def table_skew(settings: StudySettings = StudySettings()) -> Study:
 
     return _study(
         "sparse-push/table-skew",
-        "What does skewed data cost, and what brings it back?",
+        "How much accuracy does skewed data cost, and what restores it?",
         settings,
         lambda problem: {
             setting: (partition, SKEW_RUNS)
@@ -291,7 +292,7 @@ def time_varying(settings: StudySettings = StudySettings()) -> Study:
     }
     return _study(
         "sparse-push/time-varying",
-        "Does it hold where the graph changes from round to round?",
+        "Are the results similar if the graph changes from round to round?",
         settings,
         lambda problem: held,
         problems=(MNIST_LENET5, HAR_CNN),

@@ -78,14 +78,14 @@ def consensus(settings: StudySettings = StudySettings()) -> Study:
     grid = SHORT if settings.short else Grid()
     return Study(
         name="sparse-push/consensus",
-        title="Which consensus step goes with which compression?",
+        title="Which consensus step suits which compression?",
         printed=(
-            "The paper's choice of steps is not available to us. Code of its first author "
-            "takes 1 without compression, and 0.01 where 1 % is kept.",
+            "The paper's choice of steps is not available to us. The first author's code "
+            "uses 1 without compression, and 0.01 if 1 % is kept.",
         ),
         scaled_down=(
             f"{NUM_WORKERS} workers in a directed ring with quadratics of {grid.dim} "
-            f"parameters and random optima stand for models; {grid.num_rounds:,} rounds each.",
+            f"parameters and random optima replace models; {grid.num_rounds:,} rounds each.",
         ),
         settings={**settings.plain(), "grid": dataclasses.asdict(grid)},
         cells=tuple(_cells(grid, settings.seeds[0])),
@@ -186,11 +186,11 @@ def _exhibit(grid: Grid, rows: Mapping[str, Row]) -> Exhibits:
         return Exhibits()
     figure = Figure(
         name="consensus",
-        heading="How far apart workers end",
+        heading="Final distance between workers",
         caption="Root mean square distance of the workers from their mean after the last "
-        "round, over that of their optima; hatched: diverged. The line is the default step, "
-        "the compressor's own. With lr 0 workers only average; with more, each pulls "
-        "towards an optimum of its own, and some distance must remain.",
+        "round, divided by that of their optima; hatched: diverged. The line is the default "
+        "step, the compressor's own. With lr 0 workers only average; otherwise each pulls "
+        "toward its own optimum, so some distance must remain.",
         panels=panels,
     )
     return Exhibits(figures=(figure,), tables=(_table(grid, rows),))
@@ -227,7 +227,7 @@ def _table(grid: Grid, rows: Mapping[str, Row]) -> Table:
         largest = max((step for _, step in known), default=None)
         lines.append((row["run"], row["lr"], row["keep_ratio"], step, error, largest))
     return Table(
-        heading="The best steps of those tried",
+        heading="The best of the tried steps",
         columns=(
             ("run", "text"),
             ("lr", "number"),
@@ -237,5 +237,5 @@ def _table(grid: Grid, rows: Mapping[str, Row]) -> Table:
             ("largest that holds", "number"),
         ),
         rows=tuple(lines),
-        note="The distance of the workers from their mean, over that of their optima.",
+        note="The workers' distance from their mean, divided by that of their optima.",
     )

@@ -86,7 +86,7 @@ class LanguageContest:
 
     Args:
         setting: Key of `SETTINGS`.
-        model: Settings of model, optimizer and machines.
+        model: Settings of the model, the optimizer and the machines.
         names: Names of the contenders.
         seeds: Seeds of the results.
         is_short: Whether to learn from the package's own source instead of books.
@@ -211,7 +211,7 @@ def authors(
     ]
     return Study(
         name="language/authors",
-        title="How many bits does a character cost, after how much time and how many bytes?",
+        title="How many bits per character are reached, in what time and with how many bytes?",
         printed=("No paper compares these systems on unequal machines.",),
         scaled_down=(_scale(model),),
         settings={
@@ -236,10 +236,10 @@ def _scale(model: LanguageSettings) -> str:
 
 NOTE = (
     "Medians over the seeds; four machines of speed 1, 0.8, 0.33 and 0.25, 100 Mbit/s, the "
-    "same time and equally many looks for all. The target is the least bits per character of "
-    "`diloco` with the same seed. The bound is what not waiting can bring by itself. The "
-    "learning rate is the better of two, on held-out text with another seed. Bytes are all "
-    "that is sent, over the workers."
+    "same time and equally many evaluations for all. The target is the lowest bits per "
+    "character of `diloco` with the same seed. The bound is the speed-up from eliminating "
+    "waiting alone. The learning rate is the better of two, on held-out text with another "
+    "seed. Bytes are the total sent, divided by the number of workers."
 )
 
 

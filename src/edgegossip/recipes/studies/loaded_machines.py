@@ -56,7 +56,7 @@ def contention(
     limit = work_limit(settings)
     return race_study(
         "contention",
-        "What are profile and blocks worth where other programs load the machines?",
+        "How much do profiles and blocks help if other programs load the machines?",
         settings,
         [
             race
@@ -65,8 +65,8 @@ def contention(
         ],
         partial(speedup_exhibits, "contention"),
         printed=(
-            "The paper's forecasts are once an epoch, from a profile; it runs WordCount and "
-            "Sort beside the training, and prints no numbers for this comparison.",
+            "The paper forecasts once per epoch, from a profile; it runs WordCount and "
+            "Sort during training, and prints no numbers for this comparison.",
         ),
         scaled_down=(
             "Loads are drawn, in phases of 8 s on average, like those of WordCount and Sort. "

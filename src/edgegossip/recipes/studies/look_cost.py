@@ -194,12 +194,12 @@ def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
         return Exhibits()
     figure = Figure(
         name="fig8",
-        heading="What looking at aggregated points takes of an epoch",
+        heading="Share of an epoch for looks at aggregated points",
         caption="Accounted: what the simulator charges, a third of a training sample for each "
-        "point; over all workers, of whom slow ones look at as many points but train less, and "
-        "for the fastest, who trains on all of its data. Measured: on one thread of this "
-        "machine. Shares are of looks and training. Paper: its average over all cases. The "
-        "parts are those of the fastest worker; nothing is exchanged where they are measured.",
+        "point; over all workers (slow ones look at as many points but train less), and for "
+        "the fastest, which trains on all of its data. Measured: on one thread of this "
+        "machine. Shares are of looks plus training. Paper: its average over all cases. The "
+        "parts are those of the fastest worker; measurements do not include exchanges.",
         panels=(
             _shares_panel(cases),
             _parts_panel(cases, "accounted", ACCOUNTED_PARTS),

@@ -227,12 +227,12 @@ def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
             (f"{num_layers}", run, median(errors), PUBLISHED[run][num_layers])
             for (num_layers, run), errors in found.items()
         ),
-        note="Medians over the seeds of the mean of the last five looks, one an epoch.",
+        note="Medians over the seeds of the mean of the last five evaluations, one per epoch.",
     )
     first = min(row["seed"] for row in rows.values())
     figure = Figure(
         name="published",
-        heading="Accuracy of dense layers that are trained apart",
+        heading="Accuracy of dense layers that are trained separately",
         caption="One seed.",
         panels=tuple(
             curves(

@@ -71,8 +71,8 @@ def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
         return ()
     return (
         f"The others run until they have processed {wanted:g} times as many samples as "
-        "EpochGossip, or for its time if that is shorter; all of them for the same virtual "
-        "time.",
+        "EpochGossip, or for its time if that is shorter; all of them run for the same "
+        "virtual time.",
     )
 
 

@@ -137,8 +137,8 @@ def race_table(
     note = (
         f"Medians over the seeds; a dash: {dash}, or it has no epochs. The target is "
         f"EpochGossip's best accuracy less {100 * target_gap:g} percentage points{looks}. The "
-        "bound is what not waiting alone can bring, in samples per second: sum(v) / (E v_min). "
-        "At equal epochs, the paper's measure, a slow platform does less work than in "
+        "bound is the gain in samples per second from eliminating waiting alone: sum(v) / (E "
+        "v_min). At equal epochs, the paper's measure, a slow platform does less work than in "
         "EpochGossip and the bound is T_max / T_min: read it together with the loss of "
         "accuracy. Final accuracy is the mean over the last fifth of the time."
     )

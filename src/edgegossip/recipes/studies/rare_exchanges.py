@@ -1,7 +1,8 @@
 """Compressed exchanges against equally rare dense ones, all with tuned learning rates.
 
-"Sends 500 times less than dense push-sum after each step" has two factors: fewer exchanges, and
-smaller messages. The control for the second factor sends whole models just as rarely.
+Compared with dense push-sum after each step, compressed runs send about 500 times fewer bytes,
+for two reasons: fewer exchanges and smaller messages. The control for the second reason sends
+whole models just as rarely.
 
 Fields of a row, in addition to those of `slow_links`:
     lr: Learning rate of the run.
@@ -165,7 +166,7 @@ def controls(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> 
     depends_on, cells = settings_and_cells(contests, settings)
     return Study(
         name="sparse-push/controls",
-        title="What does compression cost, apart from what rare exchanges cost?",
+        title="What does compression cost, in addition to infrequent exchanges?",
         printed=PRINTED,
         settings={
             **depends_on,
@@ -181,9 +182,9 @@ def controls(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> 
 
 NOTE = (
     "Medians over the seeds, and ranges. Accuracy of the averaged model, the mean of the last "
-    "five looks. Lost: the control's accuracy less this run's, seed by seed. Less: what the "
-    "control sends, over what the run sends. The control sends whole models after as many "
-    "steps; each run has the best of three learning rates."
+    "five evaluations. Lost: the control's accuracy minus this run's, seed by seed. Less: the "
+    "control's bytes divided by the run's. The control sends whole models after as many steps; "
+    "each run has the best of three learning rates."
 )
 
 

@@ -149,7 +149,7 @@ def search(settings: StudySettings = DEFAULTS) -> Study:
             "choice that this led to had ended in a divergence before.",
         ),
         scaled_down=(
-            f"Windows of {WINDOW:g} s, ten steps of the fastest, for the paper's 60.",
+            f"Windows of {WINDOW:g} s, ten steps of the fastest, instead of the paper's 60 s.",
         ),
         settings={
             **depends_on,
@@ -190,7 +190,7 @@ def _contests(settings: StudySettings) -> list[Searches]:
 
 NOTE = (
     "A run has diverged if a loss was not finite, or the mean of its last ten test losses is "
-    "more than half above the least such mean before. Rates, momenta and losses are medians "
+    "more than 1.5 times the lowest such mean before. Rates, momenta and losses are medians "
     "over the seeds, at the end of the run."
 )
 
@@ -245,8 +245,8 @@ def _figure(lr: float, seed: int, rows: Mapping[str, Row]) -> Figure:
     mine = [row for row in rows.values() if (row["lr"], row["seed"]) == (lr, seed)]
     return Figure(
         name="search",
-        heading="What the searches try, and what it is worth",
-        caption=f"Learning rate {lr:g}, seed {seed}. A reward is there while a search is on.",
+        heading="The rates that the searches try, and their rewards",
+        caption=f"Learning rate {lr:g}, seed {seed}. Rewards are shown during a search.",
         panels=tuple(
             Panel(
                 title=label.capitalize(),

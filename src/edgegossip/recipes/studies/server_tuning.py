@@ -115,7 +115,7 @@ def trials(rows: Iterable[Row], group: str, run: str) -> list[Row]:
         row for row in rows if row["is_tuning"] and (row["group"], row["run"]) == (group, run)
     ]
     if not tried:
-        raise TrainingError(f"no trial of {run} on {group} ended, so nothing is tuned")
+        raise TrainingError(f"no trial of {run} on {group} finished, so nothing is tuned")
     return tried
 
 
@@ -153,7 +153,7 @@ def tuning_exhibits(contests: Sequence[ServerContest], rows: Mapping[str, Row]) 
     figure = Figure(
         name="tuning",
         heading="The best candidate of each method",
-        caption="One seed, which results do not have.",
+        caption="One seed, which no result uses.",
         panels=tuple(points),
     )
     return Exhibits(figures=(figure,), tables=(table,)) if told else Exhibits()
@@ -172,7 +172,7 @@ def _candidates(group: str, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
 
 
 NOTE = (
-    "A candidate is stopped when it has taken as long as the best before it of its method; a "
-    "dash: stopped, or not there in its time. Losses are of samples held out of the training "
-    "data, which no result is measured on."
+    "A candidate is stopped when it takes longer than its method's best candidate so far. A "
+    "dash: stopped, or the loss was not reached in time. Losses are measured on held-out "
+    "training samples, which no result uses."
 )

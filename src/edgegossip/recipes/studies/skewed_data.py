@@ -55,7 +55,7 @@ def skew(
     problems = (SHORT,) if settings.short else PROBLEMS
     return race_study(
         "skew",
-        "Is EdgeGossip as good where the workers' data differ?",
+        "Is EdgeGossip as good if the workers' data differ?",
         settings,
         [
             race
@@ -69,7 +69,7 @@ def skew(
             )
         ],
         partial(speedup_exhibits, "skew"),
-        printed=("The paper deals data evenly.",),
+        printed=("The paper divides the data evenly.",),
         scaled_down=(),
         target_gap=TARGET_GAP,
         window=window,

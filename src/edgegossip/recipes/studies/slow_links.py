@@ -158,13 +158,13 @@ def _mean_worker(row: Row) -> float:
 
 
 NOTE = (
-    "Medians over the seeds; a dash: never, or nothing to compare with. Accuracies are of the "
-    "end: of the averaged model, and of the workers' own. Lost: the dense run's mean worker "
-    "less this run's. Bytes are all that is sent, with headers, positions and weights, in all "
-    "rounds. Less: what dense push-sum with a step a round sends for as many samples on the "
-    "run's own graph, or on the complete one as the paper seems to count, over what the run "
-    f"sent. The target is the dense run's best accuracy less {100 * TARGET_GAP:g} pp; time is "
-    "virtual, on uplinks of 1 Mbit/s and 30 ms."
+    "Medians over the seeds; a dash: never, or nothing to compare with. Accuracies at the end "
+    "are those of the averaged model and of the workers' own models. Lost: the mean accuracy "
+    "of the dense run's workers minus that of this run's. Bytes include headers, positions and "
+    "weights in all rounds. Less: bytes of dense push-sum with one step per round and as many "
+    "samples, on the run's own graph or (as the paper seems to count) the complete one, "
+    "divided by the run's bytes. The target is the dense run's best accuracy less "
+    f"{100 * TARGET_GAP:g} pp; time is virtual, on uplinks of 1 Mbit/s and 30 ms."
 )
 
 
@@ -189,7 +189,7 @@ def contest_exhibits(
     found = placings(rows.values())
     caption = f"Curves: the averaged model, seed {contests[0].seed}."
     if has_bars:
-        caption += " Bars: medians over the seeds, thin lines their range."
+        caption += " Bars: medians over the seeds; thin lines: their range."
     figures = []
     for group in dict.fromkeys(each.group for each in contests):
         panels = [

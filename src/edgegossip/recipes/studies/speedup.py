@@ -84,7 +84,7 @@ def speedup(
     limit = work_limit(settings, max_work)
     return race_study(
         "speedup",
-        "How many times sooner does EdgeGossip get where EpochGossip gets?",
+        "How much sooner does EdgeGossip reach EpochGossip's accuracy?",
         settings,
         [
             race
@@ -99,8 +99,8 @@ def speedup(
             "at a loss of accuracy of 0.78 %, T_max / T_min not given.",
         ),
         scaled_down=(
-            "EpochGossip is trained once a seed: its accuracy after each epoch does not depend "
-            "on speeds, and when its epochs end on other machines is simulated without "
+            "EpochGossip is trained once per seed: its accuracy after each epoch does not "
+            "depend on speeds. The ends of its epochs on other machines are simulated without "
             "training.",
             *less_work(limit),
         ),
@@ -133,7 +133,7 @@ def selections(settings: StudySettings = StudySettings()) -> Study:
     limit = work_limit(settings)
     return race_study(
         "selections",
-        "Which selection of samples comes to EpochGossip's accuracy soonest?",
+        "Which selection of samples reaches EpochGossip's accuracy soonest?",
         settings,
         [
             race
@@ -198,13 +198,13 @@ def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
         "Speed-ups, with their bound",
         TARGET_GAP,
         dash="not in its time",
-        looks=", looked at after each of its epochs; the others after each of theirs, GoSGD "
+        looks=", evaluated after each of its epochs; the others after each of theirs, GoSGD "
         "twice in such a time",
     )
     equal_looks = [
         race_table(
             standings(rows.values(), gap, is_smoothed=True),
-            f"Speed-ups to {100 * gap:g} points less, with equally many looks",
+            f"Speed-ups to {100 * gap:g} points less, with equally many evaluations",
             gap,
             dash="not in its time",
             looks="; curves are means over intervals in which a run processes an epoch's worth "
@@ -215,9 +215,9 @@ def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
     figure = Figure(
         name=name,
         heading="Speed-up in time to EpochGossip's best accuracy less 0.3 points",
-        caption="Medians over the seeds, thin lines the range of those that got there; no bar: "
-        "most never did. Black: what not waiting alone can bring. Above it, a run also needed "
-        "fewer samples.",
+        caption="Medians over the seeds; thin lines: the range of those that reached it; no "
+        "bar: most never did. Black: the speed-up from eliminating waiting alone. Above it, a "
+        "run also needed fewer samples.",
         panels=panels,
     )
     return Exhibits(figures=(figure,), tables=(table, *equal_looks)) if found else Exhibits()

@@ -135,8 +135,8 @@ def stage_exhibits(name: str, setting: str, note: str, rows: Mapping[str, Row]) 
     panels = [panel for group in groups for panel in _panels(results, scores, group)]
     figure = Figure(
         name=name,
-        heading="Accuracy of models that are trained in stages",
-        caption="Bars: medians over the seeds, thin lines their range. Curves: one seed.",
+        heading="Accuracy of models trained in stages",
+        caption="Bars: medians over the seeds; thin lines: their range. Curves: one seed.",
         panels=tuple(panels),
     )
     table = score_table(scores, heading="Ours", note=note, setting=setting)

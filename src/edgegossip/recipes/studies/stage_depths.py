@@ -64,7 +64,7 @@ def stages(settings: StudySettings = DEFAULTS) -> Study:
         )
         for at in cuts
     ]
-    title = "What does it cost to cut a model more often?"
+    title = "How much do additional cuts of a model cost?"
     return _study("stages", title, settings, contests, "stages")
 
 
@@ -88,7 +88,7 @@ def vgg16(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Stu
         methods=methods,
         seeds=settings.seeds,
     )
-    title = "What does it cost to train the stages of a deep model apart?"
+    title = "How much does it cost to train the stages of a deep model separately?"
     return _study("vgg16", title, settings, [contest], "")
 
 
@@ -105,7 +105,7 @@ def _study(
         title=title,
         printed=(
             "VGG16: up to 15 points of accuracy lost; the gap grows with the number of "
-            "modules that are trained apart (HotEdge 2019, of which we know the abstract).",
+            "separately trained modules (HotEdge 2019; only the abstract is known to us).",
         ),
         scaled_down=(),
         settings={**depends_on, "contests": [each.plain() for each in contests]},

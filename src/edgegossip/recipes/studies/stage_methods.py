@@ -43,8 +43,8 @@ DIGITS = Problem(
 
 
 NOTE = (
-    "Medians over the seeds; as many samples for all, virtual time on equally fast machines."
-    " Accuracy is the mean of the last five looks, on test data. The learning rate is the "
+    "Medians over the seeds; equally many samples for all, virtual time on equal machines."
+    " Accuracy is the mean of the last five evaluations on test data. The learning rate is the "
     "best of three, on held-out data with another seed. The whole model is trained on one "
     "machine."
 )
@@ -77,7 +77,7 @@ def methods(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> S
     depends_on, cells = settings_and_cells(contests, settings)
     return Study(
         name="synthetic-gradients/methods",
-        title="What does it cost, and save, to train the stages of a model apart?",
+        title="How much does training the stages of a model separately cost and save?",
         printed=(
             "Eight layers, convolutional and fully connected: accuracy comparable to "
             "back-propagation, 11 % faster on several limited containers than the whole model "

@@ -115,10 +115,10 @@ def links(settings: StudySettings = StudySettings()) -> Study:
     depends_on, cells = settings_and_cells(contests, settings)
     return Study(
         name="synthetic-gradients/links",
-        title="Over which links do decoupled stages pass more samples than a pipeline?",
+        title="On which links do decoupled stages process more samples than a pipeline?",
         printed=("No figure of links is known to us.",),
         scaled_down=(
-            "One pass over 8,192 pictures: paces are measured, not accuracies.",
+            "One pass over 8,192 pictures: speeds are measured, not accuracies.",
             "Machines of speed 1, 0.5, 0.5 and 0.25, each holding one of four stages; "
             "activations and gradients travel in 8 bits.",
         ),
@@ -162,9 +162,9 @@ def _exhibits(
     pairs = ((GREEDY, PIPELINED), (GREEDY, WHOLE), (PIPELINED, WHOLE))
     figure = Figure(
         name="links",
-        heading="Samples a second, over those of another way",
+        heading="Samples per second, relative to another method",
         caption="Pipelined: the best of 4 to 32 batches in flight. Whole: all of the model on "
-        "the fastest machine, which needs no link.",
+        "the fastest machine, without links.",
         panels=tuple(panel(*pair) for pair in pairs),
     )
     return Exhibits(figures=(figure,), tables=(_table(known, best),))
@@ -202,6 +202,7 @@ def _table(
             ("most", "text"),
         ),
         rows=tuple(lines),
-        note="Between three and seven tenths of a run. In flight: batches with which the "
-        "pipeline is fastest; its gradients are as many batches late, which is not shown.",
+        note="Measured between three and seven tenths of a run. In flight: number of batches "
+        "with which the pipeline is fastest; its gradients are as many batches late, an effect "
+        "not shown here.",
     )

@@ -30,7 +30,7 @@ class StudySettings:
         check_seeds(self.seeds)
 
     def plain(self) -> dict[str, object]:
-        """The settings that affect results, in JSON."""
+        """The settings that affect results, as JSON values."""
         return {"short": self.short, "seeds": list(self.seeds)}
 
 

@@ -172,12 +172,12 @@ def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
 
 
 NOTE = (
-    "Medians over the seeds. Accuracy is the mean of the last five of sixty looks, on test "
-    "data. Each system's settings are the best of three learning rates, and of three values of "
-    "its own setting where it has one, on held-out data with another seed. The target is the "
-    "best system's accuracy less one point, on these links; a dash: never. A server is one "
-    "machine more, which trains nothing; a cloud is one more, which trains the last layer. "
-    "Bytes are all that is sent, over the workers."
+    "Medians over the seeds. Accuracy is the mean of the last five of sixty evaluations on "
+    "test data. Each system's settings are the best of three learning rates, and of three "
+    "values of its own setting where it has one, on held-out data with another seed. The "
+    "target is the best system's accuracy less one point, on these links; a dash: never. A "
+    "server is an additional machine that trains nothing; a cloud is one that trains the last "
+    "layer. Bytes are the total sent, divided by the number of workers."
 )
 AXES: tuple[tuple[str, str, Unit], ...] = (
     ("times", "virtual time", "seconds"),
@@ -199,8 +199,8 @@ def _exhibits(links: Sequence[str], rows: Mapping[str, Row]) -> Exhibits:
                 Figure(
                     name=f"systems-{setting.split()[0]}-Mbit",
                     heading=f"Test error against time, bytes and samples: {setting}",
-                    caption="One seed. Dashed: the Pareto front, the least error that any of "
-                    "them has for as much or less.",
+                    caption="One seed. Dashed: the Pareto front, the lowest error of any "
+                    "system for at most this much.",
                     panels=tuple(_panel(first, *axis) for axis in AXES),
                 )
             )

@@ -38,15 +38,15 @@ DEFAULTS = StudySettings(seeds=(0, 1, 2, 3, 4))
 
 PRINTED = (
     "ADSP takes 80 % less time than BSP, 53 % less than SSP and 33 % less than Fixed ADACOMM "
-    "(CIFAR-10, 18 workers), 62 % less than Fixed ADACOMM where H = 3.2; H is the mean of the "
-    "workers' speeds over the least. The published plots have another threshold for each "
+    "(CIFAR-10, 18 workers), 62 % less than Fixed ADACOMM where H = 3.2; H is the workers' "
+    "mean speed divided by the lowest. The published plots have a different threshold for each "
     "method.",
 )
 SCALED_DOWN = (
-    "LeNet-5 (62,006 parameters) stands for the paper's network, batches of 32 for its 128; a "
+    "LeNet-5 (62,006 parameters) replaces the paper's network, and batches of 32 its 128; a "
     "step takes the fastest worker half a second, about as in the paper.",
-    "Platforms and links are simulated: speeds are evenly spread, all have 100 Mbit/s and "
-    "5 ms, the server too.",
+    "Platforms and links are simulated: speeds are evenly spread, and all machines, including "
+    "the server, have 100 Mbit/s and 5 ms.",
 )
 
 
@@ -60,7 +60,8 @@ CIFAR10_LENET5 = _problem(
     "cifar10",
     lenet5,
     num_test=1_000,
-    scaled_down="CIFAR-10 is tested on 1,000 of the 10,000 pictures: there are many looks.",
+    scaled_down="CIFAR-10 is tested on 1,000 of the 10,000 pictures, because evaluations are "
+    "frequent.",
 )
 HAR_CNN = _problem(
     "har-cnn",
@@ -74,8 +75,8 @@ MNIST_FAR = replace(
     MNIST_MLP,
     name="mnist-mlp-far",
     settings=replace(MNIST_MLP.settings, throughput=64.0),
-    scaled_down="For delays, MNIST and a perceptron to a late loss: a run is to take as many "
-    "seconds beside a delay as in the paper, and its window of 60 s is kept.",
+    scaled_down="For delays, MNIST and a perceptron with a low target loss: relative to a "
+    "delay, a run should last as long as in the paper, and the paper's window of 60 s is kept.",
 )
 
 GOALS = {
@@ -172,7 +173,7 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
     """
     return _varied(
         "time-to-loss",
-        "Which parameter server comes to one loss soonest?",
+        "Which parameter server reaches a given loss soonest?",
         settings,
         lambda problem: [_machines(problem, settings)],
         [*METHODS],
@@ -190,7 +191,7 @@ def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
     """
     return _varied(
         "heterogeneity",
-        "What do unequal speeds cost?",
+        "How much do unequal speeds cost?",
         settings,
         lambda problem: [
             _machines(problem, settings, f"H = {each:g}", heterogeneity=each)
@@ -211,7 +212,7 @@ def delay(settings: StudySettings = DEFAULTS) -> Study:
     """
     return _varied(
         "delay",
-        "What does a slow network cost?",
+        "How much does a slow network cost?",
         settings,
         lambda problem: [
             _machines(problem, settings, f"{each:g} s", delay=each) for each in DELAYS
@@ -232,7 +233,7 @@ def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
     """
     return _varied(
         "bandwidth",
-        "Which share of the links is used, and what do slow ones cost?",
+        "How much of the links is used, and how much do slow links cost?",
         settings,
         lambda problem: [
             _machines(problem, settings, f"{each:g} Mbit/s", bandwidth=each * 1e6 / 8)
@@ -253,7 +254,7 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
     """
     return _varied(
         "workers",
-        "What do twice as many workers bring?",
+        "How much do twice as many workers gain?",
         settings,
         lambda problem: [
             _machines(problem, settings, f"{each} workers", num_workers=each)
@@ -274,7 +275,7 @@ def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
     """
     return _varied(
         "nonstationary",
-        "What does it cost that speeds change?",
+        "How much do changing speeds cost?",
         settings,
         lambda problem: [
             _machines(problem, settings, "steady"),
@@ -386,8 +387,8 @@ def _exhibits(
             Figure(
                 name=f"{name}-{group}",
                 heading=f"Time to one loss: {group}",
-                caption="Bars: medians over the seeds, thin lines their range; no bar: most "
-                f"never got there. Curves: test loss, seed {contests[0].seed}.",
+                caption="Bars: medians over the seeds; thin lines: their range; no bar: "
+                f"most never reached it. Curves: test loss, seed {contests[0].seed}.",
                 panels=(
                     bars(mine, TIME, y_label="virtual time to the loss"),
                     *(panel for panel in curves if panel.series),

@@ -53,8 +53,8 @@ RATIOS = (5, 10, 20)
 
 NAMES = (
     "epoch-gossip is what the paper calls GoSGD (a barrier after each epoch), gosgd the "
-    "asynchronous algorithm of that name by its own authors, random EdgeGossip with shares "
-    "chosen at random, as-published the paper's EdgeGossip to the letter."
+    "original asynchronous algorithm of that name, random EdgeGossip with random samples, and "
+    "as-published the paper's EdgeGossip exactly as described."
 )
 
 RUNS: Contenders = {**CONTENDERS, "as-published": AS_PUBLISHED}
@@ -141,10 +141,10 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
     races = [race for setup in setups for race in races_of(problem, (setup,), settings)]
     return race_study(
         "fig6",
-        "Does it hold with more platforms?",
+        "Are the results similar with more platforms?",
         settings,
         races,
-        _time_and_loss("fig6", "More platforms", "the same data, dealt to more platforms"),
+        _time_and_loss("fig6", "More platforms", "the same data, divided among more platforms"),
         printed=(
             "Figure 6 shows time and loss of accuracy on 4 to 32 platforms as bars, without "
             "printed numbers.",
@@ -175,13 +175,13 @@ def fig12(settings: StudySettings = StudySettings()) -> Study:
     )
     return race_study(
         "fig12",
-        "What if platforms are more uneven?",
+        "Are the results similar if platforms are more uneven?",
         settings,
         races_of(problem, setups, settings),
         _time_and_loss(
             "fig12",
             "More uneven platforms",
-            "speed of the fast platforms over that of the slow ones",
+            "speed of the fast platforms relative to the slow ones",
         ),
         printed=(
             "With fast platforms 3 and 5 times as fast as the slow ones, GoSGD becomes slower "
@@ -213,13 +213,13 @@ def fig13(settings: StudySettings = StudySettings()) -> Study:
     setups = (_paper_machines(problem, {**runs, **CONTROLS, **published}),)
     return race_study(
         "fig13",
-        "How many samples may an aggregated point stand for?",
+        "How many samples may an aggregated point represent?",
         settings,
         races_of(problem, setups, settings),
         _time_and_loss("fig13", "Aggregation ratios", ""),
         printed=(
-            "The paper compares aggregation ratios 5, 10 (its default) and 20; at 20 less than "
-            "3 % of an epoch's time goes into aggregated points.",
+            "The paper compares aggregation ratios 5, 10 (its default) and 20; at 20, "
+            "aggregated points take less than 3 % of an epoch's time.",
         ),
         scaled_down=_differences(
             settings,
@@ -274,7 +274,7 @@ def _time_and_loss(
             )
         ]
         caption = (
-            "Medians over the seeds, thin lines their range; no bar: the target was never "
+            "Medians over the seeds; thin lines: their range; no bar: the target was never "
             f"reached. {NAMES}"
         )
         return _figure_and_table(name, heading, caption, panels, found)

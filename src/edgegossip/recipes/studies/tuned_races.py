@@ -172,11 +172,11 @@ def rates(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Stu
     ]
     return race_study(
         "rates",
-        "Is EdgeGossip's gain more than that of a higher learning rate?",
+        "Does EdgeGossip gain more than a higher learning rate would?",
         settings,
         contests,
         _exhibits,
-        printed=("The paper has one learning rate, 0.01, for all.",),
+        printed=("The paper uses a single learning rate, 0.01.",),
         scaled_down=less_work(limit),
         max_work=limit,
         target_gap=TARGET_GAP,
