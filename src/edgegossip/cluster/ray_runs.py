@@ -87,8 +87,8 @@ class RayRuns:
         session = self._open_session(self._address, self._num_runs)
         with closing(session), on_stop_signal(interrupt):
             statuses = session.queue()
-            place = _Place(statuses, TorchSettings.here(), versions(), os.getcwd())
-            watch = _Watch(statuses, progress)
+            place = _Home(statuses, TorchSettings.here(), versions(), os.getcwd())
+            watch = _StatusesOfNodes(statuses, progress)
             while remaining or running:
                 waiting = {*remaining, *(name for name, _ in running.values())}
                 for name in [*remaining]:
@@ -113,7 +113,7 @@ class _Finished(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Home:
     """What a node needs to know of the process that started the study.
 
     Args:
@@ -129,7 +129,7 @@ class _Place:
     folder: str
 
 
-def _carry_out(place: _Place, work: Work[T]) -> _Finished[T]:
+def _carry_out(place: _Home, work: Work[T]) -> _Finished[T]:
     """Carry out work on a node."""
     try:
         require_versions(socket.gethostname(), versions(), place.versions)
@@ -142,13 +142,13 @@ def _carry_out(place: _Place, work: Work[T]) -> _Finished[T]:
     with tempfile.TemporaryDirectory(prefix="eg-run-") as parent:
         folder = Path(parent, "run")
         try:
-            result = work.moved(folder)(_Told(place.statuses))
+            result = work.moved(folder)(_ViewOnNode(place.statuses))
         except Exception as error:
             return _Finished(_files(folder), error=error)
         return _Finished(_files(folder), result)
 
 
-class _Told:
+class _ViewOnNode:
     """A live view on a node; it passes some of the reports on."""
 
     def __init__(self, statuses: Any) -> None:  # noqa: ANN401
@@ -163,7 +163,7 @@ class _Told:
                 self._statuses.put(status)
 
 
-class _Watch:
+class _StatusesOfNodes:
     """Shows the reports of all nodes, and warns if there are none."""
 
     def __init__(self, statuses: Any, progress: Progress) -> None:  # noqa: ANN401
