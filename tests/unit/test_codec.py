@@ -233,6 +233,9 @@ BAD: dict[str, Callable[[], bytes]] = {
     "a huge tensor of nothing": lambda: _with(
         {"x": X, "y": {"dtype": "F32", "shape": [2**62, 2**62, 0], "data_offsets": [16, 16]}}
     ),
+    "a tensor of nothing that is too large": lambda: _with(
+        {"x": X, "y": {"dtype": "F32", "shape": [2**48, 0], "data_offsets": [16, 16]}}
+    ),
     "something besides": lambda: _with({"x": {**X, "more": 1}}),
     "no place": lambda: _with({"x": {"dtype": "F32", "shape": [4]}}),
     "three places": lambda: _with({"x": {**X, "data_offsets": [0, 16, 16]}}),
