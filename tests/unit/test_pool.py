@@ -131,7 +131,8 @@ class JoiningTrainer(RestingTrainer):
 
 @pytest.mark.parametrize("num_threads", [0, 3])
 @pytest.mark.parametrize(
-    ("num_trainers", "sizes"), [(7, [7]), (16, [8, 8]), (33, [17, 16]), (70, [32, 32, 6])]
+    ("num_trainers", "sizes"),
+    [(7, [7]), (15, [15]), (17, [9, 8]), (33, [17, 16]), (65, [22, 22, 21])],
 )
 def test_trainers_that_can_run_together_are_split_between_two_cores(
     num_trainers: int, sizes: list[int], num_threads: int

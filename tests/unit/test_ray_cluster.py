@@ -223,12 +223,14 @@ def test_cells_of_a_killed_node_are_begun_again(tmp_path: Path, nodes: RayNodes)
         nodes.kill(nodes.others.pop())
         (marks / "killed").touch()
 
-    killing = threading.Thread(target=kill)
+    killing = threading.Thread(target=kill, daemon=True)
     killing.start()
     cells = [Cell(name=name, group="a", work=partial(wait_for_a_loss, marks)) for name in "ab"]
-    rows = run_study(study(*cells), out=tmp_path / "out", at_once=RayRuns(nodes.address))
-    killing.join()
-    nodes.add_node(1)
+    try:
+        rows = run_study(study(*cells), out=tmp_path / "out", at_once=RayRuns(nodes.address))
+    finally:
+        if not nodes.others:
+            nodes.add_node(1)
     assert {*rows} == {"a", "b"}
     assert len({row["node"] for row in rows.values()}) == 1
 

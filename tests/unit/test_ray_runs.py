@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +16,7 @@ from tests.unit.test_at_once import CHAIN, double, study
 from edgegossip.cli.main import main
 from edgegossip.cluster import ray_runs
 from edgegossip.cluster.ray_runs import RayRuns
-from edgegossip.cluster.ray_session import LostError
+from edgegossip.cluster.ray_session import ClusterNode, LostError, NodeError
 from edgegossip.core.errors import DataError, NetworkError, TrainingError, UsageError
 from edgegossip.experiments.progress import Status
 from edgegossip.experiments.study import Cell, Row, Session, run_study
@@ -41,31 +43,39 @@ class OneProcess:
 
     Args:
         lost: Names of the folders of works that are lost.
+        error: How.
     """
 
-    def __init__(self, lost: Sequence[str] = ()) -> None:
-        self.lost = lost
+    def __init__(
+        self, lost: Sequence[str] = (), error: Exception = LostError("the machine is gone")
+    ) -> None:
+        self.lost, self.error = lost, error
+        self.numbers = count()
         self.is_closed = False
         self.most_running = 0
         self.started: dict[int, Callable[[], Any]] = {}
 
+    folder = None
+
     def queue(self) -> Queue:
+        Queue.kept.clear()
         return Queue()
 
-    def put(self, value: Any) -> bytes:  # noqa: ANN401
-        return pickle.dumps(value)
+    def nodes(self) -> list[ClusterNode]:
+        return [ClusterNode("this", "this", 2)]
 
-    def start(self, function: Callable[..., Any], place: Any, work: bytes) -> int:  # noqa: ANN401
-        number = id(work)
-        self.started[number] = partial(self.do, function, pickle.dumps(place), work)
+    def start(self, function: Callable[..., Any], home: Any, work: Any) -> int:  # noqa: ANN401
+        number = next(self.numbers)
+        sent = pickle.dumps(home), pickle.dumps(work)
+        self.started[number] = partial(self.do, function, *sent)
         self.most_running = max(self.most_running, len(self.started))
         return number
 
-    def do(self, function: Callable[..., Any], place: bytes, work: bytes) -> Any:  # noqa: ANN401
+    def do(self, function: Callable[..., Any], home: bytes, work: bytes) -> Any:  # noqa: ANN401
         loaded = pickle.loads(work)
         if loaded.folder.name in self.lost:
-            raise LostError("the machine is gone")
-        return pickle.loads(pickle.dumps(function(pickle.loads(place), loaded)))
+            raise self.error
+        return pickle.loads(pickle.dumps(function(pickle.loads(home), loaded)))
 
     def wait(self, references: Sequence[int], seconds: float) -> list[int]:
         assert seconds > 0
@@ -73,6 +83,9 @@ class OneProcess:
 
     def get(self, reference: int) -> Any:  # noqa: ANN401
         return self.started.pop(reference)()
+
+    def cancel(self, references: Iterable[int]) -> None:
+        self.cancelled = [*references]
 
     def close(self) -> None:
         self.is_closed = True
@@ -135,13 +148,55 @@ def test_a_cell_that_is_lost_is_told_and_the_others_run(tmp_path: Path) -> None:
 
 def test_missing_data_ends_the_study(tmp_path: Path) -> None:
     session = OneProcess()
+    cells = [Cell(name=name, group="a", work=lack_data) for name in "abc"]
     with pytest.raises(DataError, match="no file is there"):
+        run_study(study(*cells), out=tmp_path, at_once=there(session))
+    assert session.is_closed
+    assert len(session.cancelled) == 2
+
+
+class OddError(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(f"{name} {number}")
+
+
+def fail_oddly(session: Session) -> Row:
+    raise OddError(3, "worker")
+
+
+def test_errors_that_others_do_not_know_are_described(tmp_path: Path) -> None:
+    plan = study(Cell(name="a", group="a", work=fail_oddly))
+    run_study(plan, out=tmp_path, at_once=there(OneProcess()))
+    assert "OddError('worker 3')" in (tmp_path / "study.json").read_text()
+
+
+def test_a_node_that_fails_ends_the_study(tmp_path: Path) -> None:
+    session = OneProcess(lost=["a"], error=NodeError("OSError: no space left on device"))
+    with pytest.raises(TrainingError, match="a node of the Ray cluster failed: OSError"):
         run_study(
-            study(Cell(name="a", group="a", work=lack_data)),
-            out=tmp_path,
-            at_once=there(session),
+            study(Cell(name="a", group="a", work=double)), out=tmp_path, at_once=there(session)
         )
     assert session.is_closed
+
+
+def test_a_finished_study_needs_no_cluster(tmp_path: Path) -> None:
+    run_study(study(*CHAIN[:2]), out=tmp_path)
+    at_once = RayRuns(open_session=lambda *_: pytest.fail("opened"))
+    assert len(run_study(study(*CHAIN[:2]), out=tmp_path, resume=True, at_once=at_once)) == 2
+
+
+def test_folders_of_killed_processes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone, there_still = (tmp_path / f"eg-run-{pid}-x" for pid in (2**30, os.getpid()))
+    for folder in (gone, there_still):
+        (folder / "run").mkdir(parents=True)
+    run_study(study(CHAIN[0]), out=tmp_path / "out", at_once=there(OneProcess()))
+    assert not gone.exists()
+    assert there_still.exists()
 
 
 def test_a_node_with_other_versions_is_refused(
@@ -153,13 +208,13 @@ def test_a_node_with_other_versions_is_refused(
         run_study(study(CHAIN[0]), out=tmp_path, at_once=there(OneProcess()))
 
 
-@pytest.mark.parametrize(("num_runs", "expected"), [(None, 5), (2, 2)])
+@pytest.mark.parametrize(("num_runs", "expected"), [(None, 4), (1, 1)])
 def test_no_more_runs_than_wanted_run_at_once(
     tmp_path: Path, num_runs: int | None, expected: int
 ) -> None:
     session = OneProcess()
-    cells = [Cell(name=f"{number}", group="a", work=double) for number in range(5)]
-    assert len(run_study(study(*cells), out=tmp_path, at_once=there(session, num_runs))) == 5
+    cells = [Cell(name=f"{number}", group="a", work=double) for number in range(6)]
+    assert len(run_study(study(*cells), out=tmp_path, at_once=there(session, num_runs))) == 6
     assert session.most_running == expected
 
 

@@ -158,7 +158,7 @@ def how_to_resume(command: str, arguments: list[str], out: Path) -> Iterator[Non
     ...     raise Interrupted("interrupted at 3 virtual seconds; ...")
     Traceback (most recent call last):
     edgegossip.core.errors.Interrupted: interrupted at 3 virtual seconds; runs/a holds \
-everything so far; to go on: edgegossip run quickstart --lr 0.1 --resume --out runs/a
+everything so far; to continue: edgegossip run quickstart --lr 0.1 --resume --out runs/a
     """
     try:
         yield

@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 import time
-import warnings
+import traceback
 from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import psutil
+
 from edgegossip.cluster.ray_session import (
     LostError,
+    NodeError,
     RaySession,
     TorchSettings,
     require_versions,
 )
 from edgegossip.core.atomic import write_whole
-from edgegossip.core.errors import NetworkError, TrainingError
+from edgegossip.core.errors import EdgeGossipError, Interrupted, NetworkError, TrainingError
 from edgegossip.core.ranges import check_range
 from edgegossip.experiments.at_once import MovableWork
 from edgegossip.experiments.describe import versions
@@ -34,6 +37,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _STATUS_SECONDS = 0.5
 _SLOW_START_SECONDS = 60.0
+_SPARE = 2  # cells that wait at the nodes, so that no core does
+_PREFIX = "eg-run-"
 
 
 class RayRuns:
@@ -41,7 +46,7 @@ class RayRuns:
 
     Each cell has one core; its folder is copied here when it ends. A cell that is lost, for
     example with its machine, is begun again elsewhere. After Ctrl+C, cells that have not ended
-    are lost. From Python::
+    are lost, and so are checkpoints of cells that were interrupted here. From Python::
 
         run_study(study, out="out", at_once=RayRuns("HEAD:6379"))
 
@@ -83,24 +88,46 @@ class RayRuns:
             NetworkError: If the cluster cannot be reached, or has other versions.
             UsageError: If ray is not installed.
         """
+        try:
+            with (
+                on_stop_signal(interrupt),
+                closing(self._open_session(self._address, self._num_runs)) as session,
+            ):
+                yield from self._do(session, jobs, after, progress)
+        except NodeError as error:
+            raise TrainingError(f"a node of the Ray cluster failed: {error}") from error
+        except LostError as error:
+            raise NetworkError(
+                f"the Ray cluster is gone ({error}); use --resume to continue"
+            ) from error
+
+    def _do(
+        self,
+        session: RaySession,
+        jobs: Mapping[str, Callable[[], MovableWork[T]]],
+        after: Mapping[str, Collection[str]],
+        progress: Progress,
+    ) -> Generator[tuple[str, Future[T]]]:
         remaining, running = dict(jobs), dict[Any, tuple[str, Path]]()
-        session = self._open_session(self._address, self._num_runs)
-        with closing(session), on_stop_signal(interrupt):
-            statuses = session.queue()
-            place = _Home(statuses, TorchSettings.here(), versions(), os.getcwd())
-            watch = _StatusesOfNodes(statuses, progress)
+        statuses = session.queue()
+        home = _Home(statuses, TorchSettings.here(), versions(), os.getcwd(), session.folder)
+        watch = _StatusesOfNodes(statuses, progress)
+        try:
             while remaining or running:
                 waiting = {*remaining, *(name for name, _ in running.values())}
+                limit = self._num_runs or _SPARE + sum(
+                    each.num_cores for each in session.nodes()
+                )
                 for name in [*remaining]:
-                    is_free = self._num_runs is None or len(running) < self._num_runs
-                    if is_free and waiting.isdisjoint(after[name]):
+                    if len(running) < limit and waiting.isdisjoint(after[name]):
                         work = remaining.pop(name)()
-                        reference = session.start(_carry_out, place, session.put(work))
-                        running[reference] = name, work.folder
+                        running[session.start(_carry_out, home, work)] = name, work.folder
                 for reference in session.wait([*running], _STATUS_SECONDS):
                     name, folder = running.pop(reference)
                     yield name, _arrived(session, reference, name, folder)
                 watch.show()
+        finally:
+            session.cancel(running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,31 +148,49 @@ class _Home:
         settings: PyTorch's settings.
         versions: Versions of Python and packages.
         folder: Current folder, for relative names.
+        scratch: Folder for runs; None for that of the system.
     """
 
     statuses: Any
     settings: TorchSettings
     versions: Mapping[str, str]
     folder: str
+    scratch: str | None
 
 
-def _carry_out(place: _Home, work: MovableWork[T]) -> _Finished[T]:
+def _carry_out(home: _Home, work: MovableWork[T]) -> _Finished[T]:
     """Carry out work on a node."""
+    host = socket.gethostname()
     try:
-        require_versions(socket.gethostname(), versions(), place.versions)
+        require_versions(host, versions(), home.versions)
+        os.chdir(home.folder)
     except NetworkError as error:
         return _Finished({}, error=error)
-    with suppress(OSError):
-        os.chdir(place.folder)
-    place.settings.apply()
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    with tempfile.TemporaryDirectory(prefix="eg-run-") as parent:
-        folder = Path(parent, "run")
+    except OSError as error:
+        return _Finished({}, error=NetworkError(f"{host} lacks the current folder: {error}"))
+    home.settings.apply()
+    _remove_leftovers(home.scratch)
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=home.scratch) as it:
+        folder = Path(it, "run")
         try:
-            result = work.moved(folder)(_ViewOnNode(place.statuses))
-        except Exception as error:
+            result = work.moved(folder)(_ViewOnNode(home.statuses))
+        except (Interrupted, KeyboardInterrupt):
+            shutil.rmtree(it, ignore_errors=True)
+            os._exit(1)  # as if it had crashed, so that Ray begins the work again elsewhere
+        except EdgeGossipError as error:
             return _Finished(_files(folder), error=error)
+        except Exception as error:  # perhaps of a class that others do not know
+            text = f"the run failed on {host} with {error!r:.300}\n{traceback.format_exc()}"
+            return _Finished(_files(folder), error=TrainingError(text))
         return _Finished(_files(folder), result)
+
+
+def _remove_leftovers(scratch: str | None) -> None:
+    """Remove the folders of processes on this machine that were killed."""
+    for folder in Path(scratch or tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _ViewOnNode:
@@ -171,7 +216,9 @@ class _StatusesOfNodes:
         self._silent_since: float | None = time.monotonic()
 
     def show(self) -> None:
-        found = self._statuses.get_nowait_batch(self._statuses.qsize())
+        found = []
+        with suppress(Exception):  # as above
+            found = self._statuses.get_nowait_batch(self._statuses.qsize())
         for status in found:
             self._progress.update(status)
         if found:
@@ -195,6 +242,8 @@ def _arrived(session: RaySession, reference: object, name: str, folder: Path) ->
     future: Future[Any] = Future()
     try:
         finished = session.get(reference)
+    except NodeError:
+        raise
     except LostError as error:
         future.set_exception(
             TrainingError(
@@ -217,14 +266,17 @@ def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a folder beside the old one, which an interrupt may have left, then replace it."""
     if not files:
         return
-    new = folder.with_name(f".{folder.name}.new")
+    new, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("new", "old"))
+    for each in (new, old):
+        shutil.rmtree(each, ignore_errors=True)
     try:
         for name, content in files.items():
             file = new / name
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, content)
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(old)
         new.rename(folder)
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        for each in (new, old):
+            shutil.rmtree(each, ignore_errors=True)

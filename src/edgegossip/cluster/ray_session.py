@@ -11,8 +11,8 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from edgegossip.machine.cores import num_cores
 
 _KNOCK_SECONDS = 5.0
 _MOST_RETRIES = 4
+_OURS = "EDGEGOSSIP_"
 _ENVIRONMENT = {"RAY_max_direct_call_object_size": str(2 << 20)}
 """Parameters up to 2 MiB are sent from process to process; through the object stores, each
 piece of work would cost 7 ms of a core (benchmarks/results/simulator.md)."""
@@ -36,6 +37,10 @@ _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 class LostError(Exception):
     """An actor, its machine, or a result in transit from it is lost."""
+
+
+class NodeError(LostError):
+    """A node has failed in a way that does not change when the work is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,10 @@ class RaySession:
         address: As in `RayPool`.
         num_actors: As in `RayPool`.
 
+    Attributes:
+        folder: Folder that is removed when the session closes; None if Ray was not started
+            here.
+
     Raises:
         UsageError: If ray is not installed.
         NetworkError: If there is no cluster at `address`.
@@ -63,6 +72,8 @@ class RaySession:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)  # read when ray is imported
         self._ray = require_ray()
+        self._functions: dict[Callable[..., Any], Any] = {}
+        self.folder: str | None = None
         with ExitStack() as stack:
             if not self._ray.is_initialized():
                 joined = self._started(num_actors) if address is None else self._joined(address)
@@ -93,16 +104,8 @@ class RaySession:
         Raises:
             TrainingError: If `value` cannot be pickled.
         """
-        for module in _from_files():
-            self._ray.cloudpickle.register_pickle_by_value(module)
-        try:
-            with sharing():
-                return self._ray.put(value)
-        except TypeError as error:
-            raise TrainingError(
-                f"the task cannot be sent to other processes ({error}); give it no locks, "
-                "open files or other things that cannot be pickled, or leave out --pool ray"
-            ) from error
+        with self._pickling(), sharing():
+            return self._ray.put(value)
 
     def open_desk(self, node: ClusterNode) -> RemoteDesk:
         """Request an actor for one core of this node; it starts once a core is free."""
@@ -116,9 +119,20 @@ class RaySession:
         return RemoteDesk(self, options.remote(TorchSettings.here()))
 
     def start(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-        """Call a function on one core of any node, again if it is lost; return a reference."""
-        options = {"num_cpus": 1, "max_retries": _MOST_RETRIES}
-        return self._ray.remote(function).options(**options).remote(*arguments)
+        """Call a function on one core of any node, again if it is lost; return a reference.
+
+        Raises:
+            TrainingError: If an argument cannot be pickled.
+        """
+        if function not in self._functions:
+            own = {name: os.environ[name] for name in os.environ if name.startswith(_OURS)}
+            self._functions[function] = self._ray.remote(function).options(
+                num_cpus=1,
+                max_retries=_MOST_RETRIES,
+                runtime_env={"env_vars": {**_ENVIRONMENT, **own}},
+            )
+        with self._telling_of_losses(), self._pickling():
+            return self._functions[function].remote(*arguments)
 
     def queue(self) -> Any:  # noqa: ANN401
         """Make a queue on this machine that all nodes can use."""
@@ -133,14 +147,22 @@ class RaySession:
 
     def wait(self, references: Sequence[Any], seconds: float) -> list[Any]:
         """The references whose values arrive within `seconds`; returns once there is one."""
-        found, _ = self._ray.wait(list(references), timeout=seconds)
+        with self._telling_of_losses():
+            found, _ = self._ray.wait(list(references), timeout=seconds)
         return list(found)
+
+    def cancel(self, references: Iterable[Any]) -> None:
+        """End functions that were started, even in the middle of their work."""
+        for reference in references:
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.cancel(reference, force=True)
 
     def get(self, reference: Any) -> Any:  # noqa: ANN401
         """Wait for a return value.
 
         Raises:
-            LostError: If the value will never arrive.
+            NodeError: If the function, or the transfer of its value, has failed.
+            LostError: If the value will never arrive for another reason.
         """
         with self._telling_of_losses():
             return self._ray.get(reference)
@@ -156,7 +178,21 @@ class RaySession:
         except self._ray.exceptions.RayError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             what = lines[-1] if lines else "no reason given"
-            raise LostError(f"{type(error).__name__}: {what:.400}") from error
+            failures = (self._ray.exceptions.RayTaskError, self._ray.exceptions.RaySystemError)
+            kind = NodeError if isinstance(error, failures) else LostError
+            raise kind(f"{type(error).__name__}: {what:.400}") from error
+
+    @contextmanager
+    def _pickling(self) -> Iterator[None]:
+        for module in _from_files():
+            self._ray.cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        except TypeError as error:
+            raise TrainingError(
+                f"the task cannot be sent to other processes ({error}); give it no locks, "
+                "open files or other things that cannot be pickled, or leave out --pool ray"
+            ) from error
 
     @contextmanager
     def _started(self, num_actors: int | None) -> Iterator[None]:
@@ -164,7 +200,7 @@ class RaySession:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Not the user's own: names of sockets in it must stay short.
         parent = "/tmp" if os.path.isdir("/tmp") else None
-        folder = tempfile.mkdtemp(prefix="eg-ray-", dir=parent)
+        self.folder = folder = tempfile.mkdtemp(prefix="eg-ray-", dir=parent)
         try:
             with self._initialized(
                 address="local",

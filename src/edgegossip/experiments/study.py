@@ -218,15 +218,15 @@ def run_study(
             in use by another process.
     """
     out = Path(out)
+    if at_once is not None and study.is_timed:
+        raise UsageError(f"{study.name} measures this machine; leave out --pool ray")
     if resume:
         require_folder(out)
     with locked(out):
         record = _Record(study, out, command, resume=resume)
         view = progress or Silent()
         cells = [cell for cell in study.cells if cell.name not in record.rows]
-        if at_once is not None:
-            if study.is_timed:
-                raise UsageError(f"{study.name} measures this machine; leave out --pool ray")
+        if at_once is not None and cells:
             _do_at_once(cells, record, out, at_once, view)
         elif num_processes > 1 and len(cells) > 1 and not study.is_timed:
             here = partial(do_at_once, num_processes=num_processes)

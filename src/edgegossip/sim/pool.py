@@ -22,8 +22,8 @@ from edgegossip.machine.cores import num_cores
 MOST_TOGETHER = 32
 """Maximum number of trainers that run together; with more, their parameters would not fit the
 cache."""
-FEWEST_TOGETHER = 8
-"""Minimum number for which trainers are split between two cores."""
+FEWEST_APART = 16
+"""Minimum number of trainers that are split between two cores."""
 MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
 """``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
 
@@ -222,10 +222,13 @@ def train_alone(trainer: Trainer, request: Train, progress: float) -> TrainingRe
 def _size_of_groups(num_trainers: int) -> int:
     """Number of trainers that run together, of those that could.
 
-    There are at least two groups, so that two cores are busy. The size does not depend on the
-    number of threads, because the last bits of a few results depend on who trains together.
+    The size does not depend on the number of threads, because the last bits of a few results
+    depend on who trains together.
     """
-    return min(MOST_TOGETHER, max(FEWEST_TOGETHER, math.ceil(num_trainers / 2)))
+    num_groups = max(
+        math.ceil(num_trainers / MOST_TOGETHER), 1 + (num_trainers >= FEWEST_APART)
+    )
+    return math.ceil(num_trainers / num_groups)
 
 
 def _pick(outcomes: Pending[list[Outcome]], index: int) -> Outcome:
