@@ -220,10 +220,11 @@ def train_alone(trainer: Trainer, request: Train, progress: float) -> TrainingRe
 
 
 def _size_of_groups(num_trainers: int) -> int:
-    """Number of trainers that run together, of those that could.
+    """Number of trainers to run together, out of those that could.
 
     There are at least two groups, so that two cores are busy. The size does not depend on the
-    number of threads, because the last bits of a few results depend on who trains together.
+    number of threads, because the last bits of a few results depend on which trainers run
+    together.
     """
     return min(MOST_TOGETHER, max(FEWEST_TOGETHER, math.ceil(num_trainers / 2)))
 
