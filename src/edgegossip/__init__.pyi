@@ -37,6 +37,7 @@ from .algorithms.stochastic_gradient_push import (
 )
 from .algorithms.trailing_average import TrailingAverage as TrailingAverage
 from .cluster.ray_pool import RayPool as RayPool
+from .cluster.ray_runs import RayRuns as RayRuns
 from .core.algorithm import UNTIL_CUT_OFF as UNTIL_CUT_OFF, Algorithm as Algorithm
 from .core.compression.compressor import Compressor as Compressor, Identity as Identity
 from .core.compression.per_layer import PerLayer as PerLayer

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import PARAMETER_SERVERS
+from tests.effects import only
 from tests.trials import trials
 from tests.worlds import EVEN, NUM_PARAMS, TARGETS, UNEVEN, Recorder, joined, make_world
 from torch import Tensor
@@ -18,13 +19,22 @@ from edgegossip.algorithms.parameter_server.asp import ASP
 from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.sharing import SharingState
+from edgegossip.algorithms.parameter_server.sharing import WHAT, SharingState
 from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import Message, Rank, Seconds
+from edgegossip.core.protocol import (
+    Message,
+    Rank,
+    Received,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    TimerFired,
+)
 from edgegossip.core.trainer import Trainer
 from edgegossip.deploy.final_average import FinalAverage
 from edgegossip.learning.quadratic import QuadraticTrainer
-from edgegossip.sim.fault import Crash, Faults, Partition, Recover
+from edgegossip.sim.fault import Crash, Drop, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.simulator import Simulator
 
@@ -154,6 +164,39 @@ def test_worker_that_was_cut_off_from_all_servers_hangs_nobody() -> None:
     world, servers = run(algorithm, faults=cut)
     require_agreement(servers)
     assert {state.round for state in world.states} == {12}
+
+
+@each_method
+def test_servers_agree_though_three_in_ten_messages_are_lost(
+    algorithm: ParameterServer,
+) -> None:
+    several = replace(algorithm, num_workers=NUM, num_servers=3, num_rounds=8, resend_after=2.0)
+    _, servers = run(several, faults=Faults(script=(Drop(probability=0.3),)))
+    require_agreement(servers)
+    assert set(servers[0].inner.rounds.values()) == {8}
+
+
+def test_order_without_an_answer_is_repeated_alone_and_ever_later() -> None:
+    algorithm = BSP(num_workers=NUM, num_servers=2, num_rounds=5, resend_after=2.0)
+    state = algorithm.init(0, torch.zeros(NUM_PARAMS))
+    effects = algorithm.handle(state, Started(), 0.0)
+    order, timer = only(Send, effects), only(SetTimer, effects)
+    assert (order.receiver, order.message.kind, timer.at) == (1, "order", 2.0)
+    effects = algorithm.handle(state, TimerFired(timer.name), 2.0)
+    assert only(Send, effects).message is order.message
+    assert only(SetTimer, effects).at > 4.0
+
+
+def test_server_that_is_to_merge_what_it_does_not_hold_says_that_it_cannot() -> None:
+    algorithm = BSP(num_workers=NUM, num_servers=2, num_rounds=5)
+    state = algorithm.init(1, torch.zeros(NUM_PARAMS))
+    algorithm.handle(state, Started(), 0.0)
+    names = ("index", "chain", "num_looked", "at", "life", "serial", "number", "round")
+    numbers = {**dict.fromkeys(names, 0), "epoch": 1, "worker": 1, "what": WHAT.index("commit")}
+    order = Message("order", 0, numbers=numbers)
+    report = only(Send, algorithm.handle(state, Received(0, order), 1.0)).message
+    assert report.kind == "holds"
+    assert (report.numbers["num_orders"], report.numbers["is_astray"]) == (0, 1)
 
 
 @pytest.mark.parametrize("lost", [0, 1])

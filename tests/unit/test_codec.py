@@ -88,6 +88,14 @@ def test_messages_alike_are_told_apart_by_their_rounds(kind: str) -> None:
         assert (message.kind, message.round) == (kind, round)
 
 
+def test_numbers_arrive_with_the_tensors_of_a_large_model() -> None:
+    payload = {f"layers.{k}.weight": torch.zeros(1) for k in range(200)}
+    numbers = {"weight": 0.125, "session": 3}
+    message = codec.decode(joined(Message("params", 7, payload, numbers)))
+    assert (message.round, message.numbers) == (7, numbers)
+    assert message.payload.keys() == payload.keys()
+
+
 def test_nothing_is_copied_on_the_way_out_and_in() -> None:
     x = torch.arange(4.0)
     _, part = codec.encode(Message("params", 0, {"x": x}))
@@ -162,6 +170,7 @@ def test_a_decoded_message_shares_nothing_with_the_sent_one() -> None:
 
 GOOD = bytes(joined(Message("params", 3, {"x": torch.arange(4.0)})))
 X = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+NOTHING = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
 BOTH = {"kind": "params", "round": "3"}
 
 
@@ -233,6 +242,9 @@ BAD: dict[str, Callable[[], bytes]] = {
     "a huge tensor of nothing": lambda: _with(
         {"x": X, "y": {"dtype": "F32", "shape": [2**62, 2**62, 0], "data_offsets": [16, 16]}}
     ),
+    "a tensor of nothing that is too large": lambda: _with(
+        {"x": X, "y": {"dtype": "F32", "shape": [2**48, 0], "data_offsets": [16, 16]}}
+    ),
     "something besides": lambda: _with({"x": {**X, "more": 1}}),
     "no place": lambda: _with({"x": {"dtype": "F32", "shape": [4]}}),
     "three places": lambda: _with({"x": {**X, "data_offsets": [0, 16, 16]}}),
@@ -247,8 +259,12 @@ BAD: dict[str, Callable[[], bytes]] = {
             "z": {"dtype": "U8", "shape": [7], "data_offsets": [9, 16]},
         }
     ),
-    "too many tensors": lambda: _with(
-        {str(k): {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for k in range(5000)}
+    "too many tensors": lambda: _with_header(
+        {
+            "__metadata__": BOTH,
+            **dict.fromkeys(map(str, range(codec.MAX_TENSORS + 1)), NOTHING),
+        },
+        b"",
     ),
     "a truth value of 2": lambda: _with_header(
         {"__metadata__": BOTH, "x": {"dtype": "BOOL", "shape": [2], "data_offsets": [0, 2]}},

@@ -101,6 +101,14 @@ def test_the_largest_chunk_of_all_reduce_fits_and_no_larger_one(num_params: int)
     assert spec.mismatch({"chunk": torch.zeros(len(chunks[0]) + 1)}) is not None
 
 
+def test_a_commit_has_no_more_trained_entries_than_the_model_has_entries() -> None:
+    commit = ALL["asp"].schema(PARAMS)["commit"]
+    numbers = {"number": 1, "num_steps": 1, "version": 0}
+    update = {"update": PARAMS}
+    assert commit.bad_values(update, {**numbers, "num_trained": NUM_PARAMS}) is None
+    assert commit.bad_values(update, {**numbers, "num_trained": NUM_PARAMS + 1}) is not None
+
+
 # Algorithms without one.
 
 

@@ -37,6 +37,7 @@ from edgegossip.core.protocol import (
     Send,
     SetTimer,
     Started,
+    Steps,
     TimerFired,
     Train,
     Trained,
@@ -411,6 +412,15 @@ def test_messages_of_others_do_not_undo_what_was_trained_meanwhile() -> None:
     assert torch.equal(worker.request.params, PARAMS + 2)
 
 
+@each_algorithm
+def test_a_first_stage_trains_on_one_batch_at_a_time(algorithm: Stages) -> None:
+    worker = Worker(algorithm, FIRST)
+    worker.start()
+    for _ in range(2):
+        assert worker.request.work == Steps(1)
+        worker.train(batch())
+
+
 def test_what_was_asked_for_is_answered_as_one_piece() -> None:
     told: list[Event] = []
 
@@ -465,13 +475,12 @@ def test_an_answer_to_an_earlier_life_is_none_to_this_one(algorithm: Stages) -> 
 def test_a_first_stage_that_comes_back_goes_on_in_the_round_it_had_come_to(
     algorithm: Stages, has_rejoined: bool
 ) -> None:
-    worker = Worker(replace(algorithm, inner=Alone(num_rounds=9, local_steps=2)), FIRST)
+    worker = Worker(replace(algorithm, inner=Alone(num_rounds=9, local_steps=4)), FIRST)
     worker.tell(Started(num_samples=40, epoch_cost=40.0, has_rejoined=has_rejoined))
-    worker.train(batch())
-    worker.hear(MIDDLE, down(int(worker.sent.numbers["batch"]), gradient(), round=7))
-    assert worker.state.inner.round == (7 if has_rejoined else 0)
-    worker.hear(MIDDLE, down(int(worker.state.next_batch), gradient(), round=8))
-    assert worker.state.inner.round == (7 if has_rejoined else 0)
+    for round in (7, 8):
+        worker.train(batch())
+        worker.hear(MIDDLE, down(int(worker.sent.numbers["batch"]), gradient(), round=round))
+        assert worker.state.inner.round == (7 if has_rejoined else 0)
 
 
 def test_a_first_stage_whose_workers_exchange_hears_from_them_where_they_are() -> None:

@@ -128,6 +128,19 @@ def test_worker_goes_over_to_a_server_of_a_higher_term_with_what_has_no_answer()
     assert (1, "commit") in sent(effects)
 
 
+def test_commit_to_a_new_server_is_repeated_too_where_messages_can_be_lost() -> None:
+    lossy = replace(FIVE, resend_after=2.0)
+    state = started(2, lossy)
+    event = Trained(
+        params=NEWER, before=MODEL, num_samples=1, num_steps=1, seconds=1.0, loss=0.0
+    )
+    lossy.handle(state, event, 1.0)
+    effects = hear(state, 1, "lead", algorithm=lossy, term=6)
+    assert SetTimer("resend", 9.0) in effects, "at 5 s, and it is the second try"
+    again = lossy.handle(state, TimerFired("resend"), 9.0)
+    assert sent(again) == [(1, "commit")]
+
+
 def test_model_of_a_server_that_has_been_replaced_is_not_taken() -> None:
     state = started(2)
     hear(state, 1, "lead", term=6)
@@ -140,6 +153,31 @@ def test_model_of_a_server_that_has_been_replaced_is_not_taken() -> None:
     assert state.worker.is_pulling, "nor that of one that does not serve"
     hear(state, 1, "params", model, term=6)
     assert not state.worker.is_pulling
+
+
+def test_worker_that_was_never_answered_shows_the_model_of_the_start_as_the_oldest() -> None:
+    state = started(2)
+    hear(state, 1, "lead", term=6)
+    (copy,) = hear(state, 1, "show", term=6, as_of=0, num_commits=0)
+    assert isinstance(copy, Send)
+    assert copy.message.numbers == {"number": 0, "as_of": 0, "term": 6}
+    assert torch.equal(copy.message.payload["params"], MODEL)
+
+
+def test_only_worker_that_is_left_serves_as_soon_as_the_restarted_server_votes_for_it() -> None:
+    algorithm = ADSP(num_workers=2, num_rounds=50, standby=1)
+    state = started(1, algorithm)
+    model = {"params": NEWER, "counts": torch.tensor([0, 3])}
+    hear(state, 0, "params", model, algorithm, term=0)
+    algorithm.handle(state, WorkerLost(2), 1.0)
+    algorithm.handle(state, WorkerJoined(0, has_restarted=True), 1.0)
+    algorithm.handle(state, TimerFired("election"), 1.5)
+    stands_for = state.election.stands_for
+    effects = hear(state, 0, "vote", algorithm=algorithm, stands_for=stands_for, term=0)
+    assert state.is_evaluated
+    assert torch.equal(state.estimate, NEWER)
+    (window,) = (e for e in effects if isinstance(e, SetTimer) and e.name == "serving window")
+    assert 5.0 < window.at < float("inf")
 
 
 def test_server_that_hears_of_a_higher_term_stops_all_that_it_has_set_going() -> None:

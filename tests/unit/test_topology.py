@@ -142,7 +142,8 @@ def test_infeasible_degree_is_refused(num_workers: int, degree: int) -> None:
 def test_edge_that_loops_or_leaves_the_graph_is_refused(
     edge: tuple[int, int], directed: bool
 ) -> None:
-    with pytest.raises(ValueError, match=r"must join two different ranks in 0\.\.2"):
+    message = r"must join two different ranks in 0\.\.2; correct the edge or raise num_workers$"
+    with pytest.raises(ValueError, match=message):
         from_edges(3, [(0, 1), (1, 2), edge], directed)
 
 

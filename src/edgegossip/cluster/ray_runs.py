@@ -25,7 +25,7 @@ from edgegossip.cluster.ray_session import (
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import NetworkError, TrainingError
 from edgegossip.core.ranges import check_range
-from edgegossip.experiments.at_once import Work
+from edgegossip.experiments.at_once import MovableWork
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.progress import Progress, Status
 from edgegossip.experiments.signals import interrupt, on_stop_signal
@@ -71,7 +71,7 @@ class RayRuns:
 
     def __call__(
         self,
-        jobs: Mapping[str, Callable[[], Work[T]]],
+        jobs: Mapping[str, Callable[[], MovableWork[T]]],
         after: Mapping[str, Collection[str]],
         *,
         progress: Progress,
@@ -129,7 +129,7 @@ class _Home:
     folder: str
 
 
-def _carry_out(place: _Home, work: Work[T]) -> _Finished[T]:
+def _carry_out(place: _Home, work: MovableWork[T]) -> _Finished[T]:
     """Carry out work on a node."""
     try:
         require_versions(socket.gethostname(), versions(), place.versions)

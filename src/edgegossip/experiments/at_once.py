@@ -35,7 +35,7 @@ _statuses: Any = None
 _is_asked = False
 
 
-class Work(Protocol[T_co]):
+class MovableWork(Protocol[T_co]):
     """Work that writes to its own folder."""
 
     @property
@@ -54,7 +54,7 @@ class AtOnce(Protocol):
 
     def __call__(
         self,
-        jobs: Mapping[str, Callable[[], Work[T]]],
+        jobs: Mapping[str, Callable[[], MovableWork[T]]],
         after: Mapping[str, Collection[str]],
         *,
         progress: Progress,
