@@ -45,8 +45,8 @@ class RayRuns:
 
         run_study(study, out="out", at_once=RayRuns("HEAD:6379"))
 
-    All machines need the same versions of Python and packages, which is checked, and the data
-    sets and recipe files in the same places as on this machine. See `RayPool` for security and
+    All machines need the same versions of Python and packages, which is checked. Data sets and
+    recipe files must be in the same places as on this machine. See `RayPool` for security and
     the kind of processor.
 
     Args:
