@@ -265,7 +265,7 @@ class Learner(Trainer):
         return Layout(self._copies.num_trained)
 
     def cost(self, request: Train) -> float:
-        """Number of processed samples, plus a third for each look at an aggregated point."""
+        """Processed samples, plus a third of a sample for each look at an aggregated point."""
         self.batches.resize(request.batch_ratio)
         return self.batches.cost(
             request.work, request.keep_ratio, begins_pass=request.begins_pass
