@@ -3,7 +3,7 @@
 An algorithm whose workers wait for each other derives from `RoundBased`, or from
 `NeighborAveraging` if it averages. An algorithm whose workers do not wait derives from
 `Asynchronous`. Any other algorithm derives from `Algorithm` and answers events with effects
-itself. `docs/contract.md` has the rules.
+itself. `docs/contract.md` gives the rules.
 """
 
 from edgegossip.algorithms.asynchronous import (

@@ -29,7 +29,7 @@ class Alone(Algorithm[WorkerState]):
     """Plain SGD on each worker's own data: the baseline for algorithms that exchange models.
 
     With one worker, `Alone` trains a whole model on one machine. Within `Decoupled` and
-    `Pipelined`, this worker trains the first stage; after a restart, it continues in the latest
+    `Pipelined`, the worker trains the first stage; after a restart, it continues in the latest
     round that the stages above know.
 
     Args:

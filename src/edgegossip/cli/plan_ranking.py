@@ -29,7 +29,7 @@ from edgegossip.report.log import read_log
 GAP = 0.01
 """Distance of the default target from the best value; see `MetricSpec.easier`."""
 BUSY = 0.7
-"""Minimum share of time that an uplink sends to count as busy."""
+"""Minimum share of time for which an uplink must send to count as busy."""
 
 
 def curve(results: Results) -> dict[str, Any]:

@@ -233,7 +233,7 @@ class Placement:
         return jobs
 
     def _oldest(self, seat: Seat) -> Job | None:
-        """Take the oldest job of a learner that is here or has no seat."""
+        """Take the oldest job whose learner is at this seat or has no seat."""
         if seat.line and not (
             self._homeless and self._homeless[0].number < seat.line[0].number
         ):

@@ -192,7 +192,7 @@ class RayPool:
         self._run(partial(self._serve, node, core))
 
     def _serve(self, node: ClusterNode, core: int) -> None:
-        """Keep an actor on this core as long as the node is there, and replace a lost actor."""
+        """Keep an actor on this core as long as the node is present; replace a lost actor."""
         num_failures = 0
         while not self._is_closing.is_set():
             desk = self._session.open_desk(node)

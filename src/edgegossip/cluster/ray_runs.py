@@ -45,13 +45,13 @@ class RayRuns:
     """Carries out the cells of a study on the cores of a Ray cluster, with the same rows.
 
     Each cell has one core; its folder is copied here when it ends. A cell that is lost, for
-    example with its machine, is begun again elsewhere. After Ctrl+C, cells that have not ended
+    example with its machine, is restarted elsewhere. After Ctrl+C, cells that have not ended
     are lost, and so are checkpoints of cells that were interrupted here. From Python::
 
         run_study(study, out="out", at_once=RayRuns("HEAD:6379"))
 
-    All machines need the same versions of Python and packages, which is checked, and the data
-    sets and recipe files in the same places as on this machine. See `RayPool` for security and
+    All machines need the same versions of Python and packages, which is checked. Data sets and
+    recipe files must be in the same places as on this machine. See `RayPool` for security and
     the kind of processor.
 
     Args:
@@ -132,7 +132,7 @@ class RayRuns:
 
 @dataclass(frozen=True, slots=True)
 class _Finished(Generic[T]):
-    """The result of a work, or its error, and the files that it left in its folder."""
+    """The result of a job, or its error, and the files that it left in its folder."""
 
     files: Mapping[str, bytes]
     result: T | None = None
@@ -141,7 +141,7 @@ class _Finished(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """What a node needs to know of the process that started the study.
+    """Facts about the process that started the study, for the nodes.
 
     Args:
         statuses: The queue for the live view.
@@ -238,7 +238,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _arrived(session: RaySession, reference: object, name: str, folder: Path) -> Future[Any]:
-    """Store the files of a finished work here; return its result."""
+    """Store the files of a finished job here; return its result."""
     future: Future[Any] = Future()
     try:
         finished = session.get(reference)
@@ -263,7 +263,7 @@ def _arrived(session: RaySession, reference: object, name: str, folder: Path) ->
 
 
 def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder beside the old one, which an interrupt may have left, then replace it."""
+    """Write a new folder, then replace the old one, which an interrupted run may have left."""
     if not files:
         return
     new, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("new", "old"))

@@ -119,7 +119,7 @@ class RaySession:
         return RemoteDesk(self, options.remote(TorchSettings.here()))
 
     def start(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-        """Call a function on one core of any node, again if it is lost; return a reference.
+        """Call a function on one core of any node, and retry lost calls; return a reference.
 
         Raises:
             TrainingError: If an argument cannot be pickled.
@@ -146,7 +146,7 @@ class RaySession:
         return strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
     def wait(self, references: Sequence[Any], seconds: float) -> list[Any]:
-        """The references whose values arrive within `seconds`; returns once there is one."""
+        """Wait at most `seconds` for a value to arrive; list its reference, if any."""
         with self._telling_of_losses():
             found, _ = self._ray.wait(list(references), timeout=seconds)
         return list(found)

@@ -86,8 +86,8 @@ class FinalAverage(Algorithm[FinalState]):
 
     Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All
     workers wait for these models, except for those of lost workers. All workers still present
-    end with the same parameters, bit for bit; in a run with a server, with the server's
-    parameters. A worker that no message reaches keeps its own parameters.
+    end with the same parameters, bit for bit: the mean, or the server's parameters in a run
+    with a server. A worker that no message reaches keeps its own parameters.
 
     Args:
         inner: The algorithm to run.

@@ -192,7 +192,7 @@ class _Run:
         return has_come_to(self._experiment.until, self._history, metrics)
 
     def _simulate(self) -> bool:
-        """Simulate and evaluate; return whether the run has ended, rather than been stopped."""
+        """Simulate and evaluate; return True at the end of the run, False after a stop."""
         simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
         while True:
             until = min(self._num_looks * self._interval, limit)

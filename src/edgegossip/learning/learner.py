@@ -181,7 +181,7 @@ class Learner(Trainer):
 
     @property
     def epoch_cost(self) -> float:
-        """Cost of a pass over the shard and the look at aggregated points, in samples."""
+        """Cost of a pass over the shard and of the look at aggregated points, in samples."""
         return self._accuracy_aware.epoch_cost(self._dataset.train.labels[self.shard])
 
     @property
@@ -265,7 +265,7 @@ class Learner(Trainer):
         return Layout(self._copies.num_trained)
 
     def cost(self, request: Train) -> float:
-        """Number of processed samples, plus a third per aggregated point looked at."""
+        """Processed samples, plus a third of a sample for each look at an aggregated point."""
         self.batches.resize(request.batch_ratio)
         return self.batches.cost(
             request.work, request.keep_ratio, begins_pass=request.begins_pass

@@ -43,7 +43,7 @@ def map_leaves(
 
 
 def leaves(nested: Nested, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of `nested`, in order, after its path within `nested`.
+    """Yield the path within `nested` and the value of every tensor, in order.
 
     >>> [path for path, _ in leaves({"x": torch.ones(2), "y": (torch.ones(2), torch.ones(2))})]
     ["['x']", "['y'][0]", "['y'][1]"]

@@ -1,4 +1,4 @@
-"""A split with batches that are read by a pool of threads or processes."""
+"""A split whose batches are read by a pool of threads or processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_AHEAD = 64
 
 
 class PooledSplit:
-    """A split with batches that are read by a pool of threads or processes, in any order.
+    """A split whose batches are read by a pool of threads or processes, in any order.
 
     The pool starts with the first batch that is read ahead, and all learners of this process
     share it. The contents of batches do not depend on the pool.

@@ -47,8 +47,8 @@ def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
 class Assembler:
     r"""Reassembles the frames of one sender; not thread-safe.
 
-    At most one frame is incomplete at a time. A piece that does not continue that frame
-    discards it; random pieces have no other effect.
+    At most one frame is incomplete at a time. If a piece does not continue that frame, the
+    frame is discarded; random pieces have no other effect.
 
     Args:
         max_bytes: Maximum size of a frame, in bytes; larger frames are rejected at their first

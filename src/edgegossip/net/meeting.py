@@ -50,7 +50,7 @@ class Meeting:
         now: Callable[[], Seconds],
         has_stopped: Callable[[], bool],
     ) -> Course[None]:
-        """Wait until all workers are here, or until waiting is pointless.
+        """Wait until all workers are present, or until waiting is pointless.
 
         Args:
             take_next: Waits until the given time at most and takes an item.

@@ -39,7 +39,8 @@ class MemoryNetwork:
     ) -> MemoryTransport:
         """Make an end of the network; `incarnation` is drawn by default.
 
-        Sealing relayed parts requires `security`, whose files are read once; links do not.
+        Sealing relayed parts requires `security`, whose files are read once; links do not need
+        them.
 
         Raises:
             NetworkError: If the files are invalid; see `TLS.check`.

@@ -32,9 +32,9 @@ class Plausibility:
     for its first message. If honest values exceed any that a worker has seen, for
     example when it returns, their senders confirm each other.
 
-    The factor is far above the differences among honest workers; it rejects values that break
-    arithmetic. `Footing` handles smaller lies: after failed training it goes back and asks
-    which sender stood out.
+    The limit is `FACTOR` times the usual value. This is far above the differences among honest
+    workers, and rejects values that break arithmetic. `Footing` handles smaller lies: after
+    failed training it goes back and asks which sender stood out.
 
     Args:
         schema: Description of the messages, by kind.

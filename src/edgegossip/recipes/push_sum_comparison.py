@@ -151,7 +151,7 @@ class PushSettings:
 
     @property
     def compressor(self) -> PartwiseCompressor:
-        """Compressor that compressed runs use for messages, or for each layer."""
+        """Compressor that compressed runs use for whole messages, or for each layer."""
         return compressor(self.keep_ratio, self.value_bits)
 
 

@@ -220,14 +220,13 @@ def train_alone(trainer: Trainer, request: Train, progress: float) -> TrainingRe
 
 
 def _size_of_groups(num_trainers: int) -> int:
-    """Number of trainers that run together, of those that could.
+    """Number of trainers to run together, out of those that could.
 
     The size does not depend on the number of threads, because the last bits of a few results
-    depend on who trains together.
+    depend on which trainers run together.
     """
-    num_groups = max(
-        math.ceil(num_trainers / MOST_TOGETHER), 1 + (num_trainers >= FEWEST_APART)
-    )
+    fewest = 2 if num_trainers >= FEWEST_APART else 1
+    num_groups = max(fewest, math.ceil(num_trainers / MOST_TOGETHER))
     return math.ceil(num_trainers / num_groups)
 
 

@@ -115,7 +115,7 @@ class BalancedState(WorkerState):
 
     @property
     def holdings(self) -> dict[Rank, tuple[Rank, ...]]:
-        """Workers whose data each reachable platform reports to have taken over."""
+        """Workers whose data each reachable platform has taken over, by its own report."""
         known = {j: f.inherited for j, f in self.forecasts.items() if j not in self.lost}
         return {**known, self.rank: self.inherited}
 

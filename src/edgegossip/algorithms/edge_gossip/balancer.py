@@ -20,8 +20,8 @@ class Shares:
 
     Attributes:
         keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform, or one without data.
-        step_ratios: [E] :math:`p_i / \max_j p_j` for platforms that train: the factor for the
-            steps of a round with which all take equally long; 0 for the others.
+        step_ratios: [E] :math:`p_i / \max_j p_j` for platforms that train: the factor on the
+            steps of a round that makes all rounds equally long; 0 for the others.
         seconds: [E] :math:`T_i`, time for all data of a platform; infinite if it has failed.
         has_failed: [E] :math:`F_i`, whether a platform has failed.
     """

@@ -49,10 +49,10 @@ class StageLinks(Algorithm[StageState]):
     Activations and gradients far beyond the usual range are rejected. A batch that a stage
     cannot use counts as a training failure, after which the host goes back to sound parameters.
 
-    The workers of the first stage count samples and rounds. The other workers, and their
-    learning rates, follow the latest round that they have heard of. A stage without its own
-    loss reports a loss of 0. A batch costs its stage's share of the whole model's work: a third
-    for the forward pass and two thirds for the backward pass.
+    The workers of the first stage count samples and rounds. The other workers adopt the latest
+    round that they have heard of, and its learning rate. A stage without its own loss reports a
+    loss of 0. A batch costs its stage's share of the whole model's work: a third for the
+    forward pass and two thirds for the backward pass.
 
     Args:
         inner: Algorithm that trains the `num_first` workers of the first stage and keeps their

@@ -191,7 +191,7 @@ class IncrementalSVD:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A real-valued hash: means of ten blocks (2 x 5) of each point, viewed as a matrix.
+    """A real-valued hash: each point, viewed as a matrix, is averaged in 2 x 5 blocks.
 
     This is the block mean hash of pictures without the final reduction to bits, because ten
     bits have only 1024 values. The cost per point is proportional to its number of attributes.

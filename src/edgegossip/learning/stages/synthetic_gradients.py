@@ -29,8 +29,8 @@ class SyntheticGradients(TeacherFactory):
     prediction (*bootstrapped*) or, in the last stage, from the true loss. The target is the
     gradient of each sample's loss. The gradient of the mean loss is smaller by a factor of the
     batch size, and :math:`M_k` would learn nothing from it. :math:`s` is a running root mean
-    square of the targets, which are much smaller than 1, while Adam's steps do not depend on
-    their scale.
+    square of the targets. It is needed because targets are much smaller than 1, while the
+    length of Adam's steps does not depend on the targets' scale.
 
     :math:`M_k` has `num_hidden` hidden layers with batch norm and rectified linear units. Its
     linear output begins at zero, so the stages below the cut do not change before :math:`M_k`

@@ -311,7 +311,7 @@ def race_study(
     window: float | None = None,
     **varied: object,
 ) -> Study:
-    """Make a study of races; `varied` are further settings that its rows depend on."""
+    """Make a study of races; `varied` adds settings that its rows depend on."""
     if window is not None:  # older folders have none
         varied["window"] = window
     depends_on, cells = settings_and_cells(contests, settings)
