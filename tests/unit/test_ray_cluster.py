@@ -300,10 +300,24 @@ def test_an_interrupted_sweep_keeps_what_has_ended(tmp_path: Path) -> None:
     num_kept = len(swept(out))
     assert num_kept < 4
     assert not [*out.glob("cells/*/.*")]
+    assert not [*Path("/tmp").glob("eg-ray-*/eg-run-*")]
     _, alive = psutil.wait_procs(marked(mark), timeout=5)
     assert alive == []
     assert main([*SWEEP, "--processes", "1", "--resume", "--out", str(out)]) == 0
     assert len(swept(out)) == 4
+
+
+def test_a_run_whose_process_is_stopped_is_started_again(tmp_path: Path) -> None:
+    mark, out = uuid.uuid4().hex, tmp_path / "sweep"
+    with started(out, mark, *SWEEP, limit="--processes") as process:
+        runs: list[psutil.Process] = []
+        while process.poll() is None and not runs:
+            runs = [each for each in marked(mark) if "_carry_out" in each.name()]
+        os.kill(runs[0].pid, signal.SIGTERM)
+        _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert len(swept(out)) == 4
+    assert not [*Path("/tmp").glob(f"eg-run-{runs[0].pid}-*")]
 
 
 def test_a_killed_driver_takes_its_processes_along(tmp_path: Path) -> None:

@@ -16,7 +16,15 @@ from edgegossip.recipes.registry import load_recipe
 from edgegossip.recipes.studies.study_settings import check_seeds
 
 Words: TypeAlias = list[str]
-_FREE = ("--out", "--threads", "--processes", "--resume", "--seeds")
+_FREE = (
+    "--out",
+    "--threads",
+    "--processes",
+    "--pool",
+    "--ray-address",
+    "--resume",
+    "--seeds",
+)
 """Options that do not affect runs."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
