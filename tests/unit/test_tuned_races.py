@@ -89,5 +89,5 @@ def test_the_best_trial_is_that_of_the_same_run_and_part(rows: Mapping[str, Row]
 
 def test_without_a_trial_nothing_is_tuned(rows: Mapping[str, Row]) -> None:
     tried = [row for row in rows.values() if row["run"] != "gosgd"]
-    with pytest.raises(TrainingError, match=f"no trial of gosgd on {TINY.name} ended"):
+    with pytest.raises(TrainingError, match=f"no trial of gosgd on {TINY.name} finished"):
         best_trial(tried, TINY.name, "gosgd")
