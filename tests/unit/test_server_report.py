@@ -148,7 +148,7 @@ def test_the_page_shows_commits_their_rate_and_the_search(
     assert "The server and its commits" in reader.text
     assert "tried 1 to 3 commits per window and kept 2" in reader.text
     assert (
-        "The implicit momentum was 0.9 in the median window, beside an explicit one of 0.5"
+        "The implicit momentum was 0.9 in the median window, plus an explicit one of 0.5"
         in (reader.text)
     )
     assert "shares of the best of each search" in reader.text
