@@ -105,6 +105,11 @@ def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
     assert "Nothing yet." in text
 
 
+def test_a_sweep_has_no_section_about_a_paper(tmp_path: Path) -> None:
+    assert "What the paper says" in read(write_study(tmp_path)).text
+    assert "What the paper says" not in read(write_study(tmp_path, printed=[])).text
+
+
 def test_a_table_alone_is_a_result(tmp_path: Path) -> None:
     assert "Nothing yet." not in read(write_study(tmp_path, figures=[])).text
 
