@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.cli.options import ManyRunsOptions, Options, TrackOptions
+from edgegossip.cli.options import ManyRunsOptions, Options, TrackOptions, check_ray_address
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.cluster.ray_pool import RayPool
@@ -59,8 +59,7 @@ class RunOptions(Options, TrackOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ray_address is not None and self.pool != "ray":
-            raise ValueError("--ray-address is for --pool ray; give both")
+        check_ray_address(self.pool, self.ray_address)
         if self.pool == "ray" and self.threads == 0:
             raise ValueError("--pool ray needs --threads of at least 1, got 0")
 

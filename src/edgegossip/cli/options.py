@@ -83,6 +83,12 @@ class ManyRunsOptions(Options):
         return self.processes or (1 if self.threads is not None else num_cores())
 
 
+def check_ray_address(pool: str, ray_address: str | None) -> None:
+    """Raise ValueError if an address is given without `--pool ray`."""
+    if ray_address is not None and pool != "ray":
+        raise ValueError("--ray-address is for --pool ray; give both")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(ManyRunsOptions):
     """Options for several runs, here or on a cluster.
@@ -99,8 +105,7 @@ class ClusterOptions(ManyRunsOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ray_address is not None and self.pool != "ray":
-            raise ValueError("--ray-address is for --pool ray; give both")
+        check_ray_address(self.pool, self.ray_address)
         if self.pool == "ray" and self.threads is not None:
             raise ValueError("--pool ray gives each run one core; leave out --threads")
 

@@ -28,7 +28,7 @@ from edgegossip.cluster.ray_session import (
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import EdgeGossipError, Interrupted, NetworkError, TrainingError
 from edgegossip.core.ranges import check_range
-from edgegossip.experiments.at_once import MovableWork
+from edgegossip.experiments.at_once import MovableWork, ready
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.progress import Progress, Status
 from edgegossip.experiments.signals import interrupt, on_stop_signal
@@ -114,14 +114,13 @@ class RayRuns:
         watch = _StatusesOfNodes(statuses, progress)
         try:
             while remaining or running:
-                waiting = {*remaining, *(name for name, _ in running.values())}
                 limit = self._num_runs or _SPARE + sum(
                     each.num_cores for each in session.nodes()
                 )
-                for name in [*remaining]:
-                    if len(running) < limit and waiting.isdisjoint(after[name]):
-                        work = remaining.pop(name)()
-                        running[session.start(_carry_out, home, work)] = name, work.folder
+                names = [name for name, _ in running.values()]
+                for name in ready(remaining, names, after, limit):
+                    work = remaining.pop(name)()
+                    running[session.start(_carry_out, home, work)] = name, work.folder
                 for reference in session.wait([*running], _STATUS_SECONDS):
                     name, folder = running.pop(reference)
                     yield name, _arrived(session, reference, name, folder)

@@ -95,11 +95,9 @@ def do_at_once(
     with _processes(num_processes, progress) as executor:
         try:
             while remaining or running:
-                waiting = {*remaining, *running.values()}
-                for name in [*remaining]:
-                    if len(running) < num_processes and waiting.isdisjoint(after[name]):
-                        work = remaining.pop(name)()
-                        running[executor.submit(_do, work)] = name
+                for name in ready(remaining, running.values(), after, num_processes):
+                    work = remaining.pop(name)()
+                    running[executor.submit(_do, work)] = name
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     name = running.pop(future)
                     if isinstance(future.exception(), BrokenProcessPool):
@@ -112,6 +110,22 @@ def do_at_once(
             _ask_to_stop(executor)
             wait(running)
             raise
+
+
+def ready(
+    remaining: Collection[str],
+    running: Collection[str],
+    after: Mapping[str, Collection[str]],
+    limit: int,
+) -> list[str]:
+    """The jobs that can begin: their prerequisites have ended, and at most `limit` run.
+
+    >>> ready(["b", "c", "d"], ["a"], {"b": ["a"], "c": [], "d": ["unknown"]}, limit=2)
+    ['c']
+    """
+    waiting = {*remaining, *running}
+    found = [name for name in remaining if waiting.isdisjoint(after[name])]
+    return found[: max(0, limit - len(running))]
 
 
 @contextmanager
