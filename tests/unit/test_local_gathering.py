@@ -19,6 +19,7 @@ from tests.tiers import first, thorough
 from tests.worker_threads import WITHIN, Crew
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.cli.main import main
 from edgegossip.core.errors import DataError, NetworkError, RunFolderError
 from edgegossip.core.protocol import Rank
@@ -285,6 +286,19 @@ def test_balanced_workers_with_their_own_data_come_to_an_end(tmp_path: Path) -> 
     balanced = replace(experiment, algorithm=EdgeGossip(inner=experiment.algorithm))
     crew = Crew(tmp_path, {rank: Steady(500.0) for rank in RANKS})
     assert crew.all(balanced) == ["finished"] * 4
+
+
+@thorough
+def test_a_real_server_evaluates_on_its_own_data_alone(tmp_path: Path) -> None:
+    algorithm = ADSP(num_workers=3, num_rounds=40, window=0.2, min_interval=0.05)
+    crew = Crew(tmp_path)
+    files = [Files() for _ in RANKS]
+    for rank in RANKS:
+        own = replace(local_run(load=files[rank].load), algorithm=algorithm)
+        crew.start(own, rank)
+    assert crew.join(*RANKS) == ["finished"] * 4
+    assert [each.reads for each in files] == [[0], [1], [2], [3]]
+    assert any("loss" in note["numbers"] for note in events(crew.folder(0), "noted"))
 
 
 def test_launch_needs_a_way_to_measure_local_data(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import Interrupted, LocalProtocolError
+from edgegossip.core.errors import Interrupted
 from edgegossip.core.protocol import Assigned, Event, Rank, Seconds
 from edgegossip.core.topology import complete
 from edgegossip.experiments.experiment import Experiment
@@ -205,10 +205,35 @@ def test_a_server_reads_no_data(tmp_path: Path) -> None:
     assert events(tmp_path, "experiment")[0]["shard_sizes"] == [0, 8, 19, 13]
 
 
-def test_a_server_that_tunes_by_validation_data_has_none(tmp_path: Path) -> None:
-    algorithm = ADSP(num_workers=3, num_rounds=40, window=0.2, min_interval=0.05)
-    experiment = replace(local_run(), algorithm=algorithm, max_seconds=2.0)
-    with pytest.raises(
-        LocalProtocolError, match=r"worker 0 asked to Evaluate, but .* no valid"
-    ):
-        run(experiment, out=tmp_path)
+SEARCH = ADSP(num_workers=3, num_rounds=40, window=0.2, min_interval=0.05)
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_a_server_evaluates_on_data_of_its_own(tmp_path: Path, num_servers: int) -> None:
+    files = Files()
+    algorithm = replace(SEARCH, num_workers=4 - num_servers, num_servers=num_servers)
+    experiment = local_run(load=files.load)
+    run(replace(experiment, algorithm=algorithm, max_seconds=2.0), out=tmp_path)
+    assert any("loss" in note["numbers"] for note in events(tmp_path, "noted"))
+    # Only the first of several servers evaluates.
+    assert sorted(files.reads) == [0, *range(num_servers, 4)]
+    sizes = events(tmp_path, "experiment")[0]["shard_sizes"]
+    assert sizes == [0] * num_servers + [32, 8, 19, 13][num_servers:]
+
+
+def test_all_samples_of_a_server_are_for_validation() -> None:
+    experiment = replace(local_run(), algorithm=SEARCH)
+    workload = experiment.workload(reads=(0,))
+    validator = workload.validator(0)
+    assert validator is not None
+    assert validator.cost == pytest.approx(SIZES[0] / 3)
+    reported = experiment.workload()
+    loss, _ = reported.evaluate(reported.initial_params())
+    workers_only = experiment.workload(reads=(1, 2, 3))  # the server's data are not reported
+    assert workers_only.evaluate(workers_only.initial_params())[0] == loss
+
+
+def test_a_rank_may_be_a_server_in_one_run_and_a_worker_in_another() -> None:
+    data = local()
+    assert len(data.for_validation(0).train) == SIZES[0]
+    assert len(data.of(0).train) == 32

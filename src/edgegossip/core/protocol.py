@@ -420,6 +420,8 @@ class Role:
         is_evaluated: Whether the rank's parameters count in the reported averaged model while
             its state does not exclude them. Ranks with the same role name are averaged; if
             roles hold parts of a model, the task joins the averaged parts.
+        evaluates: Whether the rank may request `Evaluate`. With `Local` data, a rank that has
+            no training data reads validation samples only in this case.
         slice_index: Index, from 0, of the rank's estimate among the slices of the role's
             parameters.
         num_slices: Number of the role's contiguous slices; their sizes differ by at most one
@@ -429,6 +431,7 @@ class Role:
     name: str
     has_data: bool = True
     is_evaluated: bool = True
+    evaluates: bool = False
     slice_index: int = 0
     num_slices: int = 1
 

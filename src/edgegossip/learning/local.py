@@ -46,7 +46,9 @@ class Local(Dataset):
     Args:
         name: Name for reports and messages.
         load: ``load(rank)`` reads the data of a worker: training samples and, optionally, a
-            validation split. A test split is not used.
+            validation split. A test split is not used. It is also called for a server whose
+            algorithm evaluates (`ADSP`, `ADACOMM`). Without a validation split, all samples of
+            a server are validation samples.
         num_classes: As in `Dataset`; by default the number of `classes`.
         input_shape: As in `Dataset`, for each worker's data.
         mean: As in `Dataset`, common to all workers.
@@ -75,6 +77,10 @@ class Local(Dataset):
     held_out: float | None = 0.1
     may_share: bool = False
     _loaded: dict[Rank, Dataset] = field(init=False, default_factory=dict, repr=False)
+    # A rank may be a server in one run of a comparison and a worker in another.
+    _loaded_by_servers: dict[Rank, Dataset] = field(
+        init=False, default_factory=dict, repr=False
+    )
     _lock: _Lock = field(init=False, default_factory=lambda: _Lock(), repr=False)
 
     def __post_init__(self) -> None:
@@ -95,20 +101,35 @@ class Local(Dataset):
             DataError: If the data cannot be read, is empty, does not fit the task, or lacks a
                 validation split.
         """
+        return self._once(rank, self._held_out_of, self._loaded)
+
+    def for_validation(self, rank: Rank) -> Dataset:
+        """Return the data of a server, whose samples are all for validation; read only once.
+
+        Raises:
+            DataError: If the data cannot be read, is empty, or does not fit the task.
+        """
+        return self._once(rank, _all_for_validation, self._loaded_by_servers)
+
+    def _once(
+        self, rank: Rank, divide: Callable[[Dataset], Dataset], loaded: dict[Rank, Dataset]
+    ) -> Dataset:
         with self._lock.held:
-            if rank not in self._loaded:
+            if rank not in loaded:
                 try:
-                    self._loaded[rank] = self._read(rank)
+                    loaded[rank] = divide(self._read(rank))
                 except (DataError, OSError, ValueError) as error:
                     raise DataError(f"data of worker {rank}: {error}") from error
-            return self._loaded[rank]
+            return loaded[rank]
 
     def _read(self, rank: Rank) -> Dataset:
         data = self.load(rank)
         if not isinstance(data, Dataset) or isinstance(data, Local):
             raise DataError(f"load gave {data!r:.60}; it must return a Dataset")
         self._require_alike(data)
-        data = replace(data, name=self.name, mean=self.mean, std=self.std, test=NoSamples())
+        return replace(data, name=self.name, mean=self.mean, std=self.std, test=NoSamples())
+
+    def _held_out_of(self, data: Dataset) -> Dataset:
         if data.validation is not None:
             return data
         if self.held_out is None:
@@ -134,6 +155,10 @@ class Local(Dataset):
                     f"it has a {name} of its own, {own.tolist()}, but workers must prepare "
                     f"their samples alike; give Local the {name}, and load data without it"
                 )
+
+
+def _all_for_validation(data: Dataset) -> Dataset:
+    return data if data.validation is not None else replace(data, validation=data.train)
 
 
 class _Lock:

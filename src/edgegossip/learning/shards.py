@@ -78,10 +78,25 @@ class LocalShards:
         Raises:
             DataError: If the data cannot be used, or this process must not read it.
         """
-        is_allowed = self._reads is None or self._local.may_share or rank in self._reads
-        if not is_allowed or rank not in self._ranks:
-            raise DataError(f"the data of worker {rank} must not be read here")
+        if rank not in self._ranks:
+            raise DataError(f"rank {rank} has no training data")
+        self._require_readable(rank)
         return self._local.of(rank)
+
+    def validation(self, rank: Rank) -> Dataset:
+        """Read the data on which a rank evaluates, which may be a server.
+
+        Raises:
+            DataError: As in `dataset`.
+        """
+        if rank in self._ranks:
+            return self.dataset(rank)
+        self._require_readable(rank)
+        return self._local.for_validation(rank)
+
+    def _require_readable(self, rank: Rank) -> None:
+        if not (self._reads is None or self._local.may_share or rank in self._reads):
+            raise DataError(f"the data of worker {rank} must not be read here")
 
     @property
     def indices(self) -> dict[Rank, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -19,7 +19,7 @@ from edgegossip.core.randomness import derive_seed
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.trainer import Trainer
 from edgegossip.learning.built_in_metrics import Accuracy
-from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.dataset import Dataset, Split
 from edgegossip.learning.evaluator import Evaluator
 from edgegossip.learning.flat import frozen_sample
 from edgegossip.learning.learner import Augmentation, Learner
@@ -355,6 +355,12 @@ class Workload:
         """
         return self._reporter.evaluate(params)
 
+    def initial_loss(self, samples: Split) -> float:
+        """Mean loss of the initial parameters on some samples."""
+        whole, _ = self._parts.average({part: x[None] for part, x in self._initial.items()})
+        measured = replace(self.task.dataset, test=samples)
+        return self._evaluator("test", measured).measure(whole).loss
+
     def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
         """Cut the vector `params` into the model's named tensors, as in its `state_dict`."""
         return self._reporter.named_parameters(params)
@@ -362,13 +368,14 @@ class Workload:
     def validator(self, rank: Rank) -> Evaluator | None:
         """The evaluator for a worker's `Evaluate`; None without a validation split."""
         if isinstance(self._shards, LocalShards):
-            return self._own_validator(rank) if rank in self._ranks else None
+            has_split = rank in self._ranks or self._role(rank).evaluates
+            return self._own_validator(rank) if has_split else None
         return None if self.task.dataset.validation is None else self._validator
 
     def _own_validator(self, rank: Rank) -> Evaluator:
         assert isinstance(self._shards, LocalShards)
         if rank not in self._validators:
-            own = self._shards.dataset(rank)
+            own = self._shards.validation(rank)
             self._validators[rank] = self._evaluator("validation", own)
         return self._validators[rank]
 

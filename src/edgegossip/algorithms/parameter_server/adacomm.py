@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
 from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
@@ -62,6 +62,7 @@ class ADACOMM(FixedADACOMM):
         schedule sets the learning rate; the loss is measured on validation data.
     """
 
+    evaluates: ClassVar[bool] = True
     window: Seconds = 60.0
 
     def __post_init__(self) -> None:

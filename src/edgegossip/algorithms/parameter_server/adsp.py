@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from edgegossip.algorithms.parameter_server.adsp_plus import (
     WINDOW,
@@ -77,6 +77,7 @@ class ADSP(ADSPPlus):
         data; below the highest rate, the search does not end before the loss falls in a window.
     """
 
+    evaluates: ClassVar[bool] = True
     reward: Reward = LogSlope()
     windows_per_epoch: int = 20
     loss_rise: float = 0.3

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -133,6 +133,7 @@ class ParameterServer(Committing):
         ValueError: If a number is out of range.
     """
 
+    evaluates: ClassVar[bool] = False
     num_workers: int
     standby: int = 0
     num_servers: int = 1
@@ -205,9 +206,9 @@ class ParameterServer(Committing):
         if self.num_servers > 1:
             return several_servers(self).role(rank)
         if self.standby:  # any rank may come to serve; its state says whether it does
-            return Role("worker", has_data=rank != SERVER)
+            return Role("worker", has_data=rank != SERVER, evaluates=self.evaluates)
         if rank == SERVER:
-            return Role("server", has_data=False)
+            return Role("server", has_data=False, evaluates=self.evaluates)
         return Role("worker", is_evaluated=False)
 
     @property

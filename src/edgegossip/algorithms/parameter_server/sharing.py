@@ -213,7 +213,13 @@ class Sharing:
         """See `Algorithm.role`."""
         if rank >= self.num_servers:
             return Role("worker", is_evaluated=False)
-        return Role("server", has_data=False, slice_index=rank, num_slices=self.num_servers)
+        return Role(
+            "server",
+            has_data=False,
+            evaluates=self.algorithm.evaluates and rank == SERVER,
+            slice_index=rank,
+            num_slices=self.num_servers,
+        )
 
     def init(self, rank: Rank, params: Tensor) -> SharingState:
         """Build the state of server `rank`; `params` is the whole vector."""
