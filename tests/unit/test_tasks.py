@@ -57,7 +57,7 @@ from edgegossip.experiments.runner import run
 from edgegossip.learning.built_in_metrics import R2, Accuracy, MeanAbsoluteError
 from edgegossip.learning.dataset import Dataset, from_tensors
 from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.loss import model_and_batch
+from edgegossip.learning.loss import Loss, model_and_batch
 from edgegossip.learning.metric import MeanMetric
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
@@ -426,6 +426,22 @@ def test_workers_whose_tasks_differ_are_named_the_difference() -> None:
     assert difference(language(), language(forward=model_and_batch)).startswith("task.forward")
 
 
+def scaled(factor: float, noise: float = 0.0) -> Loss:
+    def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+        return factor * F.mse_loss(outputs, targets) + noise * torch.rand(())
+
+    return squared_error
+
+
+def test_functions_of_one_name_that_give_different_losses_are_different_tasks() -> None:
+    named = difference(regression(loss=scaled(1.0)), regression(loss=scaled(2.0)))
+    assert named == "other loss of the initial parameters"
+    assert difference(regression(loss=scaled(1.0)), regression(loss=scaled(1.0))) == ""
+    # Different values of a random loss do not show that the tasks differ.
+    own, other = (regression(loss=scaled(1.0, noise=1.0)) for _ in range(2))
+    assert difference(own, other) == ""
+
+
 def test_workers_whose_nested_data_differ_are_told_where() -> None:
     samples = windows()
     samples["next"] = samples["next"].roll(5, dims=0)
@@ -434,7 +450,7 @@ def test_workers_whose_nested_data_differ_are_told_where() -> None:
         for some in (slice(-20), slice(-20, None))
     ]
     other = language(dataset=from_tensors("text", *parts))
-    assert difference(language(), other) == "other training samples['next']"
+    assert difference(language(), other).startswith("other training samples['next']")
 
 
 @thorough

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 
@@ -13,7 +14,9 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import flatten, header, versions
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.dataset import ArraySplit, Dataset
+from edgegossip.learning.holding_out import some_of
 from edgegossip.learning.local import Local
+from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.nested import leaves
 from edgegossip.learning.nested_split import NestedSplit
 from edgegossip.learning.task import Workload
@@ -32,6 +35,7 @@ _SIMULATED = (
 """Fields in which workers of one real run may differ, because they describe simulated
 machines."""
 _NUM_SAMPLES = 64
+_NUM_MEASURED = 8
 _NUM_VALUES = 2**20
 _FREQUENCIES = (0.7390851332, 1.2020569032, 1.7724538509, 2.6651441427)
 
@@ -88,6 +92,7 @@ def introduce(
             **parameters,
             **frozen,
             **_sketch_data(experiment.task.dataset),
+            **_sketch_loss(workload),
         },
         versions={**versions(), "max_seconds": max_seconds},
     )
@@ -108,6 +113,27 @@ def sketch(vector: Tensor) -> list[float]:
     length = float(torch.linalg.vector_norm(flat))
     waves = [float(flat @ torch.cos(places * w)) for w in _FREQUENCIES]
     return [round(length, 9), *(round(wave / (length or 1.0), 6) for wave in waves)]
+
+
+def _sketch_loss(workload: Workload) -> dict[str, Setting]:
+    """Sketch the loss function, whose description is only its name, by a value.
+
+    There is no sketch of a random loss or of `Local` data, and samples that may be transformed
+    at random are not used.
+    """
+    train = workload.task.dataset.train
+    if not isinstance(train, ArraySplit | NestedSplit):
+        return {}
+    samples = some_of(train, torch.arange(min(len(train), _NUM_MEASURED)))
+    found = []
+    try:
+        for seed in range(2):
+            with drawn_from(seed):
+                found.append(workload.initial_loss(samples))
+    except Exception:  # a loss that fails is reported by training, which knows more about it
+        return {}
+    is_usable = found[0] == found[1] and math.isfinite(found[0])
+    return {"loss of the initial parameters": [round(found[0], 9)]} if is_usable else {}
 
 
 def _sketch_data(dataset: Dataset) -> dict[str, Setting]:

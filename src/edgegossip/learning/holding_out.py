@@ -54,8 +54,8 @@ def hold_out(
         )
     return dataclasses.replace(
         dataset,
-        train=_part(dataset.train, kept),
-        validation=_part(dataset.train, held),
+        train=some_of(dataset.train, kept),
+        validation=some_of(dataset.train, held),
         subjects=None if dataset.subjects is None else dataset.subjects[kept],
     )
 
@@ -84,13 +84,14 @@ def _subjects(dataset: Dataset, share: float, seed: int) -> Tensor:
     return torch.isin(dataset.subjects, subjects[chosen])
 
 
-def _part(split: Split, indices: Tensor) -> Split:
+def some_of(split: Split, indices: Tensor) -> Split:
+    """Take some samples of a split, int64 indices [n]."""
     if isinstance(split, ArraySplit):
         return ArraySplit(*split.batch(indices))
     if isinstance(split, NestedSplit):
         return NestedSplit(split.batch(indices))
     if isinstance(split, PooledSplit):
-        return split.part(_part(split.split, indices))
+        return split.part(some_of(split.split, indices))
     return _Part(split, indices)
 
 
