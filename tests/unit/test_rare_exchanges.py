@@ -20,8 +20,11 @@ from edgegossip.recipes.studies.rare_exchanges import (
     TunedContest,
     best_rate,
     control_exhibits,
+    controls,
 )
 from edgegossip.recipes.studies.slow_links import SlowLinkContest
+from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.studies.tuned_races import rates
 
 COMPRESSED, CONTROL = next(iter(CONTROLS.items()))
 
@@ -53,17 +56,24 @@ def test_the_best_rate_on_held_out_samples_is_chosen() -> None:
         best_rate(tried, "digits", "c")
 
 
+@pytest.mark.parametrize("factors", [(), (1.0, 1.0), (0.0,), (-1.0, 1.0)])
+def test_factors_that_cannot_be_tried_are_refused(factors: tuple[float, ...]) -> None:
+    for study in (controls, rates):
+        with pytest.raises(ValueError, match="factors must be"):
+            study(StudySettings(short=True), factors=factors)
+
+
 def test_results_are_on_test_samples_with_the_rate_that_trials_chose(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def found(contest: SlowLinkContest, data_dir: Path, run: str, session: Session) -> Row:
         lr = contest.problem.settings.lr
-        accuracies = [-abs(lr - rates[0])] * 5  # the lowest rate is the best
+        accuracies = [-abs(lr - lrs[0])] * 5  # the lowest rate is the best
         used = {"data": contest.task(data_dir, RUNS[run]).dataset.name, "lr_used": lr}
         size = {"test": len(contest.task(data_dir, RUNS[run]).dataset.test)}
         return {**row(run, 0), "accuracies": accuracies, "seed": contest.seed, **used, **size}
 
-    rates = [factor * SHORT.settings.lr for factor in FACTORS]
+    lrs = [factor * SHORT.settings.lr for factor in FACTORS]
     monkeypatch.setattr(SlowLinkContest, "row", found)
     contenders = {CONTROL: RUNS[CONTROL]}
     contest = TunedContest(
@@ -74,11 +84,11 @@ def test_results_are_on_test_samples_with_the_rate_that_trials_chose(
         rows[cell.name] = cell.work(Session(folder=tmp_path, rows=rows))
     trials = [each for each in rows.values() if each["is_tuning"]]
     results = [each for each in rows.values() if not each["is_tuning"]]
-    assert [each["lr_used"] for each in trials] == rates
+    assert [each["lr_used"] for each in trials] == lrs
     assert {each["seed"] for each in trials} == {7}
     assert [(each["seed"], each["lr_used"]) for each in results] == [
-        (0, rates[0]),
-        (1, rates[0]),
+        (0, lrs[0]),
+        (1, lrs[0]),
     ]
     assert {each["test"] for each in trials} != {each["test"] for each in results}
 

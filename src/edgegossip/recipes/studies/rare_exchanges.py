@@ -20,6 +20,7 @@ from typing import Any
 
 from edgegossip.algorithms.diloco import DiLoCo
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.core.ranges import check_range
 from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.exhibits import Exhibits, Figure, Table, Unit
 from edgegossip.experiments.study import Cell, Row, Session, Study
@@ -45,15 +46,18 @@ from edgegossip.recipes.studies.contest import (
 )
 from edgegossip.recipes.studies.problems import Problem, with_epochs
 from edgegossip.recipes.studies.scoreboard import last_looks, median
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, trials, without_test_data
+from edgegossip.recipes.studies.server_tuning import (
+    TUNING_SEED,
+    check_factors,
+    trials,
+    without_test_data,
+)
 from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_curves
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 SETTING = "even data"
 FACTORS = (0.5, 1.0, 2.0)
-"""Multiples of the problem's learning rate that every contender tries."""
 TUNING_SHARE = 1 / 3
-"""Length of a trial, as a share of a result's run."""
 VALIDATION_SHARE = 0.1
 
 
@@ -98,16 +102,20 @@ class TunedContest(Contest):
     Args:
         seeds: Seeds of the results; trials have the seed of this contest.
         contenders: Contenders by name of the run.
+        factors: Multiples of the problem's learning rate that every contender tries.
+        tuning_share: Length of a trial, as a share of a result's run, in (0, 1].
     """
 
     seeds: tuple[int, ...]
     contenders: Contenders
+    factors: tuple[float, ...] = FACTORS
+    tuning_share: float = TUNING_SHARE
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         for run in self.contenders:
             folder = run.replace(" ", "-")
             tried = []
-            for factor in FACTORS:
+            for factor in self.factors:
                 lr = factor * self.problem.settings.lr
                 place = f"{self.group}/tuning/lr-{lr:g}/{folder}"
                 yield self.cell(place, partial(self._try, data_dir, run, lr))
@@ -117,7 +125,7 @@ class TunedContest(Contest):
                 yield self.cell(f"{self.group}/seed{seed}/{folder}", work, after=tried)
 
     def _try(self, data_dir: Path, run: str, lr: float, session: Session) -> Row:
-        num_epochs = max(1, round(TUNING_SHARE * self.problem.settings.num_epochs))
+        num_epochs = max(1, round(self.tuning_share * self.problem.settings.num_epochs))
         contest = self._contest(
             HeldOutContest, with_epochs(self.problem, num_epochs), self.seed, lr
         )
@@ -148,19 +156,36 @@ def best_rate(rows: Iterable[Row], group: str, run: str) -> float:
     return best
 
 
-def controls(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
+def controls(
+    settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
+    *,
+    factors: tuple[float, ...] = FACTORS,
+    tuning_share: float = TUNING_SHARE,
+) -> Study:
     """Compressed exchanges against equally rare exchanges of whole models, all tuned.
 
     Push-sum sends every 14 or 32 steps and DiLoCo every 32, in a directed ring of 8. Each
-    contender tries 0.5, 1 and 2 times the problem's learning rate on a held-out tenth of the
+    contender tries the same multiples of the problem's learning rate on a held-out tenth of the
     training samples, with a seed that no result uses. Data: MNIST and CIFAR-10 with LeNet-5,
     HAR with a CNN.
 
     Args:
         settings: Settings of the study.
+        factors: Multiples of the problem's learning rate that every contender tries.
+        tuning_share: Length of a trial, as a share of a result's run, in (0, 1]. A rate that
+            is best in a short trial may diverge later.
     """
+    check_factors(factors)
+    check_range("tuning_share", tuning_share, "in (0, 1]")
     contests = [
-        TunedContest(problem=problem, seed=TUNING_SEED, seeds=settings.seeds, contenders=RUNS)
+        TunedContest(
+            problem=problem,
+            seed=TUNING_SEED,
+            seeds=settings.seeds,
+            contenders=RUNS,
+            factors=factors,
+            tuning_share=tuning_share,
+        )
         for problem in ((SHORT,) if settings.short else (MNIST_LENET5, HAR_CNN, CIFAR10_LENET5))
     ]
     depends_on, cells = settings_and_cells(contests, settings)
@@ -170,8 +195,8 @@ def controls(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> 
         printed=PRINTED,
         settings={
             **depends_on,
-            "factors": FACTORS,
-            "tuning_share": TUNING_SHARE,
+            "factors": factors,
+            "tuning_share": tuning_share,
             "validation_share": VALIDATION_SHARE,
             "runs": {name: each.plain(NUM_WORKERS) for name, each in RUNS.items()},
         },
@@ -184,7 +209,7 @@ NOTE = (
     "Medians over the seeds, and ranges. Accuracy of the averaged model, the mean of the last "
     "five evaluations. Lost: the control's accuracy minus this run's, seed by seed. Less: the "
     "control's bytes divided by the run's. The control sends whole models after as many steps; "
-    "each run has the best of three learning rates."
+    "each run has the best of the learning rates tried."
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.core.errors import TrainingError
+from edgegossip.core.ranges import check_range
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table, Unit
 from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.dataset import Dataset
@@ -91,6 +92,18 @@ def most_accurate(session: Session, **facts: object) -> Row:
         if row["is_tuning"] and all(row[name] == fact for name, fact in facts.items())
     ]
     return max(tried, key=lambda row: row["accuracy"])
+
+
+def check_factors(factors: Sequence[float]) -> None:
+    """Check the multiples of a learning rate that contenders try.
+
+    Raises:
+        ValueError: If there is none, or one is not above 0 or given twice.
+    """
+    if not factors or len(set(factors)) < len(factors):
+        raise ValueError(f"factors must be at least one number, all different, got {factors}")
+    for factor in factors:
+        check_range("factors", factor, "above 0")
 
 
 def without_test_data(dataset: Dataset, share: float) -> Dataset:

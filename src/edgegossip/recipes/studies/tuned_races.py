@@ -32,7 +32,12 @@ from edgegossip.recipes.studies.race import (
     work_limit,
 )
 from edgegossip.recipes.studies.race_scores import equal_looks
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, trials, without_test_data
+from edgegossip.recipes.studies.server_tuning import (
+    TUNING_SEED,
+    check_factors,
+    trials,
+    without_test_data,
+)
 from edgegossip.recipes.studies.speedup import (
     CONTROLLED,
     TARGET_GAP,
@@ -42,7 +47,6 @@ from edgegossip.recipes.studies.speedup import (
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
-"""Multiples of the problem's learning rate that every contender tries."""
 EXCHANGES = (1.0, 4.0)
 """Multiples of the problem's exchange probability that GoSGD tries with each learning rate."""
 TUNED = ("lr", "exchange_probability")
@@ -77,7 +81,7 @@ class TunedRace(Contest):
     setup: Setup
     seeds: tuple[int, ...]
     max_work: float | None
-    factors: tuple[float, ...] = FACTORS
+    factors: tuple[float, ...]
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         timed, trials = "", dict[str, list[str]]()
@@ -146,18 +150,25 @@ def best_trial(rows: Iterable[Row], group: str, run: str) -> Row:
     return max(trials(rows, group, run), key=lambda row: row["held_out_accuracy"])
 
 
-def rates(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
+def rates(
+    settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
+    *,
+    factors: tuple[float, ...] = FACTORS,
+) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, all with tuned learning rates.
 
-    Data: HAR (80 minutes on one core) and MNIST, at imbalance 4. The rates are 0.5, 1, 2 and 4
-    times the problem's; GoSGD tries two exchange probabilities with each rate. The settings are
-    chosen on a held-out tenth of the training samples, with a seed that no result uses.
+    Data: HAR (80 minutes on one core) and MNIST, at imbalance 4. GoSGD tries two exchange
+    probabilities with each rate. The settings are chosen on a held-out tenth of the training
+    samples, with a seed that no result uses.
 
     Args:
         settings: Settings of the study.
+        factors: Multiples of the problem's learning rate that every contender tries; the short
+            form tries only the first two.
     """
+    check_factors(factors)
     problems = (DIGITS_MLP,) if settings.short else (HAR_CNN, MNIST_LENET5)
-    factors = FACTORS[1:3] if settings.short else FACTORS
+    factors = factors[:2] if settings.short else factors
     limit = work_limit(settings)
     contests = [
         TunedRace(
