@@ -69,7 +69,7 @@ def algorithms(local_steps: int) -> dict[str, Algorithm[Any]]:
     """The contenders; see `authors`."""
     everyone: dict[str, Any] = {"topology": complete(NUM_WORKERS), "num_rounds": UNTIL_CUT_OFF}
     dense = DiLoCo(**everyone, local_steps=local_steps)
-    sparse = replace(dense, compressor=compressor(0.125, 4))
+    sparse = replace(dense, compressor=compressor(0.0625, 4))
     return {
         BASELINE: dense,
         "edge-diloco": EdgeGossip(inner=dense),
