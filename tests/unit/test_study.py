@@ -146,6 +146,17 @@ def test_a_folder_of_another_study_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "study.json").read_bytes() == before
 
 
+def test_a_study_that_could_not_begin_is_no_obstacle(tmp_path: Path) -> None:
+    def refused(*_: object, **__: object) -> Any:  # noqa: ANN401
+        raise UsageError("there is no cluster at this address")
+
+    works = {"a": Counter(1.0)}
+    with pytest.raises(UsageError, match="no cluster"):
+        run_study(study_of(works), out=tmp_path, at_once=refused)
+    changed = study_of(works, settings={"seeds": [5]})
+    assert set(run_study(changed, out=tmp_path)) == {"a"}
+
+
 def test_a_damaged_study_is_an_error_for_people(tmp_path: Path) -> None:
     works = {"a": Counter(1.0)}
     run_study(study_of(works), out=tmp_path)

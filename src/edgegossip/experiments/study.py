@@ -59,6 +59,7 @@ from edgegossip.experiments.runner import run
 from edgegossip.experiments.signals import interrupt, interrupted, on_stop_signal
 
 STUDY = "study.json"
+CELLS = "cells"
 
 Row: TypeAlias = Mapping[str, Any]
 """Findings of a cell, as JSON values. Names of fields measured with a clock begin with
@@ -308,12 +309,13 @@ class _Record:
         self._groups: dict[str, str] = {}
         self._wall_seconds: dict[str, float] = {}
         self._wall_started = datetime.now(UTC).isoformat(timespec="seconds")
-        if self._path.exists():
-            if not resume:
-                raise RunFolderError(
-                    f"{out} already holds a study; choose another --out, or --resume it"
-                )
-            self._go_on(read_json(self._path))
+        kept = read_json(self._path) if self._path.exists() else {}
+        if kept and resume:
+            self._go_on(kept)
+        elif kept.get("cells") or (out / CELLS).exists():  # something was begun
+            raise RunFolderError(
+                f"{out} already holds a study; choose another --out, or --resume it"
+            )
         self.write()
 
     def _go_on(self, kept: dict[str, Any]) -> None:
@@ -340,7 +342,7 @@ class _Record:
     def session(self, cell: Cell, out: Path) -> Session:
         """Session of `cell`, with the existing rows of its prerequisites."""
         rows = {name: self.rows[name] for name in cell.after if name in self.rows}
-        return Session(folder=out / "cells" / cell.name, rows=rows)
+        return Session(folder=out / CELLS / cell.name, rows=rows)
 
     def label(self, cell: Cell) -> str:
         """Name and number of the cell, for a live view."""
