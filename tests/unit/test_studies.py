@@ -41,6 +41,7 @@ from edgegossip.recipes.studies.race_scores import (
     standings,
 )
 from edgegossip.recipes.studies.scoreboard import bars
+from edgegossip.recipes.studies.speedup import speedup
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.report.study_page import write_study_report
 from edgegossip.sim.link import Links
@@ -178,6 +179,19 @@ def other_row(**changes: Any) -> Row:  # noqa: ANN401
     row = {"group": "g", "problem": "p", "setup": "uneven", "run": "random", "seed": 0}
     curve = {"times": [0.0, 10.0, 20.0, 30.0, 40.0], "accuracies": [0.1, 0.6, 0.7, 0.85, 0.91]}
     return row | curve | {"equal_epochs_time": 30.0} | changes
+
+
+def test_a_race_takes_place_on_machines_of_given_speeds() -> None:
+    short = StudySettings(short=True, seeds=(0,))
+    names = [cell.name for cell in speedup(short, speeds=(1.0, 0.5), controls="none").cells]
+    assert names == [
+        "digits-mlp/2-workers/seed0/epoch-gossip",
+        "digits-mlp/2-workers/seed0/speeds-1-0.5/edge-gossip",
+    ]
+    assert any(cell.name.endswith("random") for cell in speedup(short, speeds=(1, 0.1)).cells)
+    for speeds in ((1.0,), (1.0, 0.0), (1.0, -1.0)):
+        with pytest.raises(ValueError, match="speeds must"):
+            speedup(short, speeds=speeds)
 
 
 def test_a_speedup_is_the_baselines_time_to_the_target_over_ones_own() -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.core.ranges import check_range
 from edgegossip.experiments.exhibits import Exhibits, Figure
 from edgegossip.experiments.study import Row, Study
 from edgegossip.learning.sampling.selection import SELECTIONS
@@ -42,6 +43,7 @@ from edgegossip.recipes.studies.race_scores import (
 )
 from edgegossip.recipes.studies.scoreboard import bars
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.sim.platform import uneven
 
 TARGET_GAP = 0.003
 IMBALANCES = (2.0, 4.0, 8.0)
@@ -66,6 +68,7 @@ def speedup(
     controls: Controls = "at-4",
     max_work: float | None = MAX_WORK,
     window: float | None = None,
+    speeds: tuple[float, ...] = (),
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, at imbalances 2, 4 and 8.
 
@@ -80,8 +83,15 @@ def speedup(
             contenders all of EpochGossip's time, in which they converge.
         window: Epochs' worth of samples over which all models, including EpochGossip's, are
             averaged before evaluation; None evaluates the newest models.
+        speeds: Relative speeds of the machines, at least two; without them, four machines have
+            imbalances 2, 4 and 8. Controls then run unless `controls` is none.
     """
+    if len(speeds) == 1:
+        raise ValueError(f"speeds must have at least two numbers, got {speeds}")
+    for speed in speeds:
+        check_range("speeds", speed, "above 0 and finite")
     limit = work_limit(settings, max_work)
+    varied = {"speeds": speeds} if speeds else {}  # older folders have none
     return race_study(
         "speedup",
         "How much sooner does EdgeGossip reach EpochGossip's accuracy?",
@@ -90,7 +100,7 @@ def speedup(
             race
             for problem in _problems(settings)
             for race in races_of(
-                problem, _setups(problem, controls), settings, max_work, window
+                problem, _setups(problem, controls, speeds), settings, max_work, window
             )
         ],
         partial(speedup_exhibits, "speedup"),
@@ -108,6 +118,7 @@ def speedup(
         max_work=limit,
         target_gap=TARGET_GAP,
         window=window,
+        **varied,
     )
 
 
@@ -160,7 +171,14 @@ def _problems(settings: StudySettings) -> tuple[Problem, ...]:
     )
 
 
-def _setups(problem: Problem, controls: Controls) -> tuple[Setup, ...]:
+def _setups(
+    problem: Problem, controls: Controls, speeds: tuple[float, ...]
+) -> tuple[Setup, ...]:
+    if speeds:
+        platforms = uneven(len(speeds), problem.settings.throughput, speeds)
+        runs = ALONE if controls == "none" else CONTROLLED_RUNS
+        name = "speeds " + " ".join(f"{speed:g}" for speed in speeds)
+        return (Setup(name=name, platforms=platforms, runs=runs),)
     if problem is CIFAR10_RESNET20:  # more runs would take too long
         return (uneven_setup(problem, CONTROLLED, EQUAL_TIME),)
     controlled = {"none": (), "at-4": (CONTROLLED,), "all": IMBALANCES}[controls]
