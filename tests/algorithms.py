@@ -13,6 +13,7 @@ from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.asynchronous import Asynchronous
 from edgegossip.algorithms.choco_gossip import ChocoGossip
+from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.diloco import DiLoCo
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -233,6 +234,15 @@ SERVED: dict[str, TrailingAverage] = {
 }
 """Evaluated by an average over their last rounds."""
 
+CONTROLLED: dict[str, ControlVariates] = {
+    f"{name}-controlled": ControlVariates(inner=inner)
+    for name, inner in {
+        "gosgd": ALGORITHMS["gosgd"],
+        "epoch-gossip-balanced": EdgeGossip(inner=ALGORITHMS["epoch-gossip"]),
+    }.items()
+}
+"""With control variates, which make vectors and messages twice as long."""
+
 ALONE = Alone(num_rounds=NUM_ROUNDS, local_steps=2)
 
 ALL: dict[str, Algorithm[Any]] = {
@@ -241,6 +251,7 @@ ALL: dict[str, Algorithm[Any]] = {
     **TUNED,
     **STAGES,
     **SERVED,
+    **CONTROLLED,
 }
 
 PEERS = {

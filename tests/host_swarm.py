@@ -41,6 +41,7 @@ from tests.parity import Steady
 from tests.virtual import Process, VirtualNetwork, VirtualTime, Wire
 from tests.worlds import NUM_PARAMS, ManySamples, StageTrainer, loss_of, stages_in
 
+from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.gosgd import GoSGDState
 from edgegossip.algorithms.parameter_server.bsp import BSP
@@ -304,7 +305,7 @@ def draw_staged_world(seed: int) -> World:
 
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
-    if isinstance(algorithm, EdgeGossip | TrailingAverage):
+    if isinstance(algorithm, EdgeGossip | TrailingAverage | ControlVariates):
         return replace(algorithm, inner=longer(algorithm.inner, factor))
     varied: Any = algorithm
     found: Algorithm[Any] = replace(varied, num_rounds=int(factor * varied.num_rounds))
@@ -313,7 +314,7 @@ def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
 
 def smaller(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
     """The same for fewer workers; as it is where it has no topology."""
-    if isinstance(algorithm, EdgeGossip | TrailingAverage):
+    if isinstance(algorithm, EdgeGossip | TrailingAverage | ControlVariates):
         return replace(algorithm, inner=smaller(algorithm.inner, num_workers))
     varied: Any = algorithm
     if not isinstance(getattr(varied, "topology", None), Topology):

@@ -28,6 +28,7 @@ REPRESENTATIVES = frozenset(
         "decoupled",
         "pipelined-diloco",
         "gosgd-trailing",
+        "epoch-gossip-balanced-controlled",
     }
 )
 """One algorithm of each family in `tests.algorithms.ALL`."""

@@ -5,6 +5,7 @@ from .algorithms.adpsgd import ADPSGD as ADPSGD
 from .algorithms.all_reduce import AllReduce as AllReduce
 from .algorithms.alone import Alone as Alone
 from .algorithms.choco_gossip import ChocoGossip as ChocoGossip
+from .algorithms.control_variates import ControlVariates as ControlVariates
 from .algorithms.difference_push import DifferencePush as DifferencePush
 from .algorithms.diloco import DiLoCo as DiLoCo
 from .algorithms.edge_gossip.balancer import Balancer as Balancer

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.algorithms import ALGORITHMS, ALONE, SERVED, STAGES, TUNED
+from tests.algorithms import ALGORITHMS, ALONE, CONTROLLED, SERVED, STAGES, TUNED
 from tests.worlds import UNEVEN, Recorder, joined, make_world
 
 from edgegossip.core.metrics import consensus_distance
@@ -26,6 +26,7 @@ KEPT = {
     **TUNED,
     **STAGES,
     **SERVED,
+    **CONTROLLED,
     "alone": ALONE,
 }
 FOLDER = Path(__file__).parent

@@ -29,6 +29,7 @@ from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.choco_gossip import ChocoGossip, ChocoState
+from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGDState
@@ -135,7 +136,7 @@ def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     """The world of `seed`: half of them lose messages, and have a timeout."""
     if isinstance(algorithm, Stages):
         return draw_staged_world(algorithm, seed)
-    if isinstance(algorithm, EdgeGossip | BatchTune | TrailingAverage):
+    if isinstance(algorithm, EdgeGossip | BatchTune | TrailingAverage | ControlVariates):
         inner: Any = algorithm.inner
         world = draw_world(inner, seed)
         return replace(world, algorithm=replace(algorithm, inner=world.algorithm))

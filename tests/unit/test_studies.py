@@ -187,6 +187,7 @@ def test_a_race_takes_place_on_machines_of_given_speeds() -> None:
     assert names == [
         "digits-mlp/2-workers/seed0/epoch-gossip",
         "digits-mlp/2-workers/seed0/speeds-1-0.5/edge-gossip",
+        "digits-mlp/2-workers/seed0/speeds-1-0.5/edge-gossip-controlled",
     ]
     assert any(cell.name.endswith("random") for cell in speedup(short, speeds=(1, 0.1)).cells)
     for speeds in ((1.0,), (1.0, 0.0), (1.0, -1.0)):

@@ -9,6 +9,7 @@ from tests.algorithms import ALL
 from tests.tiers import REPRESENTATIVES
 
 from edgegossip.algorithms.asynchronous import Asynchronous
+from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
@@ -20,6 +21,7 @@ from edgegossip.algorithms.trailing_average import TrailingAverage
 KINDS = (
     Asynchronous,
     BatchTune,
+    ControlVariates,
     EdgeGossip,
     ParameterServer,
     PushSum,

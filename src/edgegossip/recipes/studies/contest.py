@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.topology import Topology
@@ -37,6 +38,7 @@ class Contender:
         accuracy_aware: Choice of samples of an `EdgeGossip` around the algorithm; None for no
             `EdgeGossip`.
         balancing: Other arguments of that `EdgeGossip`.
+        control: Weight of `ControlVariates` around that `EdgeGossip`; 0 for none.
         has_profiles: Whether forecasts start from a profile of each platform.
         draws_exchanges: Whether the algorithm takes the problem's `exchange_probability` and a
             seed.
@@ -51,6 +53,7 @@ class Contender:
     ending: str | None = None
     accuracy_aware: AccuracyAware | None = None
     balancing: Mapping[str, Any] = field(default_factory=dict)
+    control: float = 0.0
     has_profiles: bool = False
     draws_exchanges: bool = False
 
@@ -68,7 +71,10 @@ class Contender:
         algorithm = self.algorithm(topology=topology, num_rounds=num_rounds, **options)
         if self.accuracy_aware is None:
             return algorithm
-        return EdgeGossip(inner=algorithm, **self.balancing)
+        balanced = EdgeGossip(inner=algorithm, **self.balancing)
+        if not self.control:
+            return balanced
+        return ControlVariates(inner=balanced, weight=self.control)
 
     def task(self, task: Task) -> Task:
         """Adapt `task` to this contender."""
@@ -84,7 +90,8 @@ class Contender:
     def plain(self, num_workers: int) -> dict[str, Any]:
         """Everything that the contender's rows depend on, as JSON values."""
         described: dict[str, Any] = describe(self)
-        for name in ("accuracy_aware", "balancing", "has_profiles", "draws_exchanges"):
+        later = ("accuracy_aware", "balancing", "control", "has_profiles", "draws_exchanges")
+        for name in later:
             if not getattr(self, name):
                 del described[name]  # older folders have none, and can be resumed
         return described | {"topology": self.topology(num_workers).name}

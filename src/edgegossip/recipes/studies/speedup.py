@@ -51,9 +51,13 @@ Controls: TypeAlias = Literal["none", "at-4", "all"]
 CONTROLLED = 4.0
 """The imbalance at which the controls run by default."""
 
-ALONE: Contenders = {"edge-gossip": EDGE_GOSSIP}
+ALONE: Contenders = {
+    "edge-gossip": EDGE_GOSSIP,
+    "edge-gossip-controlled": replace(EDGE_GOSSIP, control=1.0),
+}
 EQUAL_TIME: Contenders = {**ALONE, "random": CONTROLS["random"]}
 CONTROLLED_RUNS: Contenders = {
+    **ALONE,
     **CONTENDERS,
     "as-published": AS_PUBLISHED,
     "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=GoSGD, draws_exchanges=True),

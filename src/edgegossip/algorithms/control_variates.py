@@ -1,0 +1,203 @@
+"""SCAFFOLD's control variates around any averaging algorithm, such as EdgeGossip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Layout,
+    Rank,
+    Role,
+    Seconds,
+    Started,
+    Train,
+    Trained,
+    WorkerState,
+)
+from edgegossip.core.ranges import check_ranges
+from edgegossip.core.schema import MessageSpec
+
+
+@dataclass(slots=True, kw_only=True)
+class ControlledState(WorkerState):
+    """State of one worker.
+
+    Attributes:
+        inner: State of the inner algorithm, whose vectors are twice as long: parameters, then
+            the control variate.
+        whole: The inner algorithm's vector of which `params` is the first half.
+        layout: Layout of `params`, from `Started`.
+        control: The worker's own control variate as last given to the inner algorithm,
+            [num_params]; None before the first training.
+        drift: What each step of the present round is moved by, [num_params].
+        moved: Sum of the steps of the present round, without drift, [num_params].
+        num_steps: Number of these steps.
+        asked: The inner algorithm's vector that training was asked to start from.
+    """
+
+    inner: Any
+    whole: Tensor
+    layout: Layout | None = None
+    control: Tensor | None = None
+    drift: Tensor | None = None
+    moved: Tensor | None = None
+    num_steps: int = 0
+    asked: Tensor | None = None
+
+    @property
+    def estimate(self) -> Tensor:
+        """The first half of the inner algorithm's estimate."""
+        return _halves(self.inner.estimate)[0]
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the inner algorithm's estimate is evaluated."""
+        return bool(self.inner.is_evaluated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlVariates(Algorithm[ControlledState]):
+    r"""Correct each worker's drift towards its own data, as SCAFFOLD does.
+
+    A worker that trains long between two averages moves towards the minimum of its own data,
+    and a fast worker, which takes more steps, pulls the average along. Each worker therefore
+    keeps the mean step of its last round as its control variate :math:`c_i`. In the next round
+    it adds the difference from the mean over all workers to each step:
+
+    .. math::
+        c_i \leftarrow \frac{1}{K_i} \sum_k \Delta_{i,k}, \qquad
+        x_i \leftarrow x_i + \Delta_{i,k} + w \, (\bar c - c_i)
+
+    where :math:`\Delta_{i,k}` is the optimizer's step :math:`k` of :math:`K_i`. In the first
+    round nothing is moved. The inner algorithm averages :math:`c_i` together with the
+    parameters, so messages are twice as large. Running statistics of normalization layers have
+    no control variates.
+
+    A trainer cannot be interrupted, so the drift of several steps is added after each piece of
+    training that the inner algorithm asks for. Around `EdgeGossip`, these are its blocks. An
+    algorithm that trains in one piece between two averages gains little.
+
+    Args:
+        inner: Any algorithm that averages parameters, best `EdgeGossip`.
+        weight: :math:`w`, in [0, 1]. 0 leaves the training as it is.
+
+    Raises:
+        ValueError: If `weight` is out of range, or a role of `inner` has a part or a slice of a
+            model.
+
+    References:
+        Karimireddy et al., "SCAFFOLD", ICML 2020, arXiv:1910.06378, algorithm 1 with option II.
+        Departures: no server, but the inner algorithm's average; steps of the parameters in
+        place of gradients, so any optimizer can be used; drift after each piece of training
+        instead of each step.
+
+    >>> import torch
+    >>> from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+    >>> from edgegossip.algorithms.epoch_gossip import EpochGossip
+    >>> from edgegossip.core.topology import complete
+    >>> inner = EdgeGossip(inner=EpochGossip(topology=complete(4), num_rounds=9))
+    >>> state = ControlVariates(inner=inner).init(0, torch.zeros(3))
+    >>> len(state.params), len(state.inner.params)
+    (3, 6)
+    """
+
+    inner: Algorithm[Any]
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, weight="in [0, 1]")
+
+    @property
+    def traits(self) -> Traits:
+        """Traits of the inner algorithm."""
+        return self.inner.traits
+
+    def role(self, rank: Rank) -> Role:
+        """Role in the inner algorithm."""
+        role = self.inner.role(rank)
+        if role.num_slices > 1 or role.name not in ("worker", "server"):
+            raise ValueError(
+                f"ControlVariates needs whole models, but rank {rank} of "
+                f"{type(self.inner).__name__} has a part of one; leave out the control variates"
+            )
+        return role
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """The inner algorithm's messages, for vectors that are twice as long."""
+        return self.inner.schema(_joined(params, torch.zeros_like(params)))
+
+    def warnings(self, setting: Setting) -> list[str]:
+        """List the inner algorithm's warnings."""
+        return self.inner.warnings(setting)
+
+    def init(self, rank: Rank, params: Tensor) -> ControlledState:
+        self.role(rank)
+        inner = self.inner.init(rank, _joined(params, torch.zeros_like(params)))
+        return ControlledState(rank=rank, params=params, whole=inner.params, inner=inner)
+
+    def handle(self, state: ControlledState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                state.layout = event.layout
+                # Control variates are averaged as statistics are: never extrapolated.
+                event = replace(event, layout=self._layout(state))
+            case Trained():
+                event = self._controlled(state, event)
+        effects = self.inner.handle(state.inner, event, now)
+        if state.inner.params is not state.whole:
+            state.whole = state.inner.params
+            state.params = _halves(state.whole)[0]
+        state.round = state.inner.round
+        return [self._ask(state, each) if isinstance(each, Train) else each for each in effects]
+
+    def _ask(self, state: ControlledState, train: Train) -> Train:
+        """Ask for training of the parameters alone; a new average begins a new round."""
+        params, mean = _halves(train.params)
+        if state.control is not None and not torch.equal(mean, state.control):
+            state.drift = self.weight * (mean - state.control)
+            state.moved, state.num_steps = None, 0
+        state.asked = train.params
+        return replace(train, params=params)
+
+    def _controlled(self, state: ControlledState, event: Trained) -> Trained:
+        """Add the drift and the control variate to the result of a piece of training."""
+        if event.has_gone_back:  # the steps led to unsound parameters
+            state.control = state.drift = state.moved = None
+            none = torch.zeros_like(event.params)
+            before, params = _joined(event.before, none), _joined(event.params, none)
+            return replace(event, before=before, params=params)
+        assert state.asked is not None
+        params = event.params
+        if event.num_steps:
+            step = params - event.before
+            state.moved = step if state.moved is None else state.moved + step
+            state.num_steps += event.num_steps
+            state.control = self._of_trained(state, state.moved / state.num_steps)
+            if state.drift is not None:
+                params = params + event.num_steps * state.drift
+        control = _halves(state.asked)[1] if state.control is None else state.control
+        return replace(event, before=state.asked, params=_joined(params, control))
+
+    def _of_trained(self, state: ControlledState, control: Tensor) -> Tensor:
+        return self._layout(state).with_statistics(control, torch.zeros_like(control))
+
+    def _layout(self, state: ControlledState) -> Layout:
+        return state.layout or Layout(state.params.numel())
+
+
+def _joined(params: Tensor, control: Tensor) -> Tensor:
+    return torch.cat([params, control])
+
+
+def _halves(whole: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut a vector [2 * num_params]; the first half is a copy, which can outlive the vector."""
+    length = whole.numel() // 2
+    return whole[:length].clone(), whole[length:]
