@@ -121,7 +121,11 @@ class ControlVariates(Algorithm[ControlledState]):
         return self.inner.traits
 
     def role(self, rank: Rank) -> Role:
-        """Role in the inner algorithm."""
+        """Role in the inner algorithm.
+
+        Raises:
+            ValueError: If the role has a part or a slice of a model.
+        """
         role = self.inner.role(rank)
         if role.num_slices > 1 or role.name not in ("worker", "server"):
             raise ValueError(
