@@ -1,0 +1,149 @@
+"""Control variates: no worker's data counts for more because it trains more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS, STAGES, shared
+from tests.trained import trained_event
+from tests.worlds import TARGETS, make_world
+from torch import Tensor
+
+from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.control_variates import ControlledState, ControlVariates
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Layout,
+    Seconds,
+    Started,
+    Train,
+    Trained,
+    WorkerState,
+)
+from edgegossip.core.topology import complete
+from edgegossip.sim.platform import Platform
+
+SPEEDS = (8.0, 4.0, 2.0, 2.0, 1.0)
+
+
+def balanced(num_rounds: int = 40) -> EdgeGossip:
+    inner = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=num_rounds)
+    return EdgeGossip(inner=inner, correction=0.0)
+
+
+def ends_at(algorithm: Algorithm[Any]) -> Tensor:
+    """Where workers of unequal speed end, each with a target of its own."""
+    platforms = [Platform(throughput=speed) for speed in SPEEDS]
+    world = make_world(algorithm, platforms=platforms, size=160, lr=0.02)
+    assert world.run()
+    return world.estimates()[0]
+
+
+def test_workers_of_unequal_speed_meet_at_the_common_optimum() -> None:
+    optimum = TARGETS[:NUM_WORKERS].mean(0)
+    plain = (ends_at(balanced()) - optimum).norm()
+    controlled = (ends_at(ControlVariates(inner=balanced())) - optimum).norm()
+    assert controlled < plain / 5
+
+
+def test_no_weight_changes_nothing_to_the_last_bit() -> None:
+    assert torch.equal(
+        ends_at(ControlVariates(inner=balanced(), weight=0.0)), ends_at(balanced())
+    )
+
+
+def test_nobody_drifts_before_the_variates_are_known() -> None:
+    assert torch.equal(ends_at(ControlVariates(inner=balanced(1))), ends_at(balanced(1)))
+    assert not torch.equal(ends_at(ControlVariates(inner=balanced(2))), ends_at(balanced(2)))
+
+
+# One worker, whose inner algorithm is told the average.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(Alone):
+    """Has an average of this control variate, 3, after its first round."""
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        if isinstance(event, Trained) and state.round == 0:
+            event = replace(event, params=torch.cat([event.params[:2], torch.full((2,), 3.0)]))
+        return super().handle(state, event, now)
+
+
+def started(layout: Layout | None = None) -> tuple[ControlVariates, ControlledState]:
+    algorithm = ControlVariates(inner=Told(num_rounds=10**6))
+    state = algorithm.init(0, torch.zeros(2))
+    algorithm.handle(state, Started(num_samples=1, layout=layout), now=0.0)
+    return algorithm, state
+
+
+def after_training(
+    algorithm: ControlVariates, state: ControlledState, by: list[float], num_steps: int = 1
+) -> Tensor:
+    """Train, and return how far the parameters have moved."""
+    before = state.params
+    event = trained_event(before + torch.tensor(by), before, num_steps=num_steps)
+    (train,) = (
+        each for each in algorithm.handle(state, event, now=1.0) if isinstance(each, Train)
+    )
+    return train.params - before
+
+
+def test_the_first_steps_stay_as_they_are() -> None:
+    algorithm, state = started()
+    assert after_training(algorithm, state, [4.0, 8.0], num_steps=4).tolist() == [4.0, 8.0]
+
+
+def test_each_step_is_moved_by_the_difference_from_the_mean() -> None:
+    algorithm, state = started()
+    after_training(algorithm, state, [4.0, 8.0], num_steps=4)  # a mean step of (1, 2)
+    moved = after_training(algorithm, state, [1.0, 0.0], num_steps=5)
+    assert moved.tolist() == [1.0 + 5 * (3 - 1), 5 * (3 - 2)]
+
+
+def test_the_drift_stays_until_the_next_average_and_is_not_measured() -> None:
+    algorithm, state = started()
+    after_training(algorithm, state, [4.0, 8.0], num_steps=4)
+    for step in (2.0, 6.0):
+        assert after_training(algorithm, state, [step, 0.0]).tolist() == [step + 2, 1.0]
+    assert state.control is not None
+    assert state.control.tolist() == [4.0, 0.0]
+
+
+def test_statistics_have_no_variates() -> None:
+    algorithm, state = started(Layout(num_trained=1))
+    after_training(algorithm, state, [1.0, 1.0])
+    assert state.control is not None
+    assert state.control.tolist() == [1.0, 0.0]
+
+
+def test_variates_of_unsound_parameters_are_dropped() -> None:
+    algorithm, state = started()
+    after_training(algorithm, state, [1.0, 1.0])
+    sound = torch.tensor([0.5, 0.5])
+    back = trained_event(sound, sound, num_steps=0, has_gone_back=True)
+    algorithm.handle(state, back, now=2.0)
+    assert state.control is None
+    assert state.params.tolist() == [0.5, 0.5]
+    assert not state.inner.params[2:].any()
+
+
+@pytest.mark.parametrize(
+    "inner", [shared(PARAMETER_SERVERS["bsp"]), STAGES["decoupled"]], ids=["slices", "stages"]
+)
+def test_parts_of_models_are_refused(inner: Algorithm[Any]) -> None:
+    with pytest.raises(ValueError, match="ControlVariates needs whole models"):
+        ControlVariates(inner=inner).init(0, torch.zeros(64))
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
+def test_weights_are_checked(weight: float) -> None:
+    with pytest.raises(ValueError, match="weight must be in"):
+        ControlVariates(inner=balanced(), weight=weight)
