@@ -40,6 +40,7 @@ from tests.worlds import (
 from torch import Tensor
 
 from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
@@ -253,7 +254,13 @@ def flatten(plain: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401
 FEWER = EdgeGossip(inner=EpochGossip(topology=ring(3), num_rounds=2), block_share=0.5)
 
 
-KEPT = {**ALGORITHMS, **STAGES, "alone": ALONE, "balanced": FEWER}
+KEPT = {
+    **ALGORITHMS,
+    **STAGES,
+    "alone": ALONE,
+    "balanced": FEWER,
+    "controlled": ControlVariates(inner=FEWER),
+}
 
 
 @pytest.mark.parametrize("algorithm", by_name(KEPT))
