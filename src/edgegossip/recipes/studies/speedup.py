@@ -53,9 +53,7 @@ CONTROLLED = 4.0
 
 ALONE: Contenders = {
     "edge-gossip": EDGE_GOSSIP,
-    "edge-gossip-controlled": replace(
-        EDGE_GOSSIP, control=1.0, balancing={"correction": 0.0, "max_keep_ratio": 0.5}
-    ),
+    "edge-gossip-controlled": replace(EDGE_GOSSIP, control=1.0, balancing={"correction": 0.0}),
 }
 EQUAL_TIME: Contenders = {**ALONE, "random": CONTROLS["random"]}
 CONTROLLED_RUNS: Contenders = {
