@@ -88,6 +88,7 @@ class Remedy:
         points: Share of each batch that is other workers' points.
         mixing: Weight of the point that is mixed into each sample.
         source: Whose points are mixed in.
+        length: Length of a round, as a share of the time that a pass takes the fastest worker.
         is_even: Whether all workers visit all their samples, as in `EpochGossip`.
     """
 
@@ -101,10 +102,13 @@ class Remedy:
     mixing: float = 0.0
     source: Literal["others", "own"] = "others"
     is_even: bool = False
+    length: float = 1.0
 
 
 REMEDIES = {
     "epoch-gossip": Remedy(is_even=True),
+    "epoch-gossip, half rounds": Remedy(is_even=True, length=0.5),
+    "epoch-gossip, control 1 in blocks": Remedy(is_even=True, control=1.0, in_blocks=True),
     "correction 0.5": Remedy(),
     "batches g=0.5 correction 0.25": Remedy(beta=0.25, batch_power=0.5),
     "batches g=1": Remedy(beta=0.0, batch_power=1.0),
@@ -114,6 +118,9 @@ REMEDIES = {
     "points 0.25": Remedy(points=0.25),
     "control 1 in blocks": Remedy(control=1.0, in_blocks=True),
     "control 1 in blocks correction 0": Remedy(control=1.0, in_blocks=True, beta=0.0),
+    "control 1 in blocks correction 0, half rounds": Remedy(
+        control=1.0, in_blocks=True, beta=0.0, length=0.5
+    ),
     "control 0.3": Remedy(control=0.3),
     "control 1 correction 0": Remedy(control=1.0, beta=0.0),
     "mixing own 0.2": Remedy(mixing=0.2, source="own"),
@@ -172,7 +179,7 @@ def workers_of(data: Dataset, seed: int, remedy: Remedy) -> tuple[list[Worker], 
             points = Samples(found.x, found.y)
         else:
             points = shard.take(torch.empty(0, dtype=torch.int64))
-        share = 1.0 if remedy.is_even else shares()[rank]
+        share = remedy.length * (1.0 if remedy.is_even else shares()[rank])
         made.append(Worker(rank, share, shard, points))
     return made, prepared(data, held)
 
