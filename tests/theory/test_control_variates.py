@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS, STAGES, shared
+from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS, STAGES
 from tests.trained import trained_event
 from tests.worlds import TARGETS, make_world
 from torch import Tensor
@@ -21,6 +21,7 @@ from edgegossip.core.protocol import (
     Effect,
     Event,
     Layout,
+    Rank,
     Seconds,
     Started,
     Train,
@@ -69,16 +70,26 @@ def test_nobody_drifts_before_the_variates_are_known() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Told(Alone):
-    """Has an average of this control variate, 3, after its first round."""
+    """Has an average of 3 after its first round, and no other.
+
+    Args:
+        is_long: Whether its second round never ends.
+    """
+
+    is_long: bool = True
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, Trained) and state.round == 0:
             event = replace(event, params=torch.cat([event.params[:2], torch.full((2,), 3.0)]))
-        return super().handle(state, event, now)
+        effects = super().handle(state, event, now)
+        state.round = min(state.round, 1) if self.is_long else state.round
+        return effects
 
 
-def started(layout: Layout | None = None) -> tuple[ControlVariates, ControlledState]:
-    algorithm = ControlVariates(inner=Told(num_rounds=10**6))
+def started(
+    layout: Layout | None = None, *, is_long: bool = True
+) -> tuple[ControlVariates, ControlledState]:
+    algorithm = ControlVariates(inner=Told(num_rounds=10**6, is_long=is_long))
     state = algorithm.init(0, torch.zeros(2))
     algorithm.handle(state, Started(num_samples=1, layout=layout), now=0.0)
     return algorithm, state
@@ -117,6 +128,12 @@ def test_the_drift_stays_until_the_next_average_and_is_not_measured() -> None:
     assert state.control.tolist() == [4.0, 0.0]
 
 
+def test_a_worker_whose_average_is_its_own_does_not_drift() -> None:
+    algorithm, state = started(is_long=False)
+    moved = [after_training(algorithm, state, [1.0, 2.0]).tolist() for _ in range(4)]
+    assert moved == [[1.0, 2.0], [1.0 + 2.0, 2.0 + 1.0], [1.0, 2.0], [1.0, 2.0]]
+
+
 def test_statistics_have_no_variates() -> None:
     algorithm, state = started(Layout(num_trained=1))
     after_training(algorithm, state, [1.0, 1.0])
@@ -133,14 +150,22 @@ def test_variates_of_unsound_parameters_are_dropped() -> None:
     assert state.control is None
     assert state.params.tolist() == [0.5, 0.5]
     assert not state.inner.params[2:].any()
+    after_training(algorithm, state, [2.0, 2.0])
+    assert torch.equal(state.inner.params[2:], torch.full((2,), 2.0))  # of the new steps alone
 
 
 @pytest.mark.parametrize(
-    "inner", [shared(PARAMETER_SERVERS["bsp"]), STAGES["decoupled"]], ids=["slices", "stages"]
+    ("inner", "rank"),
+    [
+        (PARAMETER_SERVERS["bsp"], 0),
+        (STAGES["decoupled"], 0),
+        (replace(balanced(), spares=(4,), on_failure="reassign"), 4),
+    ],
+    ids=["server", "stage", "spare"],
 )
-def test_parts_of_models_are_refused(inner: Algorithm[Any]) -> None:
-    with pytest.raises(ValueError, match="ControlVariates needs whole models"):
-        ControlVariates(inner=inner).init(0, torch.zeros(64))
+def test_ranks_that_train_no_whole_model_are_refused(inner: Algorithm[Any], rank: Rank) -> None:
+    with pytest.raises(ValueError, match="whose ranks all train a whole model"):
+        ControlVariates(inner=inner).init(rank, torch.zeros(64))
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])

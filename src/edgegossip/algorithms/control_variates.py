@@ -11,7 +11,9 @@ from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm, Setting, Traits
 from edgegossip.core.protocol import (
+    WORKER,
     Effect,
+    Evaluate,
     Event,
     Layout,
     Rank,
@@ -40,6 +42,7 @@ class ControlledState(WorkerState):
         drift: What each step of the present round is moved by, [num_params].
         moved: Sum of the steps of the present round, without drift, [num_params].
         num_steps: Number of these steps.
+        began: The inner algorithm's round in which the present round began.
         asked: The inner algorithm's vector that training was asked to start from.
     """
 
@@ -50,6 +53,7 @@ class ControlledState(WorkerState):
     drift: Tensor | None = None
     moved: Tensor | None = None
     num_steps: int = 0
+    began: int = 0
     asked: Tensor | None = None
 
     @property
@@ -78,26 +82,27 @@ class ControlVariates(Algorithm[ControlledState]):
 
     where :math:`\Delta_{i,k}` is the optimizer's step :math:`k` of :math:`K_i`. In the first
     round nothing is moved. The inner algorithm averages :math:`c_i` together with the
-    parameters, so messages are twice as large. Running statistics of normalization layers have
-    no control variates.
+    parameters, so messages are twice as large. :math:`\bar c` is that average: the mean over
+    all workers on a complete graph, but only over neighbors on a sparse one, where little is
+    gained. Running statistics of normalization layers have no control variates.
 
     A trainer cannot be interrupted, so the drift of several steps is added after each piece of
     training that the inner algorithm asks for. Around `EdgeGossip`, these are its blocks. An
     algorithm that trains in one piece between two averages gains little.
 
     Args:
-        inner: Any algorithm that averages parameters, best `EdgeGossip`.
+        inner: Any algorithm that averages parameters, best `EdgeGossip` on a complete graph.
         weight: :math:`w`, in [0, 1]. 0 leaves the training as it is.
 
     Raises:
-        ValueError: If `weight` is out of range, or a role of `inner` has a part or a slice of a
-            model.
+        ValueError: If `weight` is out of range. `init` and `role` raise it for a server, a
+            spare or a stage.
 
     References:
         Karimireddy et al., "SCAFFOLD", ICML 2020, arXiv:1910.06378, algorithm 1 with option II.
         Departures: no server, but the inner algorithm's average; steps of the parameters in
-        place of gradients, so any optimizer can be used; drift after each piece of training
-        instead of each step.
+        place of gradients, for any optimizer whose steps change little from round to round;
+        drift after each piece of training instead of each step.
 
     >>> import torch
     >>> from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
@@ -124,13 +129,14 @@ class ControlVariates(Algorithm[ControlledState]):
         """Role in the inner algorithm.
 
         Raises:
-            ValueError: If the role has a part or a slice of a model.
+            ValueError: If the rank has no data, or a part of a model.
         """
         role = self.inner.role(rank)
-        if role.num_slices > 1 or role.name not in ("worker", "server"):
+        if role.name != WORKER.name or not role.has_data:
             raise ValueError(
-                f"ControlVariates needs whole models, but rank {rank} of "
-                f"{type(self.inner).__name__} has a part of one; leave out the control variates"
+                f"ControlVariates needs an algorithm whose ranks all train a whole model, but "
+                f"rank {rank} of {type(self.inner).__name__} is a {role.name} "
+                f"{'with' if role.has_data else 'without'} data; leave out the control variates"
             )
         return role
 
@@ -160,14 +166,24 @@ class ControlVariates(Algorithm[ControlledState]):
             state.whole = state.inner.params
             state.params = _halves(state.whole)[0]
         state.round = state.inner.round
-        return [self._ask(state, each) if isinstance(each, Train) else each for each in effects]
+        return [self._passed_on(state, effect) for effect in effects]
+
+    def _passed_on(self, state: ControlledState, effect: Effect) -> Effect:
+        match effect:
+            case Train():
+                return self._ask(state, effect)
+            case Evaluate(params):
+                return Evaluate(_halves(params)[0])
+        return effect
 
     def _ask(self, state: ControlledState, train: Train) -> Train:
         """Ask for training of the parameters alone; a new average begins a new round."""
         params, mean = _halves(train.params)
-        if state.control is not None and not torch.equal(mean, state.control):
-            state.drift = self.weight * (mean - state.control)
-            state.moved, state.num_steps = None, 0
+        own = state.control
+        # Without rounds, or between them, another's message may have changed the average.
+        if own is not None and (state.began < state.round or not torch.equal(mean, own)):
+            state.drift = self.weight * (mean - own)
+            state.moved, state.num_steps, state.began = None, 0, state.round
         state.asked = train.params
         return replace(train, params=params)
 
@@ -175,6 +191,8 @@ class ControlVariates(Algorithm[ControlledState]):
         """Add the drift and the control variate to the result of a piece of training."""
         if event.has_gone_back:  # the steps led to unsound parameters
             state.control = state.drift = state.moved = None
+            state.num_steps = 0
+            # Not the last average, which may be what led there.
             none = torch.zeros_like(event.params)
             before, params = _joined(event.before, none), _joined(event.params, none)
             return replace(event, before=before, params=params)

@@ -131,9 +131,9 @@ def _sketch_loss(workload: Workload) -> dict[str, Setting]:
             with drawn_from(seed):
                 found.append(workload.initial_loss(samples))
     except Exception:  # a loss that fails is reported by training, which knows more about it
-        return {}
-    is_usable = found[0] == found[1] and math.isfinite(found[0])
-    return {"loss of the initial parameters": [round(found[0], 9)]} if is_usable else {}
+        found = [math.nan, math.nan]
+    is_usable = math.isfinite(found[0]) and math.isclose(*found, rel_tol=1e-5)
+    return {"loss of the initial parameters": [round(found[0], 9)] if is_usable else []}
 
 
 def _sketch_data(dataset: Dataset) -> dict[str, Setting]:

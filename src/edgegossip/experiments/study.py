@@ -312,7 +312,9 @@ class _Record:
         kept = read_json(self._path) if self._path.exists() else {}
         if kept and resume:
             self._go_on(kept)
-        elif kept and (kept.get("cells") or (out / CELLS).exists()):  # something was begun
+        elif kept and (
+            kept.get("cells") or kept.get("errors") or (out / CELLS).exists()
+        ):  # something was begun
             raise RunFolderError(
                 f"{out} already holds a study; choose another --out, or --resume it"
             )

@@ -28,7 +28,8 @@ _MAX_NAMED = 3
 _TOLERANCE = 1e-3
 
 Setting: TypeAlias = "bool | int | float | str | Sequence[float] | None"
-"""A plain value, or a sketch: numbers that are compared approximately."""
+"""A plain value, or a sketch: numbers that are compared approximately. An empty sketch, of a
+value that could not be computed, agrees with all sketches."""
 SPEC = MessageSpec({"text": TensorSpec(torch.uint8, (None,), max_numel=MAX_BYTES)})
 
 
@@ -165,9 +166,12 @@ def _differences(others: Mapping[str, Setting], own: Mapping[str, Setting]) -> l
 
 def _agree(one: Setting, other: Setting) -> bool:
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(
-            math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-            for a, b in zip(one, other, strict=True)
+        return not (one and other) or (
+            len(one) == len(other)
+            and all(
+                math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+                for a, b in zip(one, other, strict=True)
+            )
         )
     return type(one) is type(other) and one == other
 

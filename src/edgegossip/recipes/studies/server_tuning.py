@@ -103,7 +103,7 @@ def check_factors(factors: Sequence[float]) -> None:
     if not factors or len(set(factors)) < len(factors):
         raise ValueError(f"factors must be at least one number, all different, got {factors}")
     for factor in factors:
-        check_range("factors", factor, "above 0")
+        check_range("factors", factor, "above 0 and finite")
 
 
 def without_test_data(dataset: Dataset, share: float) -> Dataset:
