@@ -74,7 +74,7 @@ def speedup(
     window: float | None = None,
     speeds: tuple[float, ...] = (),
 ) -> Study:
-    """Time to EpochGossip's best accuracy minus 0.3 points, by default at imbalances 2, 4, 8.
+    """Time to EpochGossip's best accuracy minus 0.3 points, on uneven machines.
 
     Data: MNIST, HAR and CIFAR-10. On one core, five seeds take two to three hours for
     `mnist-lenet5`, `har-cnn` or `cifar10-lenet5`, four for `cifar10-lenet5-augmented`, and 115
