@@ -1,6 +1,6 @@
 """Remedies for shards that are seldom visited: batches, control variates, others' points.
 
-    python -m benchmarks.seldom_visited --data-dir data --json OUT    # two hours on one core
+    python -m benchmarks.seldom_visited --data-dir data --json OUT    # three hours on one core
 
 Four workers with equal shards of CIFAR-10, whose speeds differ by a factor of 8, train LeNet-5
 in rounds of equal time, like `EpochGossip` and `EdgeGossip` with random shares. Accuracy is
@@ -22,7 +22,6 @@ Remedies, with r as a worker's share of its data:
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import statistics
 import time
@@ -37,6 +36,8 @@ import torch.nn.functional as F
 from benchmarks.kept import rounded
 from torch import Tensor, nn
 
+from edgegossip.algorithms.edge_gossip.plan import MOST_BLOCKS
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.randomness import generator
 from edgegossip.experiments.describe import versions
 from edgegossip.experiments.files import write_json
@@ -46,6 +47,7 @@ from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.models.lenet5 import lenet5
 from edgegossip.learning.readers import DATASETS
 from edgegossip.learning.sampling.aggregation import aggregator
+from edgegossip.recipes.studies.platforms import imbalanced
 
 NUM_WORKERS = 4
 IMBALANCE = 8.0
@@ -59,7 +61,6 @@ NUM_HELD_OUT = 5_000
 WINDOWS = (0.0, 3.0, 8.0)
 """Epochs' worth of samples over which models are averaged before they are measured."""
 RATIO = 10
-_SPEEDS = (1.0, 0.8, 0.33, 0.25)
 SETTINGS = {
     "imbalance": IMBALANCE,
     "batch": BATCH,
@@ -158,8 +159,7 @@ class Worker:
 
 def shares() -> list[float]:
     """Each worker's share of its data, by its speed."""
-    power = math.log(IMBALANCE) / math.log(max(_SPEEDS) / min(_SPEEDS))
-    return [speed**power for speed in _SPEEDS]
+    return [each.throughput for each in imbalanced(NUM_WORKERS, 1.0, IMBALANCE)]
 
 
 def prepared(data: Dataset, indices: Tensor) -> Samples:
@@ -313,7 +313,7 @@ class Training:
 
 def _block(left: int, total: int) -> int:
     """Number of steps in EdgeGossip's next block."""
-    return max(1, min(left, round(0.125 * max(left, total / 12))))
+    return max(1, min(left, round(EdgeGossip.block_share * max(left, total / MOST_BLOCKS))))
 
 
 def _mean(vectors: list[list[Tensor]]) -> list[Tensor]:
@@ -332,7 +332,7 @@ def curves(remedy: Remedy, data: Dataset, seed: int) -> dict[str, Any]:
         number += 1
         now = training.num_samples / training.num_train
         epochs.append(now)
-        models.append((now, copy.deepcopy(training.current)))
+        models.append((now, training.current))
         while models and models[0][0] <= now - max(WINDOWS):
             models.popleft()
         for window in WINDOWS:
