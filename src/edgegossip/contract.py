@@ -21,6 +21,7 @@ from edgegossip.core.algorithm import (
     Algorithm as Algorithm,
     Setting as Setting,
     Traits as Traits,
+    Wrapper as Wrapper,
 )
 from edgegossip.core.protocol import (
     WORKER as WORKER,

@@ -180,10 +180,10 @@ def algorithms() -> set[str]:
         for node in read(file)[1].body
         if isinstance(node, ast.ClassDef)
     }
-    found = {"Algorithm"}
+    found = {"Algorithm", "Wrapper"}
     while more := {name for name, above in bases.items() if above & found} - found:
         found |= more
-    return found - {"Algorithm"}
+    return found - {"Algorithm", "Wrapper"}
 
 
 def names(node: ast.AST) -> Iterator[ast.Name]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.algorithm import Wrapper
 from edgegossip.core.protocol import (
     WORKER,
     Effect,
@@ -68,7 +68,7 @@ class ControlledState(WorkerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControlVariates(Algorithm[ControlledState]):
+class ControlVariates(Wrapper[ControlledState]):
     r"""Correct each worker's drift towards its own data, as SCAFFOLD does.
 
     A worker that trains long between two averages moves towards the minimum of its own data,
@@ -114,16 +114,10 @@ class ControlVariates(Algorithm[ControlledState]):
     (3, 6)
     """
 
-    inner: Algorithm[Any]
     weight: float = 1.0
 
     def __post_init__(self) -> None:
         check_ranges(self, weight="in [0, 1]")
-
-    @property
-    def traits(self) -> Traits:
-        """Traits of the inner algorithm."""
-        return self.inner.traits
 
     def role(self, rank: Rank) -> Role:
         """Role in the inner algorithm.
@@ -143,10 +137,6 @@ class ControlVariates(Algorithm[ControlledState]):
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages, for vectors that are twice as long."""
         return self.inner.schema(_joined(params, torch.zeros_like(params)))
-
-    def warnings(self, setting: Setting) -> list[str]:
-        """List the inner algorithm's warnings."""
-        return self.inner.warnings(setting)
 
     def init(self, rank: Rank, params: Tensor) -> ControlledState:
         self.role(rank)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm, Setting, Traits
-from edgegossip.core.protocol import Effect, Event, Rank, Role, Seconds, Trained, WorkerState
+from edgegossip.core.algorithm import Wrapper
+from edgegossip.core.protocol import Effect, Event, Rank, Seconds, Trained, WorkerState
 from edgegossip.core.ranges import check_ranges
-from edgegossip.core.schema import MessageSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +40,7 @@ class TrailingState(WorkerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrailingAverage(Algorithm[TrailingState]):
+class TrailingAverage(Wrapper[TrailingState]):
     r"""Evaluate and save an average over the last rounds in place of the newest parameters.
 
     After its :math:`k`-th round, a worker updates the average :math:`\bar x` with its estimate
@@ -85,28 +83,10 @@ class TrailingAverage(Algorithm[TrailingState]):
     (6.0, 4.5)
     """
 
-    inner: Algorithm[Any]
     window: float
 
     def __post_init__(self) -> None:
         check_ranges(self, window="at least 1")
-
-    @property
-    def traits(self) -> Traits:
-        """Traits of the inner algorithm."""
-        return self.inner.traits
-
-    def role(self, rank: Rank) -> Role:
-        """Role in the inner algorithm."""
-        return self.inner.role(rank)
-
-    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """The inner algorithm's messages."""
-        return self.inner.schema(params)
-
-    def warnings(self, setting: Setting) -> list[str]:
-        """List the inner algorithm's warnings."""
-        return self.inner.warnings(setting)
 
     def init(self, rank: Rank, params: Tensor) -> TrailingState:
         inner = self.inner.init(rank, params)

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
 from torch import Tensor
 
@@ -119,3 +119,33 @@ class Algorithm(ABC, Generic[State]):
     def warnings(self, setting: Setting) -> list[str]:
         """List the algorithm's conflicts with `setting`, each with its remedy."""
         return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper(Algorithm[State]):
+    """An algorithm around another one, with that one's traits, roles, messages and warnings.
+
+    A subclass defines `init` and `handle`, and what it changes of the rest.
+
+    Args:
+        inner: The algorithm inside.
+    """
+
+    inner: Algorithm[Any]
+
+    @property
+    def traits(self) -> Traits:
+        """Traits of the inner algorithm."""
+        return self.inner.traits
+
+    def role(self, rank: Rank) -> Role:
+        """Role in the inner algorithm."""
+        return self.inner.role(rank)
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """The inner algorithm's messages."""
+        return self.inner.schema(params)
+
+    def warnings(self, setting: Setting) -> list[str]:
+        """List the inner algorithm's warnings."""
+        return self.inner.warnings(setting)

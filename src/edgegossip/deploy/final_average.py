@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.algorithm import Traits, Wrapper
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
     Effect,
@@ -21,7 +21,6 @@ from edgegossip.core.protocol import (
     Message,
     Rank,
     Received,
-    Role,
     Seconds,
     Send,
     SetTimer,
@@ -81,7 +80,7 @@ class _LimitedTraits(Traits):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinalAverage(Algorithm[FinalState]):
+class FinalAverage(Wrapper[FinalState]):
     """Run an algorithm to its end, then average the workers' models.
 
     Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All
@@ -95,19 +94,12 @@ class FinalAverage(Algorithm[FinalState]):
         ends_at: Latest time at which the inner algorithm ends.
     """
 
-    inner: Algorithm[Any]
     num_workers: int
     ends_at: Seconds = math.inf
 
     @property
     def traits(self) -> Traits:
         return _LimitedTraits(**_fields(self.inner.traits), ends_at=self.ends_at)
-
-    def role(self, rank: Rank) -> Role:
-        return self.inner.role(rank)
-
-    def warnings(self, setting: Setting) -> list[str]:
-        return self.inner.warnings(setting)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         # Where servers share the model, theirs are slices of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from edgegossip.algorithms.edge_gossip.heirs import (
     require_valid,
 )
 from edgegossip.algorithms.edge_gossip.plan import Correction, EpochPlan
-from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.algorithm import Traits, Wrapper
 from edgegossip.core.protocol import (
     Assign,
     Assigned,
@@ -57,7 +57,7 @@ OnFailure: TypeAlias = Literal["continue", "halt", "reassign"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeGossip(Algorithm[BalancedState]):
+class EdgeGossip(Wrapper[BalancedState]):
     r"""Train each worker on a share of its data, chosen so that all workers finish together.
 
     Before each epoch, worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all
@@ -136,7 +136,6 @@ class EdgeGossip(Algorithm[BalancedState]):
         arXiv:2007.07481.
     """
 
-    inner: Algorithm[Any]
     spread: Spread = "exact"
     balancer: Balancer = Balancer()
     on_failure: OnFailure = "continue"
@@ -169,10 +168,6 @@ class EdgeGossip(Algorithm[BalancedState]):
         """Traits of the inner algorithm, with `is_balanced` and `moves_data` set."""
         moves_data = self.on_failure == "reassign"
         return replace(self.inner.traits, is_balanced=True, moves_data=moves_data)
-
-    def warnings(self, setting: Setting) -> list[str]:
-        """List the inner algorithm's warnings."""
-        return self.inner.warnings(setting)
 
     @property
     def num_workers(self) -> int:

@@ -12,14 +12,13 @@ from edgegossip.algorithms.parameter_server.committing import State
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import ServerState
 from edgegossip.algorithms.riding import with_numbers, without_numbers
-from edgegossip.core.algorithm import Algorithm, Setting, Traits
+from edgegossip.core.algorithm import Wrapper
 from edgegossip.core.protocol import (
     Effect,
     Event,
     Message,
     Rank,
     Received,
-    Role,
     Seconds,
     Send,
     Train,
@@ -54,7 +53,7 @@ class BatchTuneState(WorkerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchTune(Algorithm[BatchTuneState]):
+class BatchTune(Wrapper[BatchTuneState]):
     r"""Give fast workers larger batches and slow workers smaller ones, with the same total.
 
     If worker :math:`i` trains at :math:`v_i` samples per second, and the task's batch size is
@@ -98,19 +97,6 @@ class BatchTune(Algorithm[BatchTuneState]):
                 f"num_servers must be 1 within BatchTune, got {self.inner.num_servers}; only "
                 "a single server can set batch sizes"
             )
-
-    @property
-    def traits(self) -> Traits:
-        """Traits of the inner algorithm."""
-        return self.inner.traits
-
-    def role(self, rank: Rank) -> Role:
-        """Role in the inner algorithm."""
-        return self.inner.role(rank)
-
-    def warnings(self, setting: Setting) -> list[str]:
-        """List the inner algorithm's warnings."""
-        return self.inner.warnings(setting)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages; commits also carry a speed, and answers a ratio."""

@@ -215,7 +215,6 @@ class Race(Contest):
         is_synchronous = algorithm.traits.is_synchronous
         if is_synchronous:
             rounds_an_epoch = times["time_ratio"] / times["throughput_bound"]
-            rounds_an_epoch /= contender.balancing.get("max_keep_ratio", 1.0)
         else:  # each round is a step
             num_train = session.rows[baseline]["num_train"]
             rounds_an_epoch = num_train / self.num_workers / settings.batch_size
