@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edgegossip.algorithms.control_variates import ControlVariates
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.experiments.runner import run
 from edgegossip.learning.models import mlp
 from edgegossip.learning.readers import digits
@@ -45,3 +47,16 @@ def test_getting_ready_takes_no_worker_of_the_quickstart_a_tenth_of_the_run() ->
         for rank, platform in enumerate(experiment.platforms):
             seconds = platform.duration(0.0, workload.make_trainer(rank).setup_cost)
             assert seconds < 0.1 * (experiment.max_seconds or 1.0)
+
+
+def test_control_variates_take_the_place_of_edge_gossips_correction() -> None:
+    experiments = quickstart(replace(DEFAULTS, control=0.5)).experiments
+    plain = quickstart().experiments
+    assert list(experiments) == list(plain)
+    balanced = plain["edge-gossip"].algorithm
+    assert isinstance(balanced, EdgeGossip)
+    for name in plain:
+        wanted = plain[name].algorithm
+        if name == "edge-gossip":
+            wanted = ControlVariates(inner=replace(balanced, correction=0.0), weight=0.5)
+        assert experiments[name].algorithm == wanted

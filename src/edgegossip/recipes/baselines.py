@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from edgegossip.algorithms.all_reduce import AllReduce
+from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
@@ -62,6 +63,7 @@ def compare_baselines(
         ValueError: If a setting is out of range.
     """
     check_range("num_epochs", settings.num_epochs, "at least 1")
+    check_range("control", settings.control, "in [0, 1]")
     task = make_task(
         dataset,
         model,
@@ -83,8 +85,9 @@ def compare_baselines(
         run(task=task, algorithm=epochs(num_rounds=settings.num_epochs)),
         run(
             task=balanced,
-            algorithm=EdgeGossip(inner=epochs(num_rounds=UNTIL_CUT_OFF)),
+            algorithm=_balanced(epochs(num_rounds=UNTIL_CUT_OFF), settings.control),
             max_seconds=max_seconds,
+            name="edge-gossip",  # with control variates, too, so that a sweep may change them
         ),
         *(
             run(task=task, algorithm=each, max_seconds=max_seconds)
@@ -97,6 +100,13 @@ def compare_baselines(
         target=target,
         tunable={"gosgd": {"exchange_probability": _around(settings.exchange_probability)}},
     )
+
+
+def _balanced(inner: EpochGossip, control: float) -> Algorithm[Any]:
+    if not control:
+        return EdgeGossip(inner=inner)
+    # Both mend the drift to fast workers' data; the correction also multiplies noise.
+    return ControlVariates(inner=EdgeGossip(inner=inner, correction=0.0), weight=control)
 
 
 def _around(probability: float) -> tuple[float, ...]:

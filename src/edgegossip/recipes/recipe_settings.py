@@ -30,6 +30,7 @@ class Settings:
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Weight decay of SGD.
         exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
+        control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none.
         seed: Seeds the random choices.
         torch_device: Device of the models: cpu or cuda.
     """
@@ -42,5 +43,6 @@ class Settings:
     momentum: float = 0.9
     weight_decay: float = 0.0
     exchange_probability: float = 0.02
+    control: float = 0.0
     seed: int = 0
     torch_device: str = "cpu"
