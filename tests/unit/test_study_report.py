@@ -114,6 +114,13 @@ def test_a_table_alone_is_a_result(tmp_path: Path) -> None:
     assert "Nothing yet." not in read(write_study(tmp_path, figures=[])).text
 
 
+def test_names_in_backticks_are_code_and_the_rest_stays_text(tmp_path: Path) -> None:
+    write_study(tmp_path, scaled_down=["`lr` <b> is `0.1 & 0.2`, and ` is alone."])
+    page = write_study_report(tmp_path)
+    sentence = "<code>lr</code> &lt;b&gt; is <code>0.1 &amp; 0.2</code>, and ` is alone."
+    assert sentence in page.read_text()
+
+
 @pytest.mark.slow
 def test_each_kind_of_panel_is_drawn_the_same_again() -> None:
     first, second = (study_picture(figure("lines", "bars", "stacked")) for _ in range(2))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, TemplateError
+from markupsafe import Markup, escape
 
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
@@ -162,8 +164,14 @@ def template(name: str) -> Template:
         "written": written,
         "setting": setting_text,
         "data_uri": _data_uri,
+        "with_code": _with_code,
     }
     return environment.get_template(name)
+
+
+def _with_code(text: str) -> Markup:
+    """Show names in backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _model(folder: ReportData) -> str:
