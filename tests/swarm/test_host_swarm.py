@@ -7,20 +7,10 @@ from typing import Any
 
 import pytest
 from tests.algorithms import ALL, BALANCED, NUM_WORKERS, PEERS
-from tests.host_swarm import (
-    KINDS,
-    LIES,
-    NOTICED,
-    SLACK,
-    WORLDS,
-    Disturbance,
-    World,
-    check,
-    digest,
-    draw_world,
-    longer,
-    longest_pause,
-)
+from tests.host_checks import NOTICED, SLACK, check, digest, longest_pause
+from tests.host_swarm import WORLDS
+from tests.host_world_draws import draw_world, longer
+from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.tiers import by_name, first, thorough
 from tests.virtual import Wire
 

@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS
-from tests.host_swarm import Disturbance, World, check
+from tests.host_checks import check
+from tests.host_worlds import Disturbance, World
 from tests.hosts import LONG, Checkpoints, Running, make_host
 from tests.parity import SETTINGS, SIZE
 from tests.tiers import by_name, first, thorough

@@ -1,0 +1,247 @@
+"""Worlds of real hosts as they go on: their training, their processes, and who watches."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from tests.host_worlds import SIZE, Disturbance, World
+from tests.host_wrappers import Furthest, Ledger
+from tests.observers import Silent
+from tests.parity import Steady
+from tests.virtual import Process, VirtualNetwork, VirtualTime
+from tests.worlds import NUM_PARAMS, ManySamples, StageTrainer, loss_of, stages_in
+
+from edgegossip.algorithms.stages.stages import Stages
+from edgegossip.core.protocol import Message, Rank, Seconds, Train, Trained
+from edgegossip.core.snapshot import Json, assemble, dismantle
+from edgegossip.core.trainer import TrainingResult
+from edgegossip.net.host import Host
+from edgegossip.net.host_settings import HostSettings
+from edgegossip.net.status import Phase, WorkerStatus
+
+LEASE: Seconds = 1.5
+HORIZON: Seconds = 3600.0
+
+
+class Timed(ManySamples):
+    """Training that takes virtual time."""
+
+    def __init__(self, rank: Rank, time: VirtualTime, step_seconds: Seconds) -> None:
+        super().__init__(rank, 0.1, SIZE)
+        self._rank = rank
+        self._time, self._step_seconds = time, step_seconds
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        self._time.sleep(self.cost(request) * self._step_seconds)
+        return super().train(request, progress)
+
+
+class TimedStage(StageTrainer):
+    """Training of a stage that takes virtual time; fails on the gradient of another batch."""
+
+    def __init__(
+        self, run: Run, rank: Rank, step_seconds: Seconds, stages: Stages, life: int
+    ) -> None:
+        super().__init__(stages, rank, 0.1, SIZE, life)
+        self._time, self._step_seconds = run.time, step_seconds
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        self._time.sleep(self.cost(request) * self._step_seconds)
+        return super().train(request, progress)
+
+
+class Tally(Timed):
+    """Training that counts its steps in the entry of its rank, so that the model shows them."""
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        result = super().train(request, progress)
+        params = request.params.clone()
+        params[self._rank] += result.num_steps
+        return replace(result, params=params)
+
+
+class Watcher(Silent):
+    """Notes when each worker has trained or come to its end."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self.trace: list[tuple[Any, ...]] = []
+        self.moments: dict[Rank, list[Seconds]] = defaultdict(list)
+        self.trained_at: dict[Rank, list[Seconds]] = defaultdict(list)
+
+    def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
+        self._note(rank, "trained", float(event.params.double().sum()))
+        self.trained_at[rank].append(self._time.now)
+
+    def received(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, staleness: int
+    ) -> None:
+        self.trace.append((self._time.now, rank, "received", sender, staleness))
+
+    def changed(self, now: Seconds, rank: Rank, what: str) -> None:
+        self._note(rank, what)
+
+    def _note(self, rank: Rank, *what: object) -> None:
+        self.trace.append((self._time.now, rank, *what))
+        self.moments[rank].append(self._time.now)
+
+
+@dataclass
+class Run:
+    """A world as it goes on."""
+
+    world: World
+    ledger: Ledger | None = None  # of a parameter server's commits
+    processes: dict[Rank, Process] = field(default_factory=dict)
+    disks: dict[Rank, tuple[Json, dict[str, torch.Tensor]]] = field(default_factory=dict)
+    starts: list[tuple[Seconds, Rank]] = field(default_factory=list)
+    num_due: int = 0  # processes that are still to be started
+
+    def __post_init__(self) -> None:
+        world = self.world
+        self.time = VirtualTime()
+        self.draw = random.Random(f"{world.seed} network")
+        self.network = VirtualNetwork(self.time, self.draw, world.wire, LEASE)
+        self.watcher = Watcher(self.time)
+        for rank, at in enumerate(world.start_at):
+            self._later(at, rank)
+        for each in world.disturbances:
+            self.time.at(each.at, partial(self._disturb, each))
+
+    def to_the_end(self) -> bool:
+        """Run; says whether everybody came to an end."""
+        return self.time.run(
+            2 * HORIZON,
+            lambda: not self.num_due and not self.network.num_running,
+        )
+
+    def _later(self, seconds: Seconds, rank: Rank, with_disk: bool = False) -> None:
+        self.num_due += 1
+        self.time.at(self.time.now + seconds, lambda: self._start(rank, with_disk))
+
+    def _start(self, rank: Rank, with_disk: bool) -> None:
+        world, process = self.world, Process(self.network, rank, self.draw.uniform(0, 1e5))
+        self.num_due -= 1
+        self.processes[rank] = process
+        self.starts.append((self.time.now, rank))
+        checkpoint = None
+        if with_disk and rank in self.disks:
+            plain, tensors = self.disks[rank]
+            checkpoint = assemble(plain, {name: x.clone() for name, x in tensors.items()})
+        algorithm = self.ledger or world.algorithm
+        stages, step_seconds = stages_in(algorithm), world.step_seconds[rank]
+        trainer: ManySamples
+        if stages is not None:
+            life = sum(each == rank for _, each in self.starts)
+            trainer = TimedStage(self, rank, step_seconds, stages, life)
+        else:
+            make_trainer = Timed if self.ledger is None else Tally
+            trainer = make_trainer(rank, self.time, step_seconds)
+        if rank == world.liar and world.lie == "furthest":
+            algorithm = Furthest(algorithm)
+        host = Host(
+            algorithm,
+            rank,
+            world.num_workers,
+            torch.zeros(NUM_PARAMS),
+            trainer,
+            self.network.transport(process),
+            settings=HostSettings(
+                run=b"virtual!",
+                meet_seconds=world.meet_seconds,
+                max_seconds=HORIZON,
+                checkpoint_seconds=min(world.checkpoint_seconds, 1e6),
+                quiet_seconds=0.25,  # or statuses at the end would be most of the work
+                max_waiting_bytes=2**20,
+                runtime=process,
+            ),
+            forecaster=Steady(1 / world.step_seconds[rank]),
+            observer=self.watcher,
+            evaluate=loss_of,
+            save=self._save if world.checkpoint_seconds < math.inf else None,
+            checkpoint=checkpoint,
+        )
+        if rank == world.liar:
+            lie(host, world, self.draw)
+        process.run(host)
+
+    def _save(self, checkpoint: dict[str, Any]) -> bool:
+        if self.draw.random() < self.world.disk_fails:
+            return False
+        self.disks[checkpoint["state"].rank] = dismantle(checkpoint)
+        return True
+
+    def _disturb(self, each: Disturbance) -> None:
+        network, everyone = self.network, range(self.world.num_workers)
+        match each.kind:
+            case "pause":
+                network.pause(each.ranks[0], each.seconds)
+            case "cut" | "one way cut":
+                a, b = each.ranks
+                network.cut(a, b, each.seconds, one_way=each.kind != "cut")
+            case "partition":
+                for a in each.ranks:
+                    for b in everyone:
+                        if b not in each.ranks:
+                            network.cut(a, b, each.seconds)
+            case "kill":
+                for rank in each.ranks:
+                    self._kill(rank, each)
+            case "stop all":
+                for process in [*self.processes.values()]:
+                    self._stop(process, each)
+
+    def _kill(self, rank: Rank, each: Disturbance) -> None:
+        process = self.processes.get(rank)
+        if process is None or not process.is_running:
+            return
+        self.network.kill(rank, machine=self.draw.random() < 0.3)
+        if each.seconds < math.inf:
+            self._later(each.seconds, rank, each.with_disk)
+
+    def _stop(self, process: Process, each: Disturbance) -> None:
+        if not process.is_running:
+            return
+        process.after(0.0, process.host.stop)
+        self.num_due += 1
+
+        def restart() -> None:
+            self.num_due -= 1
+            if process.reason == "interrupted":
+                self._later(0.0, process.rank, each.with_disk)
+            elif process.is_running:  # it finishes its step, or is paused
+                self.num_due += 1
+                self.time.at(self.time.now + 1.0, restart)
+
+        self.time.at(self.time.now + each.seconds, restart)
+
+
+def lie(host: Host[Any], world: World, draw: random.Random) -> None:
+    """Let a host say of itself what is not so."""
+    tell = host.peers.status_for
+
+    def told(rank: Rank, phase: Phase, elapsed: Seconds) -> WorkerStatus:
+        status = tell(rank, phase, elapsed)
+        match world.lie:
+            case "elapsed":
+                return replace(status, phase=max(phase, Phase.RUNNING), elapsed=1e9)
+            case "resumed":
+                return replace(status, is_resumed=True)
+            case "finished":
+                return replace(status, phase=Phase.FINISHED)
+            case "waiting":
+                return replace(status, phase=Phase.WAITING)
+            case "counts":
+                sent, received = (
+                    tuple(draw.randrange(1000) for _ in status.sent) for _ in range(2)
+                )
+                return replace(status, sent=sent, received=received)
+        return status
+
+    host.peers.status_for = told  # type: ignore[method-assign]

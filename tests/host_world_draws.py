@@ -1,0 +1,245 @@
+"""The worlds that seeds draw for real hosts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from tests.algorithms import (
+    ALL,
+    NUM_WORKERS,
+    PARAMETER_SERVERS,
+    PEERS,
+    SEVERAL_SERVERS,
+    STAGES,
+    STANDBYS,
+)
+from tests.host_worlds import KINDS, LIES, Disturbance, World
+from tests.virtual import Wire
+
+from edgegossip.algorithms.control_variates import ControlVariates
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.parameter_server.states import SERVER
+from edgegossip.algorithms.trailing_average import TrailingAverage
+from edgegossip.core import topology as topologies
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.topology import Topology, from_edges_by_round
+
+
+def draw_world(seed: int, name: str | None = None) -> World:
+    draw = random.Random(seed)
+    name = name or [*PEERS][seed % len(PEERS)]
+    is_liar = draw.random() < 0.15
+    # Two honest ones have to contradict one that lies.
+    algorithm = smaller(ALL[name], NUM_WORKERS if is_liar else draw.choice([3, 3, 4, 5]))
+    num_workers = num_workers_of(algorithm)
+    slowest = draw.choice([1, 2, 8])
+    step_seconds = tuple(0.2 * slowest ** draw.random() for _ in range(num_workers))
+    bad = draw.random()
+    wire = Wire(
+        latency=(0.001, draw.choice([0.005, 0.05, 0.3])),
+        bandwidth=draw.choice([1e7, 1e5]),
+        late=0.1 if 0.4 < bad < 0.55 else 0.0,
+        lost=0.01 if bad > 0.9 else 0.0,
+        twice=0.1 if 0.55 < bad < 0.7 else 0.0,
+    )
+    has_trouble = not is_liar or draw.random() < 0.3
+    return World(
+        seed=seed,
+        name=name,
+        algorithm=longer(algorithm, draw.choice([0.5, 0.5, 1, 2])),
+        step_seconds=step_seconds,
+        start_at=draw_starts(draw, num_workers),
+        wire=wire,
+        disturbances=draw_disturbances(draw, num_workers) if has_trouble else (),
+        meet_seconds=draw.choice([2.5, 5.0]),
+        checkpoint_seconds=draw.choice([2.0, math.inf]),
+        disk_fails=draw.choice([0.0, 0.0, 0.5, 1.0]),
+        liar=draw.randrange(num_workers) if is_liar else None,
+        lie=draw.choice(LIES) if is_liar else "",
+    )
+
+
+def draw_server_world(seed: int) -> World:
+    """The world of `seed` for a parameter server; in half of them it is killed, and soon back.
+
+    Nothing else happens to it: all others would wait for it.
+    """
+    world = draw_world(seed, [*PARAMETER_SERVERS][seed % len(PARAMETER_SERVERS)])
+    spared = tuple(each for each in world.disturbances if SERVER not in each.ranks)
+    starts = (0.0, *world.start_at[1:])
+    draw = random.Random(f"{seed} server")
+    if draw.random() < 0.5:
+        with_disk = world.checkpoint_seconds < math.inf and draw.random() < 0.7
+        away = draw.choice([0.05, 0.8, 4.0])
+        killed = Disturbance(
+            kind="kill",
+            at=draw.uniform(3, 12),
+            ranks=(SERVER,),
+            seconds=away,
+            with_disk=with_disk,
+        )
+        # Who comes when nobody else is there begins alone, and the server is not there to help.
+        spared, starts = (*spared, killed), (0.0,) * len(starts)
+    liar = None if world.liar == SERVER else world.liar
+    lasting = longer(world.algorithm, 20)  # or the run is over before anything happens
+    return replace(
+        world,
+        algorithm=replace(lasting, resend_after=2.0),  # type: ignore[type-var]
+        disturbances=spared,
+        start_at=starts,
+        liar=liar,
+        lie=world.lie if liar else "",
+    )
+
+
+def draw_standby_world(seed: int) -> World:
+    """The world of `seed` in which workers elect another server; anything may happen to any.
+
+    In half of them nothing does but that the server is killed, for good or for a while.
+    """
+    name = [*STANDBYS][seed % len(STANDBYS)]
+    world = draw_world(seed, name)
+    draw = random.Random(f"{seed} standby")
+    lasting: Any = longer(STANDBYS[name], 20)
+    changes: dict[str, Any] = {"algorithm": replace(lasting, resend_after=2.0)}
+    if draw.random() < 0.5:
+        killed = Disturbance(
+            kind="kill",
+            at=draw.uniform(3, 12),
+            ranks=(SERVER,),
+            seconds=draw.choice([0.05, 0.8, 4.0, math.inf]),
+            with_disk=draw.random() < 0.5,
+        )
+        calm = Wire(latency=world.wire.latency, bandwidth=world.wire.bandwidth)
+        changes |= {
+            "disturbances": (killed,),
+            "start_at": (0.0,) * world.num_workers,
+            "liar": None,
+            "lie": "",
+            "wire": calm,
+        }
+    return replace(world, **changes)
+
+
+def draw_sharing_world(seed: int) -> World:
+    """The world of `seed` in which servers share the model; in half, one of them is killed."""
+    name = [*SEVERAL_SERVERS][seed % len(SEVERAL_SERVERS)]
+    world = draw_world(seed, name)
+    draw = random.Random(f"{seed} sharing")
+    lasting: Any = longer(SEVERAL_SERVERS[name], 10)
+    servers = range(lasting.num_servers)
+    spared = tuple(
+        each
+        for each in world.disturbances
+        if each.kind != "stop all" and not {*servers}.intersection(each.ranks)
+    )
+    if draw.random() < 0.5:
+        killed = Disturbance(
+            kind="kill",
+            at=draw.uniform(3, 12),
+            ranks=(draw.choice(servers),),
+            seconds=draw.choice([0.05, 0.8, 4.0]),
+            with_disk=draw.random() < 0.5,
+        )
+        spared = (killed,)
+    return replace(
+        world,
+        algorithm=replace(lasting, resend_after=2.0),
+        disturbances=spared,
+        start_at=(0.0,) * world.num_workers,
+        wire=replace(world.wire, lost=0.0),
+        liar=None,
+        lie="",
+    )
+
+
+def draw_staged_world(seed: int) -> World:
+    """The world of `seed` in which one model is trained in stages; anything may be lost."""
+    name = [*STAGES][seed % len(STAGES)]
+    world = draw_world(seed, "bsp")  # as many ranks
+    algorithm = replace(STAGES[name], forget_after=2.0)
+    return replace(world, name=name, algorithm=algorithm, liar=None, lie="")
+
+
+def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
+    if isinstance(algorithm, EdgeGossip | TrailingAverage | ControlVariates):
+        return replace(algorithm, inner=longer(algorithm.inner, factor))
+    varied: Any = algorithm
+    found: Algorithm[Any] = replace(varied, num_rounds=int(factor * varied.num_rounds))
+    return found
+
+
+def smaller(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
+    """The same for fewer workers; as it is where it has no topology."""
+    if isinstance(algorithm, EdgeGossip | TrailingAverage | ControlVariates):
+        return replace(algorithm, inner=smaller(algorithm.inner, num_workers))
+    varied: Any = algorithm
+    if not isinstance(getattr(varied, "topology", None), Topology):
+        return algorithm
+    found: Algorithm[Any] = replace(varied, topology=_cut_down(varied.topology, num_workers))
+    return found
+
+
+@cache
+def _cut_down(topology: Topology, num_workers: int) -> Topology:
+    factory = getattr(topologies, topology.name.removesuffix(f"({topology.num_workers})"), None)
+    if factory is not None:
+        made: Topology = factory(num_workers)
+        return made
+    ranks = range(num_workers)
+    edges = [
+        [
+            (i, j)
+            for i in ranks
+            for j in topology.out_neighbors(i, round)
+            if j in ranks and (topology.is_directed or i < j)
+        ]
+        for round in range(topology.period)
+    ]
+    return from_edges_by_round(num_workers, edges, topology.is_directed)
+
+
+def num_workers_of(algorithm: Algorithm[Any]) -> int:
+    algorithm = getattr(algorithm, "inner", algorithm)
+    topology = getattr(algorithm, "topology", None)
+    return topology.num_workers if isinstance(topology, Topology) else NUM_WORKERS
+
+
+def draw_starts(draw: random.Random, num_workers: int) -> tuple[Seconds, ...]:
+    """Most worlds start together; in others some come later, together or one by one."""
+    starts = [draw.uniform(0.0, 0.5) for _ in range(num_workers)]
+    if draw.random() < 0.3:
+        together = draw.uniform(1.0, 12.0)
+        for rank in draw.sample(range(num_workers), draw.randint(1, num_workers - 1)):
+            starts[rank] = together + draw.uniform(0.0, draw.choice([0.2, 3.0]))
+    return tuple(start if start > 0.5 else 0.0 for start in starts)
+
+
+def draw_disturbances(draw: random.Random, num_workers: int) -> tuple[Disturbance, ...]:
+    everyone = range(num_workers)
+    found, at = [], draw.uniform(0.5, 4.0)
+    for _ in range(draw.choice([0, 1, 1, 2, 3])):
+        kind = draw.choice(KINDS)
+        seconds = draw.choice([0.3, 2.0, 5.0, 10.0, 30.0])
+        ranks: Sequence[Rank] = draw.sample(everyone, 1)
+        if kind == "partition":
+            ranks = draw.sample(everyone, draw.randint(1, 2))
+        elif kind in ("cut", "one way cut"):
+            ranks = draw.sample(everyone, 2)
+        elif kind == "kill":
+            ranks = draw.sample(everyone, draw.choice([1, 1, 2]))
+            seconds = draw.choice([0.05, 0.8, 4.0, math.inf])
+        elif kind == "stop all":
+            ranks, seconds = (), draw.uniform(1.0, 5.0)
+        disturbance = Disturbance(
+            kind=kind, at=at, ranks=tuple(ranks), seconds=seconds, with_disk=draw.random() < 0.6
+        )
+        found.append(disturbance)
+        at += draw.uniform(0.0, 8.0)
+    return tuple(found)

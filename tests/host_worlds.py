@@ -1,0 +1,99 @@
+"""What real hosts are put through in a world: speeds, starts, a network, and trouble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.virtual import Wire
+
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.net.patience import Patience
+
+SIZE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbance:
+    """Something that goes wrong.
+
+    Args:
+        kind: "pause", "cut", "one way cut", "partition", "kill", "stop all".
+        at: When.
+        ranks: Whom it befalls; of a partition, one half.
+        seconds: For how long; a killed one is started again after it, with infinity never.
+        with_disk: A killed one goes on from its last checkpoint.
+    """
+
+    kind: str
+    at: Seconds
+    ranks: tuple[Rank, ...]
+    seconds: Seconds = 0.0
+    with_disk: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The world that one seed draws."""
+
+    seed: int
+    name: str
+    algorithm: Algorithm[Any]
+    step_seconds: tuple[Seconds, ...]
+    start_at: tuple[Seconds, ...]
+    wire: Wire
+    disturbances: tuple[Disturbance, ...]
+    meet_seconds: Seconds
+    checkpoint_seconds: Seconds
+    disk_fails: float = 0.0
+    liar: Rank | None = None
+    lie: str = ""
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.step_seconds)
+
+    @property
+    def loses(self) -> bool:
+        """Frames are lost without a word, so that somebody waits for a deadline."""
+        return self.wire.lost > 0
+
+    @property
+    def deadline(self) -> Seconds:
+        """How long one that lies can make others wait, as one that is silent can."""
+        patience = Patience()
+        # Some never send it anything, and it waits for them in turn; or those who come late
+        # take its run for one to rejoin, and wait for each other's answers.
+        if self.lie == "waiting" or (self.lie and any(self.start_at)):
+            return patience.factor * patience.first
+        longest = patience.factor * 3 * self.round_seconds + patience.slack
+        return 0.0 if self.liar is None else patience.factor * longest
+
+    @property
+    def round_seconds(self) -> Seconds:
+        """The longest round of anybody: its training and its exchanges."""
+        traits = self.algorithm.traits
+        is_balanced = isinstance(self.algorithm, EdgeGossip)
+        slowest = max(self.step_seconds) * (SIZE if is_balanced else traits.local_steps or SIZE)
+        hops = (
+            2 * self.num_workers
+        )  # an all-reduce takes several exchanges, flooding several hops
+        return (
+            slowest + hops * (self.wire.latency[1] + 0.01) + (hops / 2 if self.wire.late else 0)
+        )
+
+    @property
+    def disturbed(self) -> set[Rank]:
+        """Workers that something happens to; one side of a partition."""
+        late = {rank for rank, at in enumerate(self.start_at) if at > 0}
+        hit = {rank for each in self.disturbances for rank in each.ranks}
+        # One that began alone waits for the others: what it says of the run nobody confirms.
+        is_alone = len(late) == self.num_workers - 1
+        alone = set(range(self.num_workers)) if is_alone else set()
+        return late | hit | alone | ({self.liar} if self.liar is not None else set())
+
+
+KINDS = ("pause", "cut", "one way cut", "partition", "kill", "stop all")
+LIES = ("elapsed", "resumed", "finished", "waiting", "counts", "furthest")
