@@ -14,7 +14,9 @@ from tests.host_worlds import SIZE, Disturbance, World
 from tests.host_wrappers import Furthest, Ledger
 from tests.observers import Silent
 from tests.parity import Steady
-from tests.virtual import Process, VirtualNetwork, VirtualTime
+from tests.virtual_network import VirtualNetwork
+from tests.virtual_process import Process
+from tests.virtual_time import VirtualTime
 from tests.worlds import NUM_PARAMS, ManySamples, StageTrainer, loss_of, stages_in
 
 from edgegossip.algorithms.stages.stages import Stages

@@ -19,7 +19,7 @@ from tests.algorithms import (
     STANDBYS,
 )
 from tests.host_worlds import KINDS, LIES, Disturbance, World
-from tests.virtual import Wire
+from tests.virtual_network import Wire
 
 from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip

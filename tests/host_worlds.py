@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.virtual import Wire
+from tests.virtual_network import Wire
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.algorithm import Algorithm

@@ -12,7 +12,7 @@ from tests.host_swarm import WORLDS
 from tests.host_world_draws import draw_world, longer
 from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.tiers import by_name, first, thorough
-from tests.virtual import Wire
+from tests.virtual_network import Wire
 
 from edgegossip.core.protocol import Rank, Seconds
 

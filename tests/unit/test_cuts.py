@@ -17,7 +17,7 @@ from tests.host_worlds import Disturbance, World
 from tests.hosts import LONG, Checkpoints, Running, make_host
 from tests.parity import SETTINGS, SIZE
 from tests.tiers import by_name, first, thorough
-from tests.virtual import Wire
+from tests.virtual_network import Wire
 from tests.worlds import NUM_PARAMS, ManySamples
 
 from edgegossip.algorithms.gosgd import GoSGD
