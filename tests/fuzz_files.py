@@ -35,8 +35,8 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from tests.byte_mutations import cut_out, flip_bits, join, make_extreme, put_in, repeat, swap
 from tests.foreign_files import TARGETS, Target
-from tests.fuzz import cut_out, flip_bits, join, make_extreme, put_in, repeat, swap
 
 from edgegossip.core.errors import EdgeGossipError
 from edgegossip.experiments import files

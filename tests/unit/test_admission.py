@@ -12,7 +12,8 @@ import pytest
 import torch
 from benchmarks.corpus import frames
 from hypothesis import given, settings, strategies as st
-from tests.fuzz import Fuzzer, admission, is_as_described, make_frame
+from tests.bad_frames import make_frame
+from tests.fuzz import Fuzzer, admission, is_as_described
 from torch import Tensor
 
 from edgegossip.core.protocol import Message

@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks.corpus import frames
 from hypothesis import given, settings, strategies as st
-from tests.fuzz import forge, mutate
+from tests.bad_frames import forge, mutate
 
 from edgegossip.core.codec import num_bytes
 from edgegossip.core.protocol import Message

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS, SEVERAL_SERVERS, STAGES
-from tests.fuzz import twist
+from tests.bad_frames import twist
 from tests.worlds import (
     NUM_PARAMS,
     TARGETS,
