@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import ALGORITHMS, NUM_WORKERS, PEERS, AnyAlgorithm
-from tests.swarm.test_swarm import MANY_SEEDS, SEEDS, Checks, World, draw_world
+from tests.invariants import Checks
+from tests.random_worlds import MANY_SEEDS, SEEDS, World, draw_world
 from tests.tiers import by_name
 from tests.worlds import EVEN, TARGETS, make_world
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import ALGORITHMS
-from tests.swarm.test_swarm import MANY_SEEDS, MAX_EVENTS, SEEDS, draw_world
+from tests.invariants import MAX_EVENTS
+from tests.random_worlds import MANY_SEEDS, SEEDS, draw_world
 from tests.tiers import first, thorough
 from tests.worlds import NUM_PARAMS, Recorder, Watched, make_world
 from torch import Tensor

@@ -1,0 +1,202 @@
+"""What must hold in simulated worlds: after every event, and of every message."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tests.worlds import TARGETS, Recorder, stages_in
+
+from edgegossip.algorithms.choco_gossip import ChocoState
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gosgd import GoSGDState
+from edgegossip.algorithms.parameter_server.halves import StandbyState
+from edgegossip.algorithms.stages.stage_state import StageState
+from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.protocol import (
+    Event,
+    Message,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Started,
+    Trained,
+    WorkerState,
+)
+from edgegossip.sim.simulator import Simulator
+
+MAX_EVENTS = 40_000  # a world needs some hundreds, a slow one half of it
+MAX_TRAINED = 400_000  # workers of ADSP train while they wait
+
+# Steps lead towards targets, mixing takes convex combinations: nobody ever leaves the box that
+# the targets and the start span, whatever goes wrong.
+LOWEST = TARGETS.amin(0).clamp(max=0.0) - 1e-5
+HIGHEST = TARGETS.amax(0).clamp(min=0.0) + 1e-5
+# Those that are `OVERSHOOTING` do, and EdgeGossip's correction does, but not far.
+FAR = 10.0
+
+
+def is_corrected(algorithm: Algorithm[Any]) -> bool:
+    """Multiply the change that epochs have made."""
+    return (
+        isinstance(algorithm, EdgeGossip)
+        and isinstance(algorithm.inner, EpochGossip)
+        and algorithm.spread == "exact"
+        and algorithm.correction > 0
+    )
+
+
+@dataclass
+class Checks(Recorder):
+    """Looks at every worker after every event, and at every message."""
+
+    simulator: Simulator[Any] = field(init=False)
+    algorithm: Algorithm[Any] = field(init=False)
+    role: Callable[[Rank], Role] = field(init=False)
+    in_flight: list[Message] = field(default_factory=list)
+    crashed: set[Rank] = field(default_factory=set)
+    waking: set[Rank] = field(default_factory=set)  # recovered, not yet started
+    lost_weight: float = 0.0
+    overshoot: float = 0.0
+    num_events: float = 0
+    leaders: dict[int, Rank] = field(default_factory=dict)  # by term
+    voters: dict[int, set[Rank]] = field(default_factory=lambda: defaultdict(set))
+    merged: dict[int, int] = field(default_factory=dict)
+    boxes: dict[Rank, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    seen: dict[Rank, tuple[torch.Tensor, int]] = field(default_factory=dict)
+
+    def before(self, state: WorkerState, event: Event, now: Seconds) -> None:
+        self.num_events += 1 if not isinstance(event, Trained) else MAX_EVENTS / MAX_TRAINED
+        assert self.num_events < MAX_EVENTS, "it goes on for ever"
+        self.require_total_weight()  # now that the last event's messages are on their way
+        self.round_before = state.round
+        if isinstance(event, Received):
+            self.in_flight.remove(event.message)
+        if isinstance(event, Started):
+            self.waking.discard(state.rank)
+
+    def after(self, state: WorkerState, event: Event, now: Seconds) -> None:
+        assert state is self.simulator.states[state.rank]
+        assert state.round >= self.round_before
+        if isinstance(state, StageState):
+            self.require_bounds(state)
+        self.require_in_box(state)
+        inner = inside(state)
+        if isinstance(inner, GoSGDState):
+            assert not (inner.has_finished and inner.queue)
+        if isinstance(inner, StandbyState) and inner.election.is_leading:
+            self.require_majority(inner)
+
+    def require_in_box(self, state: WorkerState) -> None:
+        """Fail if an estimate is where none can be; one that was looked at is not again."""
+        x = state.estimate
+        seen, version = self.seen.get(state.rank, (None, 0))
+        if x is seen and x._version == version:
+            return
+        if state.rank not in self.boxes:
+            held = self.role(state.rank).stretch(len(LOWEST))
+            self.boxes[state.rank] = (
+                LOWEST[held] - self.overshoot,
+                HIGHEST[held] + self.overshoot,
+            )
+        low, high = self.boxes[state.rank]
+        assert bool((x >= low).all() and (x <= high).all())
+        self.seen[state.rank] = x, x._version
+
+    def require_bounds(self, state: StageState) -> None:
+        """Fail if a stage keeps more than it is to, whatever is lost or late."""
+        algorithm = stages_in(self.algorithm)
+        assert algorithm is not None
+        stage = algorithm.stage(state.rank)
+        most = algorithm.max_passed(stage)
+        assert len(state.pending) <= most
+        assert len(state.answers) <= most
+        assert len(state.origins) <= most + 1
+        if stage > 0:
+            num_below = algorithm.num_first if stage == 1 else 1
+            assert len(state.waiting) <= num_below * algorithm.max_passed(stage - 1)
+
+    def require_majority(self, state: StandbyState) -> None:
+        """Fail if a server serves that most have not voted for, or merges without them."""
+        term, num_ranks = state.election.term, len(self.simulator.states)
+        assert self.leaders.setdefault(term, state.rank) == state.rank
+        if term > 0:
+            assert len(self.voters[term] | {state.rank}) > num_ranks // 2
+        num_merged = sum(state.server.num_commits.values()) if state.server else 0
+        before, self.merged[term] = self.merged.get(term, 0), num_merged
+        is_cut_off = len(state.election.lost) >= (num_ranks + 1) // 2
+        assert num_merged == before or not is_cut_off
+
+    def require_total_weight(self) -> None:
+        """Fail if a GoSGD run has lost or won weight."""
+        if isinstance(inside(self.simulator.states[0]), GoSGDState):
+            assert self.total_weight() == pytest.approx(1.0, abs=1e-12)
+
+    def total_weight(self) -> float:
+        """Total weight of all workers, messages in flight, and losses to crashes and links."""
+        online = [state for state in self.simulator.states if state.rank not in self.crashed]
+        under_way = sum(map(weight_of, self.in_flight))
+        held = sum(self.weight_held_by(inside(state)) for state in online if inside(state))
+        return held + under_way + self.lost_weight
+
+    def weight_held_by(self, state: GoSGDState) -> float:
+        own = 0.0 if state.rank in self.waking else state.weight
+        return own + sum(weight_of(message) for _, message in state.queue)
+
+    def sent(
+        self,
+        now: Seconds,
+        rank: Rank,
+        receiver: Rank,
+        message: Message,
+        num_bytes: int,
+        uplink: tuple[Seconds, Seconds],
+    ) -> None:
+        super().sent(now, rank, receiver, message, num_bytes, uplink)
+        self.in_flight.append(message)
+        if message.kind == "vote":
+            self.voters[int(message.numbers["stands_for"])].add(rank)
+
+    def lost(
+        self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
+    ) -> None:
+        super().lost(now, rank, sender, message, reason)
+        self.in_flight.remove(message)
+        self.lost_weight += weight_of(message)
+
+    def changed(self, now: Seconds, rank: Rank, what: str) -> None:
+        super().changed(now, rank, what)
+        state = inside(self.simulator.states[rank])
+        if what == "crashed":
+            if isinstance(state, GoSGDState):
+                self.lost_weight += self.weight_held_by(state)
+            self.crashed.add(rank)
+            self.waking.discard(rank)
+        elif what == "recovered":
+            self.crashed.discard(rank)
+            self.waking.add(rank)
+
+
+def inside(state: WorkerState) -> Any:  # noqa: ANN401
+    """The state of the algorithm that exchanges parameters."""
+    return getattr(state, "inner", state)
+
+
+def weight_of(message: Message) -> float:
+    """The weight in a GoSGD message; other algorithms' messages carry none."""
+    return message.numbers.get("weight", 0.0)
+
+
+def require_equal_replicas(states: list[Any]) -> None:
+    """Fail if both ends of an edge hold different things for the same, in ChocoGossip."""
+    for state in states:
+        if isinstance(state, ChocoState):
+            for j, replica in state.replicas.items():
+                is_complete = replica.round == states[j].round
+                assert not is_complete or torch.equal(replica.params, states[j].replica)
