@@ -1,4 +1,8 @@
-"""Small worlds for the systems of `contract_systems.py`: what they train, send, suffer."""
+"""Small worlds for the systems of `contract_systems`: what they train, send, suffer.
+
+The four systems were written to find the words that the contract lacked; what they led to is
+in `docs/contract-design.md`.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.examples import contract_systems as systems
+from tests.examples.contract_systems.adsp import ADSP
+from tests.examples.contract_systems.edge_gossip import EdgeGossip
+from tests.examples.contract_systems.sparse_push import SparsePush
+from tests.examples.contract_systems.stages import Stages
 from tests.examples.contract_worlds import (
     TARGETS,
     EpochAllReduce,
@@ -55,7 +58,7 @@ OPTIMUM = SIMILAR_TARGETS[1:5].mean(0)
 def adsp_world(*script: Fault, observer: Recorder | None = None) -> Simulator[Any]:
     """A server and four workers, of which the fastest is four times as fast as the slowest."""
     return simulate(
-        systems.ADSP(num_workers=4, window=20.0, epoch=200.0, duration=400.0, min_interval=1.0),
+        ADSP(num_workers=4, window=20.0, epoch=200.0, duration=400.0, min_interval=1.0),
         (1.0, 10.0, 8.0, 3.0, 2.5),
         script,
         lambda rank: QuadraticTrainer(SIMILAR_TARGETS[rank], lr=0.005),
@@ -161,7 +164,7 @@ def mass_of(message: Message) -> Tensor:
 def test_sparse_push_conserves_mass_though_a_third_of_the_messages_is_lost(
     compressor: Identity | TopK, consensus_step: float, num_rounds: int
 ) -> None:
-    algorithm = systems.SparsePush(
+    algorithm = SparsePush(
         topology=ONE_PEER,
         compressor=compressor,
         consensus_step=consensus_step,
@@ -184,7 +187,7 @@ def test_sparse_push_conserves_mass_though_a_third_of_the_messages_is_lost(
 
 
 def test_taking_back_instead_of_sending_again_would_double_mass() -> None:
-    sending_again: Any = systems.SparsePush
+    sending_again: Any = SparsePush
 
     class TakingBack(sending_again):  # type: ignore[misc]
         def handle(self, state: Any, event: Event, now: Seconds) -> Any:  # noqa: ANN401
@@ -204,7 +207,7 @@ def test_sparse_push_outlives_the_crash_of_a_worker_that_comes_back() -> None:
     # To all neighbors in every round, so that each number of its former life comes again.
     num_rounds = 40
     simulator = simulate(
-        sparse_push(systems.SparsePush, num_rounds, directed_exponential(8)),
+        sparse_push(SparsePush, num_rounds, directed_exponential(8)),
         [1.0] * 8,
         (Drop(probability=0.2), Crash(at=10.5, rank=2), Recover(at=20.5, rank=2)),
         lambda rank: QuadraticTrainer(TARGETS[rank], lr=0.02),
@@ -225,7 +228,7 @@ def test_sparse_push_outlives_the_crash_of_a_worker_that_comes_back() -> None:
 def test_sparse_push_finishes_when_the_last_receiver_is_lost() -> None:
     # All that is sent to worker 3 is lost, and in the end so is worker 3.
     script = (Drop(probability=1.0, receiver=3), Crash(at=60.0, rank=3))
-    simulator = mixing_world(sparse_push(systems.SparsePush, 10), *script)
+    simulator = mixing_world(sparse_push(SparsePush, 10), *script)
     assert not simulator.run(until=59.0)
     assert simulator.run()
     assert simulator.now == pytest.approx(61.0)  # noticed after a second
@@ -265,9 +268,7 @@ def run_epochs(algorithm: Algorithm[Any], *script: Fault) -> tuple[Simulator[Any
 
 @each_inner
 def test_edge_gossip_lets_epochs_end_together_and_is_faster(inner: RoundBased[Any]) -> None:
-    simulator, recorder = run_epochs(
-        systems.EdgeGossip(inner=inner, num_workers=4, timeout=5.0)
-    )
+    simulator, recorder = run_epochs(EdgeGossip(inner=inner, num_workers=4, timeout=5.0))
     alone, _ = run_epochs(inner)
     assert simulator.now < 0.5 * alone.now
     ends = [end for _, _, end in recorder.trained_at]
@@ -281,7 +282,7 @@ def test_edge_gossip_lets_epochs_end_together_and_is_faster(inner: RoundBased[An
 @each_inner
 def test_edge_gossip_gets_over_lost_forecasts_and_a_lost_worker(inner: RoundBased[Any]) -> None:
     simulator, recorder = run_epochs(
-        systems.EdgeGossip(inner=inner, num_workers=4, timeout=5.0),
+        EdgeGossip(inner=inner, num_workers=4, timeout=5.0),
         Drop(probability=0.1),
         Crash(at=25.0, rank=3),
         Recover(at=50.0, rank=3),
@@ -295,7 +296,7 @@ def test_edge_gossip_gets_over_lost_forecasts_and_a_lost_worker(inner: RoundBase
 
 
 def test_edge_gossip_sends_what_its_schema_says() -> None:
-    algorithm = systems.EdgeGossip(inner=EPOCH_WISE["all-reduce"], num_workers=4, timeout=5.0)
+    algorithm = EdgeGossip(inner=EPOCH_WISE["all-reduce"], num_workers=4, timeout=5.0)
     script = (Crash(at=25.0, rank=3), Recover(at=50.0, rank=3))
     # Without an observer of its own, a world checks what is sent.
     assert simulate(algorithm, THROUGHPUTS, script, make_sharded).run()
@@ -310,7 +311,7 @@ def run_stages(*script: Fault) -> tuple[Simulator[Any], list[float]]:
     """A run, and the last stage's loss after each batch."""
     losses: list[float] = []
     trainers = [StageTrainer(rank, losses) for rank in range(3)]
-    algorithm = systems.Stages(num_stages=3, num_rounds=NUM_BATCHES, depth=4, timeout=5.0)
+    algorithm = Stages(num_stages=3, num_rounds=NUM_BATCHES, depth=4, timeout=5.0)
     simulator = simulate(
         algorithm,
         (100.0, 70.0, 200.0),
