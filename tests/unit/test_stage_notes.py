@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 from tests.effects import of_type
-from tests.unit.test_stages import (
+from tests.stage_workers import (
     FIRST,
     LAST,
     MIDDLE,
