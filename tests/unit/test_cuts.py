@@ -28,7 +28,7 @@ from edgegossip.net.host import Host
 from edgegossip.net.items import Appeared, Disappeared, Frame
 from edgegossip.net.link_log import LinkLog
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
-from edgegossip.net.peers import SentLog
+from edgegossip.net.peer import SentLog
 from edgegossip.net.runtime import Background, RealRuntime
 from edgegossip.net.status import Phase, WorkerStatus
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
 from edgegossip.core.protocol import Message, WorkerJoined, WorkerLost
-from edgegossip.net.peers import Peers, SentLog
+from edgegossip.net.peer import SentLog
+from edgegossip.net.peers import Peers
 from edgegossip.net.status import Phase, WorkerStatus
 
 OWN, OTHER, OLD, NEW = 100, 200, 300, 400
@@ -267,3 +269,36 @@ def make_three(state: dict[str, Any] | None = None) -> Peers:
         waiting = status(sent=(0,) * 3, received=(5 * (rank == 2), 0, 0))
         peers.told(rank, waiting, 0.0)
     return peers
+
+
+def test_who_comes_back_in_vain_stays_out_for_twice_as_long_each_time() -> None:
+    # Its only message was rejected, and it waits for an answer to it.
+    stuck = status(phase=Phase.RUNNING, begun_with=OWN, sent=(1, 0))
+    peers = make_peers()
+    peers.begin()
+    returns, clock = [], 0.0
+    while len(returns) < 5:
+        if peers[1].is_lost or not returns:
+            peers.lose(1)
+            if WorkerJoined(1) in peers.told(1, stuck, clock):
+                returns.append(clock)
+        clock += 0.5
+        if not peers[1].is_lost:
+            clock += 3.0  # the others wait for it, in vain
+            peers.lose(1)
+    waits = [later - earlier - 3.5 for earlier, later in pairwise(returns)]
+    assert waits == [3.0, 9.0, 21.0, 45.0]
+
+
+def test_whose_message_arrives_may_come_back_at_once() -> None:
+    peers = make_peers()
+    peers.begin()
+    peers[1].num_returns = 5
+    for sent, clock in ((1, 1.0), (2, 2.0)):
+        peers[1].heard(sent, clock)
+        peers.lose(1)
+        news = status(phase=Phase.RUNNING, begun_with=OWN, sent=(sent + 1, 0))
+        assert peers.told(1, news, clock) == [WorkerJoined(1)]
+    peers.lose(1)  # and nothing is missing
+    news = status(phase=Phase.RUNNING, begun_with=OWN, sent=(2, 0))
+    assert peers.told(1, news, 2.5) == [WorkerJoined(1)]

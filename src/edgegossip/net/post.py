@@ -223,7 +223,7 @@ class Post:
             peer.has_lost_some = True
             detail = "it never arrived, or was rejected"
             self.admission.refused(sender, "missing", detail, number)
-        peer.received, peer.heard_at = envelope.number, now
+        peer.heard(envelope.number, now)
         is_there = self.peers.has_begun and peer.is_reachable  # else it is old
         found = self.peers.find(sender) if is_there else []
         return [*found, Received(sender, message)]
@@ -257,6 +257,7 @@ class Post:
     def _lose(self, rank: Rank) -> list[Event]:
         """Give up on a worker that has lied; if it is lost already, drop its unused data."""
         self.peers.lose(rank)
+        self.peers[rank].num_returns += 1  # it waits for an answer to a message that is gone
         return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
 
     def _mute(self, rank: Rank, why: str) -> list[Event]:
