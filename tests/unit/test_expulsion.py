@@ -20,8 +20,8 @@ from tests.certificate_folders import give, put, tell_revoked
 from tests.small_runs import small_run
 from tests.tiers import thorough
 from tests.transports import Recorder, What, free_ports
-from tests.unit.test_access_control import RUN, Worker, wait_until
 from tests.worker_threads import Crew
+from tests.zenoh_workers import NUM_WORKERS, RUN, Worker, wait_until
 
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.errors import NetworkError
@@ -38,7 +38,6 @@ from edgegossip.net.transport import Incarnation
 from edgegossip.net.zenoh_transport import ZenohTransport
 from edgegossip.sim.platform import Platform
 
-NUM_WORKERS = 3
 LEASE = 2.0
 """Sessions that are opened anew at once may miss each other, for two of these."""
 REFUSED = "it rejects our certificate"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.tiers import thorough
 from tests.transports import End, Recorder, free_ports
-from tests.unit.test_access_control import NUM_WORKERS, RUN, Worker, wait_until
 from tests.unit.test_zenoh_transport import check_exchange
+from tests.zenoh_workers import NUM_WORKERS, RUN, Worker, wait_until
 
 from edgegossip.cli.router_command import router_command
 from edgegossip.core.errors import NetworkError
