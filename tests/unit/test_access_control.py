@@ -40,13 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    """Closes all sessions in the end."""
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def pair(folder: Path, opened: ExitStack) -> tuple[Worker, Worker]:
     """Workers 0 and 1, which see each other."""
     first = Worker(folder, 0)

@@ -1,205 +1,32 @@
-"""Certificates that are revoked, new, or of another run, between real sessions on loopback."""
+"""Certificates that are revoked, or renewed, between real sessions on loopback."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import queue
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.certificate_folders import give, put, tell_revoked
+from tests.certified_machines import Machines, exchange, is_refused, meet, wait_for_renewals
 from tests.small_runs import small_run
 from tests.tiers import thorough
-from tests.transports import Recorder, What, free_ports
 from tests.worker_threads import Crew
-from tests.zenoh_workers import NUM_WORKERS, RUN, Worker, wait_until
+from tests.zenoh_workers import NUM_WORKERS, Worker, wait_until
 
 from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.core.protocol import Rank
 from edgegossip.core.topology import ring
 from edgegossip.deploy.worker import WorkerSettings
-from edgegossip.net.address import Address
 from edgegossip.net.certificates import issue, issued, load_certificate, make_authority
-from edgegossip.net.probe import probe
 from edgegossip.net.revocation import revoke
-from edgegossip.net.router import Router
 from edgegossip.net.tls import TLS
-from edgegossip.net.transport import Incarnation
-from edgegossip.net.zenoh_transport import ZenohTransport
 from edgegossip.sim.platform import Platform
-
-LEASE = 2.0
-"""Sessions that are opened anew at once may miss each other, for two of these."""
-REFUSED = "it rejects our certificate"
-_serials = itertools.count()
-
-
-class Member:
-    """A worker's open transport, and who is there according to it."""
-
-    def __init__(self, rank: Rank, transport: ZenohTransport) -> None:
-        self.rank = rank
-        self.transport = transport
-        self.events = Recorder()
-        self.here: set[Rank] = set()
-        transport.open(self.events)
-
-    def settle(self, *ranks: Rank) -> None:
-        """Wait until `ranks` are there, and no others."""
-        while not self.events.is_empty or self.here != {*ranks}:
-            self.note(self.events.next())
-
-    def note(self, event: What) -> None:
-        kind, rank, what = event
-        if kind == "refused":
-            assert "a sign of life in run" in what
-        elif kind != "received":
-            (self.here.add if kind == "appeared" else self.here.remove)(rank)
-
-    def hears(self, frame: What, seconds: Seconds) -> bool:
-        """Whether it is told of `frame` before nothing has happened for so long."""
-        try:
-            while (event := self.events.next(seconds)) != frame:
-                self.note(event)
-        except queue.Empty:
-            return False
-        return True
-
-
-class Machines:
-    """Machines with certificates of one authority, and transports on them.
-
-    Args:
-        folder: Empty; for the folders of all.
-        opened: Closes the transports in the end.
-    """
-
-    def __init__(self, folder: Path, opened: ExitStack) -> None:
-        self.authority = folder / "authority"
-        self.endpoints = [f"tls/127.0.0.1:{port}" for port in free_ports(NUM_WORKERS)]
-        self._folder = folder
-        self._opened = opened
-        make_authority(self.authority)
-        issue(self.authority, [*range(NUM_WORKERS), None])
-
-    def folder(self, rank: Rank | None) -> Path:
-        folder = self._folder / str(rank)
-        return folder if folder.exists() else give(self.authority, folder, rank)
-
-    def transport(
-        self,
-        rank: Rank,
-        connect: Sequence[Rank] | str | None = None,
-        run: str = RUN,
-        banned: Sequence[int] = (),
-        folder: Path | None = None,
-        incarnation: Incarnation | None = None,
-    ) -> ZenohTransport:
-        """Worker `rank`'s, which calls those of lower rank, or given ones, or a router."""
-        if isinstance(connect, str):
-            address = Address(connect=(connect,))
-        else:
-            called = range(rank) if connect is None else connect
-            address = Address(
-                listen=(self.endpoints[rank],),
-                connect=tuple(self.endpoints[other] for other in called),
-            )
-        transport = ZenohTransport(
-            run=run,
-            rank=rank,
-            num_workers=NUM_WORKERS,
-            address=address,
-            incarnation=100 + rank if incarnation is None else incarnation,
-            security=TLS.from_folder(folder or self.folder(rank), rank, banned),
-            lease=LEASE,
-        )
-        self._opened.callback(transport.close)
-        return transport
-
-    def open(self, rank: Rank, *where: Any, **how: Any) -> Member:  # noqa: ANN401
-        """As `transport`, which it opens."""
-        return Member(rank, self.transport(rank, *where, **how))
-
-    def open_all(self, connect: str | None = None) -> list[Member]:
-        members = [self.open(rank, connect) for rank in range(NUM_WORKERS)]
-        meet(*members)
-        return members
-
-    def router(self, run_names: Sequence[str] = ()) -> str:
-        endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
-        self._opened.enter_context(
-            Router(
-                Address(listen=(endpoint,)),
-                num_workers=NUM_WORKERS,
-                security=TLS.from_folder(self.folder(None), None),
-                run_names=run_names,
-            )
-        )
-        return endpoint
-
-    def revoke(self, *ranks: Rank, tell: Sequence[Rank | None] = ()) -> None:
-        """Revoke all certificates of `ranks`, and give the list to the machines of `tell`."""
-        revoke(self.authority, ranks)
-        tell_revoked(self.authority, *(self.folder(rank) for rank in tell))
-
-
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    """Closes all sessions in the end."""
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def machines(tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Machines:
-    """Three, whose workers look at their files fifty times in a second."""
-    monkeypatch.setattr("edgegossip.net.renewal._LOOK", 0.02)
-    return Machines(tmp_path, opened)
-
-
-def meet(*members: Member) -> None:
-    """Wait until all of `members` see each other, and nobody else."""
-    for member in members:
-        member.settle(*(other.rank for other in members if other is not member))
-
-
-def exchange(a: Member, b: Member) -> None:
-    """Send both ways, and wait until it has arrived.
-
-    Of sessions that are opened anew at about the same time, one may see the other's old one for
-    a moment: what it sends then is lost.
-    """
-    for sender, receiver in ((a, b), (b, a)):
-        hello = f"hello {next(_serials)}".encode()
-        for _ in range(20):
-            sender.transport.send(receiver.rank, [hello])
-            if receiver.hears(("received", sender.rank, hello), seconds=0.5):
-                break
-        else:
-            raise AssertionError(f"worker {receiver.rank} hears nothing of {sender.rank}")
-
-
-def wait_for_renewals(caplog: pytest.LogCaptureFixture, number: int) -> None:
-    """Wait until so many sessions have been opened anew, all in all."""
-    wait_until(lambda: sum("have changed" in each for each in caplog.messages) == number, 30)
-
-
-def is_refused(endpoint: str, folder: Path, rank: Rank) -> bool:
-    """Whether a listener refuses the certificate in `folder`."""
-    with pytest.raises(NetworkError, match=REFUSED):
-        probe(endpoint, TLS.from_folder(folder, rank))
-    return True
-
 
 # Revoked.
 
@@ -429,95 +256,3 @@ def test_a_frame_under_way_arrives_before_links_are_opened_anew(machines: Machin
     assert first.events.next() == ("received", 1, frame)
     assert first.events.take(2) == [("disappeared", 1, 101), ("appeared", 1, 101)]
     sending.join()
-
-
-# Bound to a run.
-
-
-def bind(machines: Machines, rank: Rank, run_name: str, folder: Path) -> Path:
-    issue(machines.authority, [rank], run_name=run_name, replace=True)
-    return give(machines.authority, folder, rank)
-
-
-def test_a_certificate_of_a_run_is_good_in_it_beside_others(
-    machines: Machines, tmp_path: Path
-) -> None:
-    bound = bind(machines, 1, "night", tmp_path / "bound")
-    first = machines.open(0, run=f"night:{RUN}")
-    second = machines.open(1, run=f"night:{RUN}", folder=bound)
-    meet(first, second)
-    exchange(first, second)
-
-
-def test_a_certificate_of_another_run_gets_nothing_through(
-    machines: Machines, opened: ExitStack, tmp_path: Path
-) -> None:
-    bound = bind(machines, 2, "night", tmp_path / "bound")
-    run = f"day:{RUN}"
-    with pytest.raises(NetworkError, match="valid only in runs named 'night'"):
-        machines.open(2, run=run, folder=bound)
-    first, second = machines.open(0, run=run), machines.open(1, run=run)
-    meet(first, second)
-    impostor = Worker(bound, 2, *machines.endpoints[:2], run=run, is_careful=False)
-    opened.callback(impostor.session.close)
-    for member in (first, second):
-        kind, rank, reason = member.events.next()
-        assert (kind, rank) == ("refused", None)
-        assert reason == "a link from 'worker-2@night', which is valid only in other runs"
-    impostor.watch("**")
-    for sender in (1, 2):
-        impostor.send(0, b"forged", sender=sender)
-    first.transport.send(2, [b"secret"])
-    exchange(first, second)
-    exchange(first, second)
-    assert {payload for _, payload in impostor.received} <= {b"forged"}  # its own
-    assert {*impostor.alive} <= {"/alive/2/7"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("known", "is_passed"), [(["night"], True), ([], False)])
-def test_a_router_passes_a_bound_worker_on_only_where_it_is_told_the_run(
-    machines: Machines,
-    opened: ExitStack,
-    tmp_path: Path,
-    known: list[str],
-    is_passed: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    endpoint = machines.router(known)
-    bound = bind(machines, 1, "night", tmp_path / "bound")
-    first = machines.open(0, endpoint, f"night:{RUN}")
-    second = machines.open(1, endpoint, f"night:{RUN}", folder=bound)
-    if is_passed:
-        meet(first, second)
-        exchange(first, second)
-    else:
-        wait_until(lambda: "nothing passes: a link from 'worker-1@night'" in caplog.text)
-    # In no other run, whatever it says.
-    day = machines.open(2, endpoint, f"day:{RUN}")
-    impostor = Worker(bound, 1, endpoint, run=f"day:{RUN}", is_careful=False)
-    opened.callback(impostor.session.close)
-    own = machines.open(0, endpoint, f"day:{RUN}")
-    meet(day, own)
-    impostor.watch("**")
-    impostor.send(2, b"garbage")
-    exchange(day, own)
-    assert {payload for _, payload in impostor.received} <= {b"garbage"}  # its own
-    assert 1 not in day.here
-
-
-@pytest.mark.slow
-def test_a_bound_router_serves_its_run_only(machines: Machines, tmp_path: Path) -> None:
-    issue(machines.authority, [None], run_name="night", replace=True)
-    give(machines.authority, machines.folder(None), None)
-    message = "valid only in runs named 'night'; give --run night"
-    with pytest.raises(NetworkError, match=message):
-        machines.router()
-    endpoint = machines.router(["night"])
-    ends = [machines.open(rank, endpoint, f"night:{RUN}") for rank in range(2)]
-    meet(*ends)
-    exchange(*ends)
-    first = machines.open(0, endpoint, f"day:{RUN}")
-    kind, _, reason = first.events.next()
-    assert kind == "refused"
-    assert "edgegossip-router@night" in reason or "of this run" in reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,13 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_authority(folder)
     issue(folder, [*range(NUM_WORKERS), None])
     return folder
-
-
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    """Closes all sessions in the end."""
-    with ExitStack() as stack:
-        yield stack
 
 
 def router(

@@ -1,0 +1,24 @@
+"""What tests of certificates in several files are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.certified_machines import Machines
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    """Closes all sessions in the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def machines(tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    """Three, whose workers look at their files fifty times in a second."""
+    monkeypatch.setattr("edgegossip.net.renewal._LOOK", 0.02)
+    return Machines(tmp_path, opened)
