@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.unit.test_learner import DATA, SHARD, learner, seeded, start
+from tests.small_learners import DATA, SHARD, learner, seeded, start
 from torch import nn
 
 from edgegossip.core.errors import LocalProtocolError

@@ -11,8 +11,8 @@ import torch
 from tests.algorithms import NUM_WORKERS, SYNCHRONOUS
 from tests.hosts import Checkpoints, Slow, make_host
 from tests.parity import run_all, simulate
+from tests.small_learners import learner
 from tests.tiers import thorough
-from tests.unit.test_learner import learner
 
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Rank

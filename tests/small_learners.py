@@ -1,0 +1,57 @@
+"""Learners of milliseconds, with each kind of optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests.small_runs import adam, dataset, small_model
+from torch import Tensor, nn
+
+from edgegossip.learning.augmentation import flip_and_crop
+from edgegossip.learning.learner import Learner
+from edgegossip.learning.optimizer import SGD
+
+Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+DATA = dataset()
+SHARD = torch.arange(0, 64, 2)
+
+
+def amsgrad(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.01, amsgrad=True)
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": SGD(lr=0.05),
+    "nesterov": SGD(lr=0.05, nesterov=True, weight_decay=0.01),
+    "adam by groups": adam,
+    "amsgrad": amsgrad,
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.001, momentum=0.5),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05),
+}
+
+
+def seeded(make: Callable[[], nn.Module] = small_model) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
+
+
+def learner(**changes: Any) -> Learner:  # noqa: ANN401
+    settings: dict[str, Any] = {
+        "model": seeded(),
+        "loss": F.cross_entropy,
+        "optimizer": adam,
+        "dataset": DATA.training,
+        "shard": SHARD,
+        "batch_size": 8,
+        "augmentation": partial(flip_and_crop, padding=1),
+    }
+    return Learner(**settings | changes)
+
+
+def start(some: Learner) -> Tensor:
+    return some.model.params.clone()
