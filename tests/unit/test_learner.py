@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.small_learners import (
-    DATA,
-    OPTIMIZERS,
-    SHARD,
-    Optimizer,
-    learner,
-    seeded,
-    start,
-)
+from tests.small_learners import DATA, OPTIMIZERS, SHARD, Optimizer, learner, seeded, start
 from tests.small_runs import SHAPE, adam
 from tests.tiers import thorough
 from torch import Tensor, nn

@@ -1,10 +1,8 @@
-"""Regressions, language models and others through whole runs, and what is refused."""
+"""Regressions, language models and others through whole runs."""
 
 from __future__ import annotations
 
-import logging
 import math
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,32 +19,15 @@ from tests.small_runs import (
     small_task,
     summary,
 )
-from tests.small_tasks import (
-    experiment,
-    labelling,
-    language,
-    numbers,
-    regression,
-    regression_data,
-    windows,
-)
+from tests.small_tasks import experiment, labelling, language, numbers, regression
 from tests.tiers import thorough
-from tests.worker_threads import WITHIN, Crew
 from torch import Tensor, nn
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.errors import (
-    DataError,
-    Interrupted,
-    NetworkError,
-    RunFolderError,
-    TrainingError,
-)
+from edgegossip.core.errors import DataError, Interrupted, RunFolderError
 from edgegossip.core.protocol import Epochs, Train
 from edgegossip.core.topology import complete
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.deploy.introducing import introduce
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.describe import describe
 from edgegossip.experiments.experiment import Comparison
@@ -54,18 +35,13 @@ from edgegossip.experiments.results import Evaluation
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.run_target import MetricTarget
 from edgegossip.experiments.runner import run
-from edgegossip.learning.built_in_metrics import R2, Accuracy, MeanAbsoluteError
-from edgegossip.learning.dataset import Dataset, from_tensors
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.loss import Loss, model_and_batch
+from edgegossip.learning.dataset import from_tensors
+from edgegossip.learning.loss import model_and_batch
 from edgegossip.learning.metric import MeanMetric
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.sampling.selection import Focused, Ranked
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.staged import staged
 from edgegossip.learning.task import _TAKEN, Task, Workload
-from edgegossip.net.introduction import Introductions
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report
 from edgegossip.report.prose import highlights, story
@@ -288,195 +264,3 @@ def test_tokens_have_no_means_to_choose_by() -> None:
     for make in (language, partial(regression, dataset=tokens)):
         with pytest.raises(DataError, match=r"Focused uses .* choose Random\(\) or Cyclic"):
             make(accuracy_aware=focused)
-
-
-# What is refused.
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"target_metric": "r2"}, "unknown target_metric 'r2'; choose one of 'MAE', 'R2'"),
-        ({"metrics": ()}, r"metrics is empty; name at least one"),
-        ({"metrics": (R2(), R2())}, "a metric cannot be called 'R2', which is the name of an"),
-        ({"metrics": (R2(name="Loss"),)}, "a metric cannot be called 'Loss'"),
-        (
-            {"metrics": (Accuracy(),)},
-            "accuracy needs classes, and 'numbers' has none; give the",
-        ),
-    ],
-)
-def test_metrics_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        regression(**changes)
-
-
-def test_targets_of_unknown_metrics_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown metric 'F1'; choose one of 'MAE', 'R2'"):
-        experiment(regression(), until=MetricTarget(value=0.5, metric="F1"))
-
-
-@pytest.mark.parametrize(("target", "gap"), [(math.nan, 0.1), (1.0, 1.5)])
-def test_targets_out_of_range_are_refused(target: float, gap: float) -> None:
-    with pytest.raises(ValueError, match=r"target( must be finite|_gap must be in \[0, 1\])"):
-        Comparison(
-            experiments={"one": experiment(regression())},
-            baseline="one",
-            target=target,
-            target_gap=gap,
-        )
-
-
-def test_a_batch_that_is_no_pair_needs_a_forward(tmp_path: Path) -> None:
-    x, y = numbers()
-    data = from_tensors("dicts", {"x": x, "y": y}, {"x": x, "y": y})
-    with pytest.raises(
-        DataError, match=r"batch is a dict with \['x', 'y'\], not a pair .* give"
-    ):
-        run(experiment(regression(dataset=data)), out=tmp_path, num_threads=0)
-
-
-def test_what_has_no_classes_is_not_cut_into_stages() -> None:
-    with pytest.raises(ValueError, match=r"stages send labels .* 'numbers' has none"):
-        staged(regression(), [2], PipelinedStage)
-
-
-class OddSplit:
-    """Gives batches whose tensors differ in length."""
-
-    def __init__(self, num_samples: int = 64) -> None:
-        self.samples = numbers(num_samples)
-
-    def __len__(self) -> int:
-        return len(self.samples[0])
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self.samples
-        return x[indices], y[indices[: max(1, len(indices) - 1)]]
-
-    @property
-    def labels(self) -> Tensor:
-        return torch.zeros(len(self), dtype=torch.int64)
-
-
-def test_batches_of_odd_structure_end_a_run_with_one_line(tmp_path: Path) -> None:
-    data = Dataset("odd", OddSplit(), regression_data().test)
-    with pytest.raises(DataError, match=r"unequal length, 8 at \[0\] and 7 at \[1\]") as caught:
-        run(experiment(regression(dataset=data)), out=tmp_path, num_threads=0)
-    assert "\n" not in str(caught.value)
-
-
-# Metrics that are not finite.
-
-
-def constant_test() -> Dataset:
-    x, y = numbers()
-    return from_tensors("flat", train=(x[:64], y[:64]), test=(x[64:], torch.ones(32, 1)))
-
-
-def test_a_metric_that_is_not_finite_ends_a_run_before_it_is_trained(tmp_path: Path) -> None:
-    task = regression(dataset=constant_test(), target_metric="R2")
-    with pytest.raises(TrainingError, match="metric 'R2' is nan on the test split, where the"):
-        run(experiment(task), out=tmp_path, num_threads=0)
-    assert summary(tmp_path)["reason"] == "failed"
-    assert events(tmp_path, "trained") == []
-    assert summary(tmp_path)["final_r2"] is None
-    assert "R2" in write_report(tmp_path).read_text()
-
-
-@thorough
-def test_a_metric_that_is_not_finite_later_is_a_warning_and_counts_as_never_reached(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls: list[int] = []
-
-    def sometimes(outputs: Tensor, targets: Tensor) -> float:
-        calls.append(1)
-        return 1.0 if len(calls) == 1 else math.inf
-
-    task = regression(metrics=(MeanMetric(name="odd", of=sometimes), R2()))
-    with caplog.at_level(logging.WARNING):
-        results = run(experiment(task), out=tmp_path, num_threads=0)
-    assert results.reason == "finished"
-    assert caplog.text.count("metric 'odd' is inf on the test split") == 1
-    assert [each["odd"] for each in events(tmp_path, "evaluated")[:2]] == [1.0, None]
-    assert math.isnan(load_results(tmp_path).final_value)
-    write_report(tmp_path)
-
-
-# Workers whose tasks differ.
-
-
-def difference(one: Task, other: Task) -> str:
-    """Return the message to a worker with the first task about one with the second."""
-    own, theirs = (experiment(each) for each in (one, other))
-    met = Introductions(2, introduce(own, own.workload()))
-    met.appeared(1, 1)
-    met.take(1, introduce(theirs, theirs.workload()).message())
-    return met.difference(1)
-
-
-def test_workers_whose_tasks_differ_are_named_the_difference() -> None:
-    assert difference(regression(), regression()) == ""
-    other = replace(regression(), metrics=(MeanAbsoluteError(unit="days"), R2()))
-    assert difference(regression(), other) == 'task.metrics.0.unit "days", this one "years"'
-    chosen = difference(regression(), regression(target_metric="R2"))
-    assert chosen == "'task.target_metric' \"R2\", this one none"
-    assert difference(language(), language(loss=F.cross_entropy)).startswith("task.loss ")
-    assert difference(language(), language(forward=model_and_batch)).startswith("task.forward")
-
-
-def scaled(factor: float, noise: float = 0.0) -> Loss:
-    def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-        return factor * F.mse_loss(outputs, targets) + noise * torch.rand(())
-
-    return squared_error
-
-
-def test_functions_of_one_name_that_give_different_losses_are_different_tasks() -> None:
-    named = difference(regression(loss=scaled(1.0)), regression(loss=scaled(2.0)))
-    assert named == "other loss of the initial parameters"
-    assert difference(regression(loss=scaled(1.0)), regression(loss=scaled(1.0))) == ""
-    # Different values of a random loss do not show that the tasks differ.
-    own, other = (regression(loss=scaled(1.0, noise=1.0)) for _ in range(2))
-    assert difference(own, other) == ""
-
-
-def test_workers_whose_nested_data_differ_are_told_where() -> None:
-    samples = windows()
-    samples["next"] = samples["next"].roll(5, dims=0)
-    parts = [
-        {n: each[some] for n, each in samples.items()}
-        for some in (slice(-20), slice(-20, None))
-    ]
-    other = language(dataset=from_tensors("text", *parts))
-    assert difference(language(), other).startswith("other training samples['next']")
-
-
-@thorough
-def test_workers_with_a_regression_end_where_the_simulator_does(tmp_path: Path) -> None:
-    data = hold_out(regression_data(), 0.25)
-    trained = experiment(regression(dataset=data), num_rounds=4)
-    crew = Crew(tmp_path / "run")
-    assert crew.all(trained) == ["finished"] * 3
-    results = Gathering(trained, crew.out).finish()
-    run(trained, out=tmp_path / "simulated", num_threads=0)
-    assert parameters(crew.out) == parameters(tmp_path / "simulated")
-    assert results.metric.name == "MAE"
-    assert summary(crew.out)["final_mae"] == summary(tmp_path / "simulated")["final_mae"]
-    assert 0 < summary(crew.folder(0))["validation_mae"] < 10
-    assert summary(crew.folder(0))["validation_r2"] < 1
-
-
-@thorough
-def test_workers_whose_tasks_differ_do_not_train_together(tmp_path: Path) -> None:
-    crew = Crew(tmp_path)
-    one = experiment(regression(), num_rounds=4)
-    other = experiment(regression(target_metric="R2"), num_rounds=4)
-    settings = replace(WITHIN, meet_seconds=0.5)
-    crew.start(one, 0, 1, settings=settings)
-    crew.start(other, 2, settings=settings)
-    assert crew.join(0, 1) == ["finished"] * 2
-    [error] = crew.join(2)
-    assert isinstance(error, NetworkError)
-    assert 'task.target_metric none, this one "R2"' in str(error)
