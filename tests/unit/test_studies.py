@@ -25,7 +25,6 @@ from edgegossip.learning.task import Workload
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.registry import STUDIES, load_study
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
-from edgegossip.recipes.studies.events import RoundWork, TrainingEvents
 from edgegossip.recipes.studies.platforms import fast_and_slow, imbalanced, time_ratio
 from edgegossip.recipes.studies.problems import DIGITS_MLP, MNIST_LENET5, Problem
 from edgegossip.recipes.studies.race import (
@@ -35,12 +34,6 @@ from edgegossip.recipes.studies.race import (
     Race,
     Setup,
 )
-from edgegossip.recipes.studies.race_scores import (
-    LOSS,
-    race_table,
-    standings,
-)
-from edgegossip.recipes.studies.scoreboard import bars
 from edgegossip.recipes.studies.speedup import speedup
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.report.study_page import write_study_report
@@ -161,26 +154,6 @@ def test_many_epochs_are_not_rehearsed_one_by_one(monkeypatch: pytest.MonkeyPatc
     assert endless == pytest.approx(10**9 * 30 / 250)
 
 
-# Standings.
-
-
-def baseline_row(**changes: Any) -> Row:  # noqa: ANN401
-    times = {
-        "epoch_ends": [0.0, 40.0, 80.0, 120.0],
-        "round_seconds": 10.0,
-        "throughput_bound": 2.38,
-        "time_ratio": 4.0,
-    }
-    row = {"group": "g", "problem": "p", "setup": None, "run": BASELINE, "seed": 0}
-    return row | {"accuracies": [0.1, 0.7, 0.8, 0.9], "setups": {"uneven": times}} | changes
-
-
-def other_row(**changes: Any) -> Row:  # noqa: ANN401
-    row = {"group": "g", "problem": "p", "setup": "uneven", "run": "random", "seed": 0}
-    curve = {"times": [0.0, 10.0, 20.0, 30.0, 40.0], "accuracies": [0.1, 0.6, 0.7, 0.85, 0.91]}
-    return row | curve | {"equal_epochs_time": 30.0} | changes
-
-
 def test_a_race_takes_place_on_machines_of_given_speeds() -> None:
     short = StudySettings(short=True, seeds=(0,))
     names = [cell.name for cell in speedup(short, speeds=(1.0, 0.5), controls="none").cells]
@@ -195,141 +168,9 @@ def test_a_race_takes_place_on_machines_of_given_speeds() -> None:
             speedup(short, speeds=speeds)
 
 
-def test_a_speedup_is_the_baselines_time_to_the_target_over_ones_own() -> None:
-    own, other = standings([baseline_row(), other_row()], target_gap=0.1)
-    assert own.target == pytest.approx(0.8)
-    assert (own["time to target"], own["speed-up"]) == (80.0, 1.0)
-    assert other["time to target"] == 30.0
-    assert other["speed-up"] == pytest.approx(80 / 30)
-    assert other["of the bound"] == pytest.approx(80 / 30 / 2.38)
-    assert other["speed-up, equal epochs"] == 4.0
-    assert other["accuracy loss, equal epochs"] == pytest.approx(0.05)
-    assert other[LOSS] == pytest.approx(-0.01)
-    assert own["of the bound"] is None
-
-
-def test_runs_are_compared_with_their_own_seed_only() -> None:
-    later = {"epoch_ends": [0.0, 400.0, 800.0, 1200.0]}
-    times = baseline_row()["setups"]["uneven"] | later
-    rows = [
-        baseline_row(),
-        baseline_row(seed=1, setups={"uneven": times}),
-        other_row(),
-        other_row(seed=1),
-    ]
-    others = [each for each in standings(rows, 0.1) if each.run == "random"]
-    found = {each.seed: each["speed-up"] for each in others}
-    assert found == {0: pytest.approx(80 / 30), 1: pytest.approx(800 / 30)}
-
-
-def test_who_never_gets_there_counts_as_slowest_in_the_median() -> None:
-    never = {"accuracies": [0.1] * 5, "equal_epochs_time": None}
-    rows = [baseline_row(seed=seed) for seed in (0, 1, 2)]
-    rows += [other_row(), other_row(seed=1, **never), other_row(seed=2, **never)]
-    found = standings(rows, 0.1)
-    table = race_table(found, "x", 0.1, dash="never")
-    assert table.columns[0] == ("run", "text")  # there is one part, on one setup
-    [random] = [row for row in table.rows if row[0] == "random"]
-    line = {title: value for (title, _), value in zip(table.columns, random, strict=True)}
-    assert line["time to target"] is None
-    assert line["speed-up"] is None
-    assert line["bound"] == 2.38
-    others = [each for each in found if each.run != BASELINE]
-    assert LOSS not in line  # figures alone have it
-    panel = bars(others, "speed-up", y_label="", mark=("throughput bound", "bound"))
-    assert (panel.title, panel.y_unit) == ("Speed-up", "times")
-    assert [(each.name, each.y) for each in panel.series] == [
-        ("random", (None,)),
-        ("throughput bound", (2.38,)),
-    ]
-
-
-def test_in_a_median_never_is_later_and_slower_than_anything() -> None:
-    never = {"accuracies": [0.1] * 5, "equal_epochs_time": None}
-    sooner = {"accuracies": [0.1, 0.85, 0.9, 0.9, 0.9]}
-    rows = [baseline_row(seed=seed) for seed in (0, 1, 2)]
-    rows += [other_row(), other_row(seed=1, **never), other_row(seed=2, **sooner)]
-    table = race_table(standings(rows, 0.1), "x", 0.1, dash="never")
-    [random] = [row for row in table.rows if row[0] == "random"]
-    line = {title: value for (title, _), value in zip(table.columns, random, strict=True)}
-    assert line["time to target"] == 30.0  # of 10, 30 and never
-    assert line["speed-up"] == pytest.approx(80 / 30)
-    assert line["accuracy loss, equal epochs"] == pytest.approx(0.05)  # of 0, 0.05 and unknown
-
-
-def test_a_study_is_shown_before_anybody_has_raced() -> None:
-    study = load_study("edgegossip/speedup")(SHORT)
-    exhibits = study.exhibit({"first": baseline_row()})
-    [figure] = exhibits.figures
-    assert [each.y for each in figure.panels[0].series] == [()]
-    assert len(exhibits.tables) == 3
-    for table in exhibits.tables:
-        assert [row[0] for row in table.rows] == [BASELINE]
-
-
 def test_a_window_of_no_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="window must be above 0 or None, got 0"):
         load_study("edgegossip/speedup")(SHORT, window=0.0)
-
-
-# What runs say in their events.
-
-
-def test_shares_are_counted_over_whole_rounds(tmp_path: Path) -> None:
-    def trained(rank: int, time: float, num_samples: int, cost: float) -> dict[str, Any]:
-        return {
-            "type": "trained",
-            "rank": rank,
-            "time": time,
-            "num_samples": num_samples,
-            "cost": cost,
-        }
-
-    def sent(rank: int, time: float, round_: int) -> dict[str, Any]:
-        return {
-            "type": "sent",
-            "kind": "params",
-            "rank": rank,
-            "time": time,
-            "round": round_,
-            "end": time + 0.5,
-        }
-
-    lines = [
-        {"type": "experiment", "shard_sizes": [100, 100]},
-        trained(0, 1.0, 100, 103.0),
-        sent(0, 1.0, 0),
-        trained(1, 1.1, 25, 28.0),
-        sent(1, 1.1, 0),
-        trained(0, 2.0, 60, 63.0),  # cut off before it was sent
-    ]
-    path = tmp_path / "events.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    events = TrainingEvents(path)
-    assert events.kept_shares() == [1.0, 0.25]
-    assert events.sent_by(1) == 1.6
-    assert events.sent_by(2) is None
-    assert events.look_share() == pytest.approx(9 / 194)
-    assert events.look_share(rank=1) == pytest.approx(3 / 28)
-
-
-def test_a_round_lasts_from_one_message_to_the_next(tmp_path: Path) -> None:
-    def trained(time: float, cost: float) -> dict[str, Any]:
-        return {"type": "trained", "rank": 0, "time": time, "num_samples": 40, "cost": cost}
-
-    def sent(time: float, round_: int) -> dict[str, Any]:
-        line = {"type": "sent", "kind": "params", "rank": 0, "time": time, "round": round_}
-        return line | {"end": time}
-
-    lines = [
-        {"type": "experiment", "shard_sizes": [80]},
-        *(trained(1.0, 43.0), sent(1.0, 0), trained(3.0, 44.0), trained(4.0, 40.0)),
-        *(sent(4.0, 1), trained(5.0, 40.0)),
-    ]
-    path = tmp_path / "events.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = TrainingEvents(path).round_work(rank=0, round_=1)
-    assert found == RoundWork(seconds=3.0, num_blocks=2, num_samples=80, cost=84.0)
 
 
 # Rows of before.
