@@ -99,7 +99,8 @@ check-frameworks: ## Try the callbacks with the real Lightning, Transformers, Ac
 	$(SCRATCH)/frameworks/venv/bin/pip install --quiet $$(grep '^torch==' constraints.txt) \
 		pytest pytest-xdist hypothesis peft -e '.[lightning,transformers]'
 	$(SCRATCH)/frameworks/venv/bin/pip freeze
-	$(SCRATCH)/frameworks/venv/bin/pytest -q -m "" tests/unit/test_real_frameworks.py \
+	$(SCRATCH)/frameworks/venv/bin/pytest -q -m "" tests/unit/test_real_accelerate.py \
+		tests/unit/test_real_lightning.py tests/unit/test_real_transformers.py \
 		tests/examples/test_framework_examples.py
 
 nightly: $(READY) ## Search with a new seed, for hours; SEARCH=fuzz and SEED=17 choose
