@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.fidelity import Setting, calibrate, work_in_lab
+from benchmarks.lab_runs import Setting, calibrate, work_in_lab
 from lab.lab import HostSpec, Lab
 from lab.machine import missing
 from lab.pace import Pace, follow

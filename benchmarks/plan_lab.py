@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity import Setting, crossing, run_in_lab
+from benchmarks.fidelity import crossing
+from benchmarks.lab_runs import Setting, run_in_lab
 from lab.lab import GOODPUT, HostSpec, Lab
 from lab.machine import missing
 

@@ -24,17 +24,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity import (
-    GOSSIP,
-    Setting,
-    calibrate,
-    measure,
-    run_in_lab,
-    run_simulated,
-    setting,
-    time_limit,
-)
+from benchmarks.fidelity import GOSSIP, measure, setting
 from benchmarks.kept import rounded
+from benchmarks.lab_runs import Setting, calibrate, run_in_lab, run_simulated, time_limit
 from lab.machine import missing
 from lab.pace import follow
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import fidelity
-from benchmarks.fidelity import PEERS, SERVED, Row, Setting
+from benchmarks.fidelity import PEERS, SERVED, Row
+from benchmarks.lab_runs import Setting, run_simulated, time_limit
 from lab.pace import follow, platform
 from tests.tiers import thorough
 
@@ -54,7 +55,7 @@ def test_accuracy_is_crossed_between_two_evaluations() -> None:
 
 
 def test_rounds_count_when_the_last_worker_has_sent_them(setting: Setting) -> None:
-    results = fidelity.run_simulated(setting, "epoch-gossip", PLATFORMS, None)
+    results = run_simulated(setting, "epoch-gossip", PLATFORMS, None)
     assert results.folder is not None
     found = fidelity.measure(results.folder, target=2.0)
     shard = len(setting.experiments["epoch-gossip"].task.dataset.train) / 4
@@ -66,7 +67,7 @@ def test_rounds_count_when_the_last_worker_has_sent_them(setting: Setting) -> No
 
 @thorough
 def test_without_rounds_an_epoch_is_as_many_samples_as_there_are(setting: Setting) -> None:
-    results = fidelity.run_simulated(setting, "gosgd", PLATFORMS, 2.0)
+    results = run_simulated(setting, "gosgd", PLATFORMS, 2.0)
     assert results.folder is not None
     found = fidelity.measure(results.folder, target=2.0)
     num_train = len(setting.experiments["gosgd"].task.dataset.train)
@@ -77,7 +78,7 @@ def test_without_rounds_an_epoch_is_as_many_samples_as_there_are(setting: Settin
 @pytest.mark.parametrize("algorithm", fidelity.SERVERS)
 def test_where_there_is_a_server_commits_count(algorithm: str, served: Setting) -> None:
     platforms = tuple(Platform(throughput=each) for each in (1000.0, *THROUGHPUTS))
-    results = fidelity.run_simulated(served, algorithm, platforms, 8.0)
+    results = run_simulated(served, algorithm, platforms, 8.0)
     assert results.folder is not None
     found = fidelity.measure(results.folder, target=2.0)
     num_bytes, seconds = found["bytes a commit"], found["seconds a commit"]
@@ -95,7 +96,7 @@ def test_equal_runs_are_found_equal_and_others_are_not(
     setting: Setting, tmp_path: Path
 ) -> None:
     one, other = (
-        fidelity.run_simulated(
+        run_simulated(
             replace(setting, out=tmp_path / str(speed)),
             "epoch-gossip",
             (Platform(throughput=speed),) * 4,
@@ -120,9 +121,9 @@ def test_a_number_may_differ_as_much_as_is_allowed() -> None:
 
 def test_slow_epochs_set_the_time_of_algorithms_without_an_end(setting: Setting) -> None:
     experiments = setting.experiments
-    assert fidelity.time_limit(experiments["epoch-gossip"], 3, THROUGHPUTS) is None
+    assert time_limit(experiments["epoch-gossip"], 3, THROUGHPUTS) is None
     shard = len(experiments["gosgd"].task.dataset.train) / 4
-    limit = fidelity.time_limit(experiments["gosgd"], 3, THROUGHPUTS)
+    limit = time_limit(experiments["gosgd"], 3, THROUGHPUTS)
     assert limit == pytest.approx(3 * shard / 250, abs=0.1)
 
 
