@@ -1,4 +1,4 @@
-"""What workers of a framework train, and the same by hand in plain PyTorch."""
+"""A small model for workers of a framework, and its training by hand in plain PyTorch."""
 
 from __future__ import annotations
 

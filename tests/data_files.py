@@ -1,4 +1,4 @@
-"""What files of data sets are made of, and a limit of the memory that reading them takes."""
+"""Pixels for files of data sets, and a limit of the memory that reading such files takes."""
 
 from __future__ import annotations
 

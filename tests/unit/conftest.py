@@ -1,4 +1,4 @@
-"""What tests of certificates in several files are given."""
+"""Fixtures that tests of certificates in several files share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs of a study say in their events."""
+"""Events of the runs of a study: shares, rounds, and the time that looking took."""
 
 from __future__ import annotations
 
