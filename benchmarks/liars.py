@@ -232,11 +232,14 @@ class Run:
         for rank in self.processes:
             self.kill(rank)
         estimates = [torch.tensor(ends[rank][2]) for rank in HONEST if rank in ends]
-        average = torch.stack(estimates).mean(0) if estimates else None
+        accuracy = 0.0
+        if estimates:
+            _, metrics = setting.workload.evaluate(torch.stack(estimates).mean(0))
+            accuracy = metrics["accuracy"]
         return {
             "ends": [ends[rank][0] if rank in ends else "hangs" for rank in HONEST],
             "rounds": [setting.rounds[rank] for rank in HONEST],
-            "accuracy": 0.0 if average is None else setting.workload.evaluate(average)[1],
+            "accuracy": accuracy,
             "seconds": seconds,
             "refused": [ends[rank][1] if rank in ends else {} for rank in HONEST],
         }

@@ -212,7 +212,7 @@ def test_a_new_certificate_is_shown_by_a_running_worker(
     wait_for_renewals(caplog, 4)
     meet(first, second, third)
     exchange(first, second)
-    assert caplog.text.count("this is worker-1 until") == 2
+    assert caplog.text.count("this one is worker-1 until") == 2
 
 
 @pytest.mark.slow

@@ -276,7 +276,8 @@ def test_who_comes_back_in_vain_stays_out_for_twice_as_long_each_time() -> None:
     stuck = status(phase=Phase.RUNNING, begun_with=OWN, sent=(1, 0))
     peers = make_peers()
     peers.begin()
-    returns, clock = [], 0.0
+    returns: list[float] = []
+    clock = 0.0
     while len(returns) < 5:
         if peers[1].is_lost or not returns:
             peers.lose(1)

@@ -26,6 +26,8 @@ def test_accelerate_needs_a_training_loop_and_nothing_else() -> None:
     accelerate = pytest.importorskip(
         "accelerate", reason="needs pip install 'edgegossip[transformers]'"
     )
+    # Transformers may have made one in this process, whose settings would stay.
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     plain, worker = network(), ScriptWorker()  # its state is that of a process, no thread's
     model, optimizer, loader = accelerator.prepare(
