@@ -1,4 +1,4 @@
-"""What must hold in worlds of real hosts."""
+"""Checks of worlds of real hosts."""
 
 from __future__ import annotations
 

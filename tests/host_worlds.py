@@ -1,4 +1,4 @@
-"""What real hosts are put through in a world: speeds, starts, a network, and trouble."""
+"""A world of real hosts: speeds, starts, a network, and trouble."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold in simulated worlds: after every event, and of every message."""
+"""Invariants of simulated worlds: after every event, and of every message."""
 
 from __future__ import annotations
 

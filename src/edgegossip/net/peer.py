@@ -1,4 +1,4 @@
-"""What a worker knows about one other worker, and the messages that it can resend to it."""
+"""A worker's view of one other worker, and the messages that it can resend to it."""
 
 from __future__ import annotations
 
