@@ -122,10 +122,10 @@ def test_one_that_is_stopping_does_not_give_up_those_who_stopped_before(
     running.hosts[1].stop()
     running.threads[1].join(20)
     deadline = time.monotonic() + 20
-    while slow.peers.lose_at == float("inf") and time.monotonic() < deadline:
+    while slow.peers.due_at == float("inf") and time.monotonic() < deadline:
         time.sleep(0.002)
     slow.stop()
-    time.sleep(max(0.0, slow.peers.lose_at - SETTINGS.runtime.clock()) + 0.1)
+    time.sleep(max(0.0, slow.peers.due_at - SETTINGS.runtime.clock()) + 0.1)
     may_end.set()
     running.threads[0].join(20)
     assert not slow.peers[1].is_lost

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -271,35 +272,79 @@ def make_three(state: dict[str, Any] | None = None) -> Peers:
     return peers
 
 
-def test_who_comes_back_in_vain_stays_out_for_twice_as_long_each_time() -> None:
-    # Its only message was rejected, and it waits for an answer to it.
-    stuck = status(phase=Phase.RUNNING, begun_with=OWN, sent=(1, 0))
-    peers = make_peers()
-    peers.begin()
-    returns: list[float] = []
-    clock = 0.0
-    while len(returns) < 5:
-        if peers[1].is_lost or not returns:
-            peers.lose(1)
-            if WorkerJoined(1) in peers.told(1, stuck, clock):
-                returns.append(clock)
-        clock += 0.5
-        if not peers[1].is_lost:
-            clock += 3.0  # the others wait for it, in vain
-            peers.lose(1)
-    waits = [later - earlier - 3.5 for earlier, later in pairwise(returns)]
-    assert waits == [3.0, 9.0, 21.0, 45.0]
+STUCK = status(phase=Phase.RUNNING, begun_with=OWN, sent=(1, 0))
+"""Its only message was rejected, and it waits for an answer."""
 
 
-def test_whose_message_arrives_may_come_back_at_once() -> None:
+def started() -> Peers:
     peers = make_peers()
     peers.begin()
-    peers[1].num_returns = 5
-    for sent, clock in ((1, 1.0), (2, 2.0)):
-        peers[1].heard(sent, clock)
+    return peers
+
+
+@pytest.mark.parametrize("says_more", [True, False])
+def test_each_return_without_a_missing_message_is_delayed_for_longer(says_more: bool) -> None:
+    peers, delays = started(), []
+    for start in range(0, 1000, 100):
         peers.lose(1)
-        news = status(phase=Phase.RUNNING, begun_with=OWN, sent=(sent + 1, 0))
-        assert peers.told(1, news, clock) == [WorkerJoined(1)]
-    peers.lose(1)  # and nothing is missing
-    news = status(phase=Phase.RUNNING, begun_with=OWN, sent=(2, 0))
-    assert peers.told(1, news, 2.5) == [WorkerJoined(1)]
+        events = peers.told(1, STUCK, start)
+        if not events:
+            at = peers.due_at
+            assert peers.overdue(at - 0.1) == []
+            if says_more:
+                assert peers.told(1, STUCK, at - 0.1) == []
+            events = peers.told(1, STUCK, at) if says_more else peers.overdue(at)
+            delays.append(at - start)
+        assert events == [WorkerJoined(1)]
+        assert peers.due_at == math.inf
+    assert delays == [3.0, 9.0, 21.0, 45.0, 45.0, 45.0, 45.0, 45.0, 45.0]
+
+
+def test_after_a_lie_even_the_first_return_is_delayed() -> None:
+    peers = started()
+    assert peers.lied(1) == [WorkerLost(1)]
+    assert peers.told(1, STUCK, 1.0) == []
+    assert peers.due_at == 4.0
+
+
+def make_delayed() -> Peers:
+    peers = started()
+    peers[1].num_returns = 5
+    peers.lose(1)
+    assert peers.told(1, STUCK, 1.0) == []
+    return peers
+
+
+def test_a_message_ends_the_delay() -> None:
+    peers = make_delayed()
+    peers[1].heard(2, 2.0)
+    assert peers.find(1) == [WorkerJoined(1)]
+    peers.lose(1)
+    assert peers.told(1, replace(STUCK, sent=(3, 0)), 3.0) == [WorkerJoined(1)]
+
+
+def test_a_new_process_returns_without_delay() -> None:
+    peers = make_delayed()
+    peers.appeared(1, incarnation=2)
+    assert peers.told(1, STUCK, 2.0) == [WorkerJoined(1)]
+
+
+@pytest.mark.parametrize("changes", [{"begun_with": 0}, {"sent": (0, 0)}, {"life": NEW}])
+def test_only_a_worker_that_waits_for_an_answer_returns_with_delay(
+    changes: dict[str, Any],
+) -> None:
+    # After a cut, both have lost each other; they resend what they can.
+    peers = make_delayed()
+    assert WorkerJoined(1) in [
+        replace(event, has_restarted=False) if isinstance(event, WorkerJoined) else event
+        for event in peers.told(1, replace(STUCK, **changes), 2.0)
+    ]
+    assert peers.due_at == math.inf
+
+
+def test_a_worker_that_cannot_be_reached_does_not_return() -> None:
+    peers = make_delayed()
+    at = peers.due_at
+    peers.disappeared(1, 1, 2.0)
+    assert peers.overdue(at) == []
+    assert peers.due_at == math.inf

@@ -284,7 +284,7 @@ class Host(Generic[State]):
     def _wake_at(self) -> Seconds:
         moments = [self._alarms.next_at, self._settings.max_seconds, self._chores.next_at]
         if not self._should_stop:
-            on_clock = min(self.peers.lose_at, self.post.release_at)
+            on_clock = min(self.peers.due_at, self.post.release_at)
             moments += [self._patience.look_at, on_clock - self._zero, self.meeting.ends_at]
         if not self._work.is_busy:
             moments.append(self._checkpoint_at)

@@ -68,9 +68,9 @@ class Peer:
         heard_at: Time at which the last algorithm message arrived.
         num_gaps: Number of consecutive statuses that reported more messages than have arrived.
         has_lost_some: Whether a message has arrived without its predecessor.
-        num_returns: Number of its returns by a status alone, and of its rejected messages,
-            since its last message.
-        return_at: Time before which no status alone brings it back; None if not yet known.
+        num_returns: Number of its returns without a missing message, and of its lies, since
+            its last message.
+        return_at: Time of its next such return; None if it is not to return yet.
     """
 
     log: SentLog
@@ -107,6 +107,10 @@ class Peer:
     def heard(self, number: int, now: Seconds) -> None:
         """Record the arrival of message `number`."""
         self.received, self.heard_at = number, now
+        self.return_freely()
+
+    def return_freely(self) -> None:
+        """Delay no return because of earlier ones."""
         self.num_returns, self.return_at = 0, None
 
     def refuse(self) -> None:
@@ -116,5 +120,6 @@ class Peer:
     def count_anew(self) -> None:
         """Restart the numbering of messages with an empty log."""
         self.sent = self.received = self.kept = self.num_gaps = 0
-        self.has_lost_some, self.num_returns, self.return_at = False, 0, None
+        self.has_lost_some = False
+        self.return_freely()
         self.log = SentLog(max_bytes=self.log.max_bytes)

@@ -16,6 +16,12 @@ from edgegossip.net.transport import Incarnation
 _GRACE: Seconds = 3.0
 """Seconds until a departed worker counts as lost."""
 
+_RETURN_DELAY: Seconds = 3.0
+"""Delay of a worker's second return without a missing message; see `Peers.told`."""
+
+_MAX_DOUBLINGS = 4
+"""Limits the delay to 45 s, less than the patience of any worker that waits for this one."""
+
 _MAX_LIVES = 2
 """Maximum lives of a process, which begins a new life when it rejoins, at most once."""
 
@@ -78,6 +84,7 @@ class Peers:
         if incarnation != peer.incarnation:
             peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
             peer.is_refused = False
+            peer.return_freely()
         peer.is_reachable = True
         self._leaving.pop(rank, None)
 
@@ -94,19 +101,30 @@ class Peers:
         return self.lose(rank)
 
     @property
-    def lose_at(self) -> Seconds:
-        """Time at which the next departed worker counts as lost; infinity if there is none."""
-        return min(self._leaving.values(), default=math.inf)
+    def due_at(self) -> Seconds:
+        """Time of the next loss or return of a worker (`overdue`); infinity without any."""
+        returns = [each.return_at for _, each in self if each.return_at is not None]
+        return min([*self._leaving.values(), *returns], default=math.inf)
 
     def overdue(self, clock: Seconds) -> list[Event]:
-        """Events for departed workers that now count as lost."""
+        """Events for departed workers that now count as lost, and lost ones that return."""
         late = [rank for rank, at in self._leaving.items() if clock >= at]
         for rank in late:
             del self._leaving[rank]
-        return [event for rank in late for event in self.lose(rank)]
+        events = [event for rank in late for event in self.lose(rank)]
+        for rank, peer in self:
+            if peer.return_at is not None and clock >= peer.return_at:
+                events += self._back(rank, clock) if self._takes_part(peer) else []
+                peer.return_at = None
+        return events
+
+    def lied(self, rank: Rank) -> list[Event]:
+        """Count `rank` as lost; it will wait for an answer to what was rejected."""
+        self[rank].num_returns += 1
+        return self.lose(rank)
 
     def lose(self, rank: Rank) -> list[Event]:
-        """Count `rank` as lost until it sends a message again."""
+        """Count `rank` as lost until it sends a message or a status again; see `told`."""
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []
@@ -129,27 +147,32 @@ class Peers:
         is_counting = status.phase >= Phase.RUNNING and status.begun_with == self.life
         is_gap = is_counting and status.sent[self.rank] > peer.received
         peer.num_gaps = peer.num_gaps + 1 if is_gap else 0
-        takes_part = status.phase in (Phase.RUNNING, Phase.FINISHED)
-        if not (self.has_begun and takes_part and peer.is_reachable):
+        if not self._takes_part(peer):
             return []
-        if peer.is_lost:
-            if self._stays_out(peer, status, clock):
-                return []
-            peer.num_returns, peer.return_at = peer.num_returns + 1, None
-        return self.find(rank)
+        return self._back(rank, clock) if is_gap and peer.is_lost else self.find(rank)
 
-    def _stays_out(self, peer: Peer, status: WorkerStatus, clock: Seconds) -> bool:
-        """Whether a lost worker has come back in vain and must wait before it does so again.
+    def _takes_part(self, peer: Peer) -> bool:
+        """Whether both have begun, and the worker can be reached."""
+        status = peer.status
+        is_there = status is not None and status.phase in (Phase.RUNNING, Phase.FINISHED)
+        return self.has_begun and is_there and peer.is_reachable
 
-        A worker whose last message was rejected, and that waits for an answer to it, sends
-        statuses only. Whenever these bring it back, others wait for its message until they
-        lose it once more, so each time it stays out for twice as long.
+    def _back(self, rank: Rank, clock: Seconds) -> list[Event]:
+        """Bring back a lost worker without the messages that it says it has sent, when due.
+
+        A worker whose message was rejected may wait for the answer, and send only statuses.
+        Each time that these bring it back, the others wait for its message until they lose it
+        once more. Each return is therefore delayed for longer than the one before, until a
+        message arrives. A liar can avoid the delay, since it says itself what it has sent.
         """
-        if peer.known_life != peer.life or status.sent[self.rank] <= peer.received:
-            return False
+        peer = self[rank]
         if peer.return_at is None:
-            peer.return_at = clock + _GRACE * (2 ** min(peer.num_returns, 10) - 1)
-        return clock < peer.return_at
+            doublings = min(peer.num_returns, _MAX_DOUBLINGS)
+            peer.return_at = clock + _RETURN_DELAY * (2**doublings - 1)
+        if clock < peer.return_at:
+            return []
+        peer.num_returns, peer.return_at = peer.num_returns + 1, None
+        return self.find(rank)
 
     def find(self, rank: Rank) -> list[Event]:
         """Events for the algorithm if it does not know yet that `rank` is present."""
@@ -160,7 +183,7 @@ class Peers:
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
         if peer.is_lost:  # nobody waits for messages that it sent in the meantime
             peer.has_lost_some, peer.num_gaps = False, 0
-        peer.is_lost, peer.known_life = False, peer.life
+        peer.is_lost, peer.known_life, peer.return_at = False, peer.life, None
         self._count_on()
         return [*lost, WorkerJoined(rank, has_restarted)]
 

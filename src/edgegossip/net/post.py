@@ -256,8 +256,7 @@ class Post:
 
     def _lose(self, rank: Rank) -> list[Event]:
         """Give up on a worker that has lied; if it is lost already, drop its unused data."""
-        self.peers.lose(rank)
-        self.peers[rank].num_returns += 1  # it waits for an answer to a message that is gone
+        self.peers.lied(rank)
         return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
 
     def _mute(self, rank: Rank, why: str) -> list[Event]:

@@ -78,14 +78,14 @@ def compare_baselines(
     run = partial(
         Experiment, platforms=platforms, links=Links(default=link), seed=settings.seed
     )
-    balanced = replace(task, accuracy_aware=accuracy_aware)
+    aware = replace(task, accuracy_aware=accuracy_aware)
     everyone = complete(len(platforms))
     epochs = partial(EpochGossip, topology=everyone)
     experiments = [
         run(task=task, algorithm=epochs(num_rounds=settings.num_epochs)),
         run(
-            task=balanced,
-            algorithm=_balanced(epochs(num_rounds=UNTIL_CUT_OFF), settings.control),
+            task=aware,
+            algorithm=balanced(epochs(num_rounds=UNTIL_CUT_OFF), settings.control),
             max_seconds=max_seconds,
             name="edge-gossip",  # with control variates, too, so that a sweep may change them
         ),
@@ -102,11 +102,21 @@ def compare_baselines(
     )
 
 
-def _balanced(inner: EpochGossip, control: float) -> Algorithm[Any]:
+def balanced(
+    inner: Algorithm[Any], control: float = 0.0, **balancing: object
+) -> Algorithm[Any]:
+    """Put `EdgeGossip` around `inner`, and around that `ControlVariates` of weight `control`.
+
+    Args:
+        inner: See `EdgeGossip`.
+        control: 0 for no control variates. Both these and EdgeGossip's correction mend the
+            drift to fast workers' data, so with them there is no correction by default.
+        balancing: Other arguments of `EdgeGossip`.
+    """
     if not control:
-        return EdgeGossip(inner=inner)
-    # Both mend the drift to fast workers' data; the correction also multiplies noise.
-    return ControlVariates(inner=EdgeGossip(inner=inner, correction=0.0), weight=control)
+        return EdgeGossip(inner=inner, **balancing)  # type: ignore[arg-type]
+    uncorrected = {"correction": 0.0} | balancing
+    return ControlVariates(inner=EdgeGossip(inner=inner, **uncorrected), weight=control)  # type: ignore[arg-type]
 
 
 def _around(probability: float) -> tuple[float, ...]:

@@ -30,7 +30,8 @@ class Settings:
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Weight decay of SGD.
         exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
-        control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none.
+        control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none. For
+            recipes that compare baselines.
         seed: Seeds the random choices.
         torch_device: Device of the models: cpu or cuda.
     """

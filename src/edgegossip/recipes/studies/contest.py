@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edgegossip.algorithms.control_variates import ControlVariates
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.topology import Topology
 from edgegossip.experiments.describe import describe
@@ -17,6 +15,7 @@ from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.task import Task
+from edgegossip.recipes.baselines import balanced
 from edgegossip.recipes.push_sum_comparison import affordable_rounds
 from edgegossip.recipes.studies.problems import Problem
 from edgegossip.recipes.studies.study_settings import StudySettings
@@ -71,10 +70,7 @@ class Contender:
         algorithm = self.algorithm(topology=topology, num_rounds=num_rounds, **options)
         if self.accuracy_aware is None:
             return algorithm
-        balanced = EdgeGossip(inner=algorithm, **self.balancing)
-        if not self.control:
-            return balanced
-        return ControlVariates(inner=balanced, weight=self.control)
+        return balanced(algorithm, self.control, **self.balancing)
 
     def task(self, task: Task) -> Task:
         """Adapt `task` to this contender."""
