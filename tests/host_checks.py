@@ -125,12 +125,17 @@ def check_standby(world: World) -> Run:
 
 
 def check_sharing(world: World) -> Run:
-    """Run the world; all come to the end, and servers agree on what their slices hold."""
+    """Run the world; servers come to the end and agree on what their slices hold.
+
+    Workers do, too, unless they are cut off or stopped until the servers have left.
+    """
     run = Run(world)
     run.to_the_end()
     servers: Any = range(world.algorithm.num_servers)  # type: ignore[attr-defined]
     for rank, process in run.processes.items():
-        if process.is_alive and process.reason != "finished":
+        if not process.is_alive or process.reason == "finished":
+            continue
+        if rank in servers or not isinstance(process.reason, ServerLostError):
             raise ViolationError(f"rank {rank} ended with {process.reason!r}")
     counts = [run.processes[rank].host.state.inner.num_commits for rank in servers]
     if any(each != counts[0] for each in counts):
