@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from edgegossip.learning.stages.decoupled_stage import DecoupledStage
 from edgegossip.learning.stages.greedy import Greedy
 from edgegossip.learning.stages.pipelined_stage import PipelinedStage
 from edgegossip.learning.stages.staged import Staged, staged
-from edgegossip.recipes.recipe_settings import Settings, default_data_dir
+from edgegossip.recipes.recipe_settings import CommonSettings, default_data_dir
 from edgegossip.recipes.sensors import HAR_CNN, PHONE_LINK, phone_platforms
 from edgegossip.recipes.tasks import make_task
 from edgegossip.sim.link import Links
@@ -30,11 +29,16 @@ AT = (6,)
 """The cut is after the second of three convolutions: 2,048 numbers per sample."""
 CLOUD_SPEED = 20.0
 """Throughput of the cloud relative to the fastest phone."""
-DEFAULTS = replace(HAR_CNN, num_epochs=15)
+DEFAULTS = CommonSettings(
+    num_epochs=15,
+    num_workers=HAR_CNN.num_workers,
+    throughput=HAR_CNN.throughput,
+    batch_size=HAR_CNN.batch_size,
+)
 
 
 def cloud_edge(
-    settings: Settings = DEFAULTS,
+    settings: CommonSettings = DEFAULTS,
     *,
     data_dir: Path = default_data_dir(),
     phone_trace: Path | None = None,

@@ -18,7 +18,7 @@ def default_data_dir() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CommonSettings:
     """Settings common to many recipes; each recipe has its own defaults.
 
     Args:
@@ -29,9 +29,6 @@ class Settings:
         lr: Learning rate.
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Weight decay of SGD.
-        exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
-        control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none. For
-            recipes that compare baselines.
         seed: Seeds the random choices.
         torch_device: Device of the models: cpu or cuda.
     """
@@ -43,7 +40,18 @@ class Settings:
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
-    exchange_probability: float = 0.02
-    control: float = 0.0
     seed: int = 0
     torch_device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(CommonSettings):
+    """Settings of recipes that compare EdgeGossip with baselines.
+
+    Args:
+        exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
+        control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none.
+    """
+
+    exchange_probability: float = 0.02
+    control: float = 0.0

@@ -10,7 +10,7 @@ from edgegossip.learning.models import sensor_cnn
 from edgegossip.learning.partition import BySubject
 from edgegossip.learning.readers import har
 from edgegossip.recipes.baselines import compare_baselines
-from edgegossip.recipes.recipe_settings import Settings, default_data_dir
+from edgegossip.recipes.recipe_settings import CommonSettings, Settings, default_data_dir
 from edgegossip.sim.link import Link
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.traces import phones
@@ -50,7 +50,7 @@ def har_cnn(
 
 
 def phone_platforms(
-    settings: Settings, data_dir: Path, phone_trace: Path | None
+    settings: CommonSettings, data_dir: Path, phone_trace: Path | None
 ) -> tuple[Platform, ...]:
     """Make phones with the speeds of a trace; see `har_cnn`."""
     trace = phone_trace or data_dir / "raw_ai_benchmark_list.json.gz"
