@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -208,7 +209,8 @@ def show_help(command: str, what: str, kind: type[Any]) -> None:
 def _meanings(kind: type[Any], make: Callable[..., Any]) -> dict[str, str]:
     """Descriptions of options, from the docstrings of a command, a recipe and its settings."""
     defaults = (each.default for each in inspect.signature(make).parameters.values())
-    documented = [*kind.__mro__, *(type(each) for each in defaults if is_dataclass(each)), make]
+    settings = (inspect.getmro(type(each)) for each in defaults if is_dataclass(each))
+    documented = [*kind.__mro__, *chain.from_iterable(settings), make]
     found: dict[str, str] = {}
     for each in documented:
         found |= meanings(each.__doc__)
