@@ -103,7 +103,9 @@ def compare_baselines(
 
 
 def balanced(
-    inner: Algorithm[Any], control: float = 0.0, **balancing: object
+    inner: Algorithm[Any],
+    control: float = 0.0,
+    **balancing: Any,  # noqa: ANN401 - of `EdgeGossip`
 ) -> Algorithm[Any]:
     """Put `EdgeGossip` around `inner`, and around that `ControlVariates` of weight `control`.
 
@@ -114,9 +116,9 @@ def balanced(
         balancing: Other arguments of `EdgeGossip`.
     """
     if not control:
-        return EdgeGossip(inner=inner, **balancing)  # type: ignore[arg-type]
-    uncorrected = {"correction": 0.0} | balancing
-    return ControlVariates(inner=EdgeGossip(inner=inner, **uncorrected), weight=control)  # type: ignore[arg-type]
+        return EdgeGossip(inner=inner, **balancing)
+    balancing.setdefault("correction", 0.0)
+    return ControlVariates(inner=EdgeGossip(inner=inner, **balancing), weight=control)
 
 
 def _around(probability: float) -> tuple[float, ...]:
