@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import zenoh
+from tests.transports import free_ports
 
 from edgegossip.core.protocol import Rank
 from edgegossip.net.access import zenoh_security
@@ -16,12 +16,6 @@ from edgegossip.net.tls import TLS
 
 NUM_WORKERS = 3
 RUN = "0123456789abcdef"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
@@ -55,7 +49,7 @@ class Worker:
         mode: str = "peer",
     ) -> None:
         self.rank, self.prefix = rank, f"edgegossip/{run}"
-        self.endpoint = f"tls/127.0.0.1:{free_port()}"
+        self.endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
         security = zenoh_security(TLS.from_folder(folder, rank).check(rank), run, NUM_WORKERS)
         if not is_careful:
             del security["access_control"]

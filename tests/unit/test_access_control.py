@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import zenoh
-from tests.zenoh_workers import NUM_WORKERS, RUN, Worker, free_port, wait_until
+from tests.transports import free_ports
+from tests.zenoh_workers import NUM_WORKERS, RUN, Worker, wait_until
 
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
@@ -242,7 +243,7 @@ with zenoh.open(config):
 @pytest.fixture
 def listener(folder: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """A session of worker 0 in a process of its own, since zenoh's log belongs to that."""
-    port = free_port()
+    port = free_ports(1)[0]
     command = [sys.executable, "-c", LISTENER, str(folder), str(port)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -297,7 +298,7 @@ def test_a_worker_links_to_no_listener_of_another_authority_or_without_tls(
     issue(tmp_path, [1])
     other = Worker(tmp_path, 1)
     opened.callback(other.session.close)
-    port = free_port()
+    port = free_ports(1)[0]
     config = zenoh.Config()
     config.insert_json5("listen/endpoints", f'["tcp/127.0.0.1:{port}"]')
     config.insert_json5("scouting/multicast/enabled", "false")
