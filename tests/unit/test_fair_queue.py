@@ -141,9 +141,11 @@ def lie(host: Host[Any]) -> list[Event]:
 def test_nobody_waits_for_what_was_refused_and_a_liar_is_muted_at_its_third_lie() -> None:
     host = with_two_neighbors()
     assert lie(host) == [WorkerLost(1, has_lied=True)]
+    assert host.peers[1].num_returns == 1
     good = Frame(1, message(host, 1, {"params": torch.zeros(NUM_PARAMS)}))
     names = [type(event).__name__ for event in host.post.take(good, 0, 0.0)]
     assert names == ["WorkerJoined", "Received"]
+    assert host.peers[1].num_returns == 0
     assert [event for _ in range(2) for event in lie(host)] == 2 * [
         WorkerLost(1, has_lied=True)  # it may have sent more since it was lost
     ]
@@ -193,6 +195,17 @@ def test_one_that_is_muted_is_heard_again_as_another_process(
     host.post.take(Appeared(1, incarnation), 0, 0.0)
     good = Frame(1, message(host, 1, {"params": torch.zeros(NUM_PARAMS)}))
     assert bool(host.post.take(good, 0, 0.0)) == is_heard
+
+
+def test_a_host_brings_a_lost_worker_back_by_itself() -> None:
+    host = with_two_neighbors()
+    peer = host.peers[1]
+    peer.status = host.peers.status_for(1, Phase.RUNNING, 0.0)
+    host.peers.lose(1)
+    peer.return_at = host._runtime.clock() - 1.0
+    assert host._wake_at() == pytest.approx(peer.return_at - host._zero)
+    host._tick()
+    assert not peer.is_lost
 
 
 def test_what_honest_workers_cause_is_no_lie() -> None:

@@ -217,6 +217,7 @@ def test_who_leaves_politely_is_missed_only_after_a_while() -> None:
     peers.begin()
     peers.told(1, status(phase=Phase.LEAVING), 0.0)
     assert peers.disappeared(1, 1, 5.0) == []
+    assert peers.due_at == 8.0
     assert peers.overdue(7.9) == []
     assert peers.overdue(8.0) == [WorkerLost(1)]
     assert peers.overdue(9.0) == []
@@ -276,7 +277,7 @@ STUCK = status(phase=Phase.RUNNING, begun_with=OWN, sent=(1, 0))
 """Its only message was rejected, and it waits for an answer."""
 
 
-def started() -> Peers:
+def make_started() -> Peers:
     peers = make_peers()
     peers.begin()
     return peers
@@ -284,7 +285,7 @@ def started() -> Peers:
 
 @pytest.mark.parametrize("says_more", [True, False])
 def test_each_return_without_a_missing_message_is_delayed_for_longer(says_more: bool) -> None:
-    peers, delays = started(), []
+    peers, delays = make_started(), []
     for start in range(0, 1000, 100):
         peers.lose(1)
         events = peers.told(1, STUCK, start)
@@ -300,15 +301,34 @@ def test_each_return_without_a_missing_message_is_delayed_for_longer(says_more: 
     assert delays == [3.0, 9.0, 21.0, 45.0, 45.0, 45.0, 45.0, 45.0, 45.0]
 
 
-def test_after_a_lie_even_the_first_return_is_delayed() -> None:
-    peers = started()
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.FINISHED])
+def test_after_a_lie_even_the_first_return_is_delayed(phase: Phase) -> None:
+    peers = make_started()
     assert peers.lied(1) == [WorkerLost(1)]
-    assert peers.told(1, STUCK, 1.0) == []
+    assert peers.told(1, replace(STUCK, phase=phase), 1.0) == []
     assert peers.due_at == 4.0
 
 
+def test_statuses_of_a_worker_that_is_there_delay_no_return() -> None:
+    peers = make_started()
+    for clock in range(3):
+        peers.told(1, STUCK, float(clock))
+    peers.lose(1)
+    assert peers.told(1, STUCK, 3.0) == [WorkerJoined(1)]
+
+
+def test_a_worker_that_returns_soon_is_not_missing_and_may_still_need_this_one() -> None:
+    peers = make_started()
+    peers.lied(1)
+    assert (peers.lost, peers.unfinished) == ([1], [])
+    peers.told(1, STUCK, 1.0)
+    assert (peers.lost, peers.unfinished) == ([], [1])
+    peers.told(1, replace(STUCK, phase=Phase.FINISHED), 2.0)
+    assert peers.unfinished == []
+
+
 def make_delayed() -> Peers:
-    peers = started()
+    peers = make_started()
     peers[1].num_returns = 5
     peers.lose(1)
     assert peers.told(1, STUCK, 1.0) == []

@@ -70,7 +70,7 @@ class Peer:
         has_lost_some: Whether a message has arrived without its predecessor.
         num_returns: Number of its returns without a missing message, and of its lies, since
             its last message.
-        return_at: Time of its next such return; None if it is not to return yet.
+        return_at: Time of its next such return; None if none is scheduled.
     """
 
     log: SentLog
@@ -107,10 +107,10 @@ class Peer:
     def heard(self, number: int, now: Seconds) -> None:
         """Record the arrival of message `number`."""
         self.received, self.heard_at = number, now
-        self.return_freely()
+        self.forget_returns()
 
-    def return_freely(self) -> None:
-        """Delay no return because of earlier ones."""
+    def forget_returns(self) -> None:
+        """Do not delay the next return because of earlier ones."""
         self.num_returns, self.return_at = 0, None
 
     def refuse(self) -> None:
@@ -121,5 +121,5 @@ class Peer:
         """Restart the numbering of messages with an empty log."""
         self.sent = self.received = self.kept = self.num_gaps = 0
         self.has_lost_some = False
-        self.return_freely()
+        self.forget_returns()
         self.log = SentLog(max_bytes=self.log.max_bytes)

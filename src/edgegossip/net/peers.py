@@ -17,10 +17,10 @@ _GRACE: Seconds = 3.0
 """Seconds until a departed worker counts as lost."""
 
 _RETURN_DELAY: Seconds = 3.0
-"""Delay of a worker's second return without a missing message; see `Peers.told`."""
+"""Delay of a worker's second return without a missing message; see `Peers._return_when_due`."""
 
 _MAX_DOUBLINGS = 4
-"""Limits the delay to 45 s, less than the patience of any worker that waits for this one."""
+"""Limits the delay to 45 s, less than the default patience of algorithms."""
 
 _MAX_LIVES = 2
 """Maximum lives of a process, which begins a new life when it rejoins, at most once."""
@@ -73,8 +73,9 @@ class Peers:
 
     @property
     def lost(self) -> list[Rank]:
-        """Unfinished workers that the algorithm considers lost."""
-        return [rank for rank, peer in self if peer.is_lost and rank not in self._ended]
+        """Unfinished workers that the algorithm considers lost, and that do not return soon."""
+        gone = [rank for rank, peer in self if peer.is_lost and peer.return_at is None]
+        return [rank for rank in gone if rank not in self._ended]
 
     # Reports of the transport and of the others.
 
@@ -84,7 +85,7 @@ class Peers:
         if incarnation != peer.incarnation:
             peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
             peer.is_refused = False
-            peer.return_freely()
+            peer.forget_returns()
         peer.is_reachable = True
         self._leaving.pop(rank, None)
 
@@ -113,8 +114,11 @@ class Peers:
             del self._leaving[rank]
         events = [event for rank in late for event in self.lose(rank)]
         for rank, peer in self:
-            if peer.return_at is not None and clock >= peer.return_at:
-                events += self._back(rank, clock) if self._takes_part(peer) else []
+            if peer.return_at is None or clock < peer.return_at:
+                continue
+            if self._takes_part(peer):
+                events += self._return_when_due(rank, clock)
+            else:
                 peer.return_at = None
         return events
 
@@ -124,7 +128,7 @@ class Peers:
         return self.lose(rank)
 
     def lose(self, rank: Rank) -> list[Event]:
-        """Count `rank` as lost until it sends a message or a status again; see `told`."""
+        """Count `rank` as lost until a message or a status brings it back."""
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []
@@ -149,7 +153,9 @@ class Peers:
         peer.num_gaps = peer.num_gaps + 1 if is_gap else 0
         if not self._takes_part(peer):
             return []
-        return self._back(rank, clock) if is_gap and peer.is_lost else self.find(rank)
+        if is_gap and peer.is_lost:
+            return self._return_when_due(rank, clock)
+        return self.find(rank)
 
     def _takes_part(self, peer: Peer) -> bool:
         """Whether both have begun, and the worker can be reached."""
@@ -157,13 +163,13 @@ class Peers:
         is_there = status is not None and status.phase in (Phase.RUNNING, Phase.FINISHED)
         return self.has_begun and is_there and peer.is_reachable
 
-    def _back(self, rank: Rank, clock: Seconds) -> list[Event]:
-        """Bring back a lost worker without the messages that it says it has sent, when due.
+    def _return_when_due(self, rank: Rank, clock: Seconds) -> list[Event]:
+        """Bring back a lost worker without the messages that it says it has sent.
 
         A worker whose message was rejected may wait for the answer, and send only statuses.
         Each time that these bring it back, the others wait for its message until they lose it
         once more. Each return is therefore delayed for longer than the one before, until a
-        message arrives. A liar can avoid the delay, since it says itself what it has sent.
+        message arrives. A liar can avoid the delay by reporting fewer messages.
         """
         peer = self[rank]
         if peer.return_at is None:
@@ -171,7 +177,7 @@ class Peers:
             peer.return_at = clock + _RETURN_DELAY * (2**doublings - 1)
         if clock < peer.return_at:
             return []
-        peer.num_returns, peer.return_at = peer.num_returns + 1, None
+        peer.num_returns += 1
         return self.find(rank)
 
     def find(self, rank: Rank) -> list[Event]:
@@ -337,9 +343,11 @@ class Peers:
 
     @property
     def unfinished(self) -> list[Rank]:
-        """Present workers that have work left, according to their statuses."""
-        statuses = {rank: self[rank].status for rank in self.active}
-        return [r for r, s in statuses.items() if s is None or s.phase != Phase.FINISHED]
+        """Workers that are present or return soon, and have work left by their statuses."""
+        here = [(r, peer) for r, peer in self if not peer.is_lost or peer.return_at is not None]
+        return [
+            r for r, peer in here if peer.status is None or peer.status.phase != Phase.FINISHED
+        ]
 
     @property
     def is_nothing_under_way(self) -> bool:
