@@ -315,6 +315,9 @@ def test_statuses_of_a_worker_that_is_there_delay_no_return() -> None:
         peers.told(1, STUCK, float(clock))
     peers.lose(1)
     assert peers.told(1, STUCK, 3.0) == [WorkerJoined(1)]
+    peers.lose(1)
+    assert peers.told(1, STUCK, 4.0) == []
+    assert peers.due_at == 7.0
 
 
 def test_a_worker_that_returns_soon_is_not_missing_and_may_still_need_this_one() -> None:
