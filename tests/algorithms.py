@@ -16,6 +16,7 @@ from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
@@ -145,10 +146,26 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         compressor=TopK(keep_ratio=0.3),
         repair_rounds=2,
     ),
+    "double-squeeze": DoubleSqueeze(
+        topology=complete(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+        compressor=TopK(keep_ratio=0.3),
+    ),
 }
 """By name, each for `NUM_WORKERS` workers; `dataclasses.replace` varies them."""
 
-OVERSHOOTING = (ADPSGD, ADSPPlus, ASP, ChocoGossip, DiLoCo, PushSum, QuasiGlobalGossip, SSP)
+OVERSHOOTING = (
+    ADPSGD,
+    ADSPPlus,
+    ASP,
+    ChocoGossip,
+    DiLoCo,
+    DoubleSqueeze,
+    PushSum,
+    QuasiGlobalGossip,
+    SSP,
+)
 """Those that may leave the box which targets and start span, if not far.
 
 Momentum leads out of it, and so do late steps and what compression has held back.
@@ -157,6 +174,7 @@ Momentum leads out of it, and so do late steps and what compression has held bac
 PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     QuasiGlobalGossip: {"momentum": 0.0},
     DiLoCo: {"outer_momentum": 0.0, "compressor": Identity()},
+    DoubleSqueeze: {"outer_momentum": 0.0, "compressor": Identity()},
 }
 """With what one worker alone is plain SGD, where it is not with everything."""
 

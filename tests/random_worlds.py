@@ -13,11 +13,11 @@ from tests.invariants import FAR, Checks, is_corrected
 from tests.worlds import SHAPE, Watched, make_world
 
 from edgegossip.algorithms.adpsgd import ADPSGD
-from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.owned_chunks import OwnedChunks
 from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.push_sum import PushSum
@@ -184,7 +184,7 @@ def vary(
             resend_after=again,
             standby=min(algorithm.standby, num_workers - 1),
         )
-    if isinstance(algorithm, AllReduce):
+    if isinstance(algorithm, OwnedChunks):
         topology = complete(num_workers)
     if isinstance(algorithm, ChocoGossip) and topology.period > 1:
         topology = ring(num_workers)

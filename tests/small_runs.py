@@ -24,6 +24,7 @@ from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
@@ -63,6 +64,12 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "diloco": DiLoCo(
         topology=directed_ring(NUM_WORKERS),
         num_rounds=3,
+        compressor=TopK(keep_ratio=0.1),
+        timeout=0.5,
+    ),
+    "double-squeeze": DoubleSqueeze(
+        topology=complete(NUM_WORKERS),
+        num_rounds=6,
         compressor=TopK(keep_ratio=0.1),
         timeout=0.5,
     ),

@@ -8,6 +8,7 @@ from .algorithms.choco_gossip import ChocoGossip as ChocoGossip
 from .algorithms.control_variates import ControlVariates as ControlVariates
 from .algorithms.difference_push import DifferencePush as DifferencePush
 from .algorithms.diloco import DiLoCo as DiLoCo
+from .algorithms.double_squeeze import DoubleSqueeze as DoubleSqueeze
 from .algorithms.edge_gossip.balancer import Balancer as Balancer
 from .algorithms.edge_gossip.wrapper import EdgeGossip as EdgeGossip
 from .algorithms.epoch_gossip import EpochGossip as EpochGossip

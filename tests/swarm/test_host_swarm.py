@@ -119,7 +119,8 @@ def test_one_that_was_cut_off_and_is_slow_holds_nobody_up(name: str) -> None:
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize(
-    "name", first(1, ["epoch-gossip", "gosgd", "stochastic-gradient-push", "diloco"])
+    "name",
+    first(1, ["epoch-gossip", "gosgd", "stochastic-gradient-push", "diloco", "double-squeeze"]),
 )
 def test_one_that_lies_about_itself_stops_nobody(name: str, lie: str) -> None:
     check(replace(calm(name), liar=1, lie=lie))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.agreement import distances
 from tests.algorithms import MATCHINGS, NUM_ROUNDS, NUM_WORKERS
 from tests.observers import Silent
 from tests.tiers import first, thorough
@@ -225,22 +226,12 @@ def test_workers_that_have_come_to_differ_agree_again(
     links: Links | None,
     script: tuple[Fault, ...],
 ) -> None:
-    distances: list[float] = []
-
-    def note(_state: WorkerState, _event: Event, _now: Seconds) -> None:
-        models = torch.stack([*simulator.estimates().values()])  # of those who are not lost
-        distances.append(float((models - models[0]).norm()))
-
     algorithm = DiLoCo(
         topology=topology, num_rounds=40, local_steps=2, timeout=20.0, **COMPRESSED
     )
-    watched = Watched(algorithm, after=note)
-    simulator = make_world(
-        watched, platforms=platforms, links=links, faults=Faults(script=script)
-    )
-    assert simulator.run()
-    assert max(distances) > 0.1
-    assert distances[-1] == 0.0
+    found = distances(algorithm, platforms, script, links)
+    assert max(found) > 0.1
+    assert found[-1] == 0.0
 
 
 @thorough

@@ -21,6 +21,7 @@ from edgegossip.algorithms.adpsgd import ADPSGD
 from edgegossip.algorithms.choco_gossip import ChocoGossip
 from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
@@ -85,6 +86,9 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         inner=EpochGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS), block_share=0.5
     ),
     "diloco": DiLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)),
+    "double-squeeze": DoubleSqueeze(
+        topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)
+    ),
 }
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 some_algorithms = pytest.mark.parametrize("algorithm", by_name(ALGORITHMS, ["gosgd", "diloco"]))
@@ -94,10 +98,13 @@ def with_values(algorithm: Algorithm[Any], value: float | Callable[[int], float]
     """Whatever is sent, plain or compressed, has `value` in all places, maybe by its round."""
     inner = getattr(algorithm, "inner", algorithm)
     compressor: Compressor = getattr(inner, "compressor", Identity())
+    numel = NUM_PARAMS
+    if isinstance(inner, DoubleSqueeze):
+        numel = inner.chunk_size(NUM_PARAMS)
 
     def lie(receiver: Rank, message: Message) -> Message:
         size = value(message.round) if callable(value) else value
-        compressed = compressor.compress(torch.full((NUM_PARAMS,), size), 0)
+        compressed = compressor.compress(torch.full((numel,), size), 0)
 
         def lie_about(name: str, x: torch.Tensor) -> torch.Tensor:
             if x.is_floating_point():

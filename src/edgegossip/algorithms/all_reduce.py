@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.rounds import LocalSteps, RoundBased, RoundState
-from edgegossip.core.protocol import Payload, Rank, Work
+from edgegossip.algorithms.owned_chunks import OwnedChunks
+from edgegossip.algorithms.rounds import RoundState
+from edgegossip.core.protocol import Payload, Rank
 from edgegossip.core.schema import TensorSpec
 
 
@@ -25,7 +26,7 @@ class AllReduceState(RoundState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
+class AllReduce(OwnedChunks[AllReduceState]):
     r"""Average all workers' parameters exactly after every block of local steps.
 
     .. math:: x_i \leftarrow \frac{1}{n} \sum_{j=1}^{n} x_j
@@ -60,33 +61,12 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
         of around a ring, which costs the same number of bytes but only two latencies.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        degrees = {
-            self.topology.out_degree(rank, round)
-            for round in range(self.topology.period)
-            for rank in range(self.num_workers)
-        }
-        if degrees != {self.num_workers - 1}:
-            raise ValueError("AllReduce needs the complete topology: complete(num_workers)")
-
-    @property
-    def exchanges_per_round(self) -> int:
-        return 2
-
-    @property
-    def num_workers(self) -> int:
-        return self.topology.num_workers
-
     def init(self, rank: Rank, params: Tensor) -> AllReduceState:
         return AllReduceState(rank=rank, params=params)
 
-    def work(self, state: AllReduceState) -> Work | None:
-        return None if state.exchange % 2 else super().work(state)
-
     def outgoing(self, state: AllReduceState, receiver: Rank) -> Payload:
         chunks = state.params.tensor_split(self.num_workers)
-        if state.exchange % 2 == 0:
+        if self.is_first(state):
             return {"chunk": chunks[receiver]}
         own, has_averaged = chunks[state.rank], state.averaged_in == state.exchange - 1
         return {"chunk": own if has_averaged else own[:0]}
@@ -97,7 +77,7 @@ class AllReduce(LocalSteps[AllReduceState], RoundBased[AllReduceState]):
 
     def mix(self, state: AllReduceState, inbox: Mapping[Rank, Payload]) -> None:
         chunks = list(state.params.tensor_split(self.num_workers))
-        is_scattering = state.exchange % 2 == 0
+        is_scattering = self.is_first(state)
         own = chunks[state.rank]
         arrived = {
             j: payload["chunk"]

@@ -30,6 +30,11 @@ class Traffic:
         """Mean bytes sent per worker."""
         return self.bytes_sent / self.num_workers
 
+    @property
+    def per_sample(self) -> float:
+        """Bytes sent by all workers per training sample; 0 before there are any."""
+        return self.bytes_sent / self.samples_processed if self.samples_processed else 0.0
+
     def ratios(self, dense: Traffic | None) -> dict[str, float | None]:
         """Ratios of dense push-sum's bytes for the same number of samples to this run's bytes.
 
@@ -50,8 +55,7 @@ class Traffic:
         """
         same = complete = None
         if dense is not None and dense.out_degree and dense.bytes_sent and self.bytes_sent:
-            a_message = dense.bytes_sent / dense.samples_processed / dense.out_degree
-            per_neighbor = a_message * self.samples_processed / self.bytes_sent
+            per_neighbor = dense.per_sample / dense.out_degree / self.per_sample
             complete = per_neighbor * (self.num_workers - 1)
             same = None if self.out_degree is None else per_neighbor * self.out_degree
         return {"bytes_ratio_same_graph": same, "bytes_ratio_complete_graph": complete}

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.core.ranges import check_range
-from edgegossip.core.topology import directed_ring
+from edgegossip.core.topology import complete, directed_ring
 from edgegossip.experiments.exhibits import Exhibits, Figure, Table, Unit
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.partition import IID
@@ -35,8 +36,10 @@ from edgegossip.recipes.studies.compressed_push import (
     OURS,
     PRINTED,
     SHORT,
+    SQUEEZED,
     difference_push,
     diloco,
+    double_squeeze,
 )
 from edgegossip.recipes.studies.contest import (
     Contender,
@@ -72,6 +75,7 @@ CONTROLS = {
     f"difference-push {OURS}": "dense push every 14 steps",
     f"difference-push {RARE}": "dense push every 32 steps",
     f"diloco {FLOODED}": "dense diloco every 32 steps",
+    f"double-squeeze {SQUEEZED}": f"dense double-squeeze every {SQUEEZED.local_steps} steps",
 }
 """The control of each compressed run: whole models, after as many local steps."""
 RUNS: Contenders = {
@@ -83,6 +87,10 @@ RUNS: Contenders = {
         algorithm=DiLoCo, topology=directed_ring, local_steps=FLOODED.local_steps
     ),
     f"diloco {FLOODED}": replace(diloco(), lr_factor=1.0),
+    f"dense double-squeeze every {SQUEEZED.local_steps} steps": Contender(
+        algorithm=DoubleSqueeze, topology=complete, local_steps=SQUEEZED.local_steps
+    ),
+    f"double-squeeze {SQUEEZED}": replace(double_squeeze(), lr_factor=1.0),
 }
 
 
@@ -164,10 +172,10 @@ def controls(
 ) -> Study:
     """Compressed exchanges against equally rare exchanges of whole models, all tuned.
 
-    Push-sum sends every 14 or 32 steps and DiLoCo every 32, in a directed ring of 8. Each
-    contender tries the same multiples of the problem's learning rate on a held-out tenth of the
-    training samples, with a seed that no result uses. Data: MNIST and CIFAR-10 with LeNet-5,
-    HAR with a CNN.
+    Push-sum sends every 14 or 32 steps and DiLoCo every 32, in a directed ring of 8;
+    DoubleSqueeze sends every 12, among all 8. Each contender tries the same multiples of the
+    problem's learning rate on a held-out tenth of the training samples, with a seed that no
+    result uses. Data: MNIST and CIFAR-10 with LeNet-5, HAR with a CNN.
 
     Args:
         settings: Settings of the study.
