@@ -9,6 +9,7 @@ from typing import Any
 
 from edgegossip.algorithms.all_reduce import AllReduce
 from edgegossip.algorithms.diloco import DiLoCo
+from edgegossip.algorithms.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
@@ -139,6 +140,13 @@ SYSTEMS: dict[str, System] = {
         build=lambda n, steps: DiLoCo(**_rounds(n), local_steps=int(steps)),
         option="local steps",
         values=(8, 32, 128),
+    ),
+    "double-squeeze": System(
+        build=lambda n, steps: DoubleSqueeze(
+            **_rounds(n), local_steps=int(steps), compressor=compressor(0.1, 4)
+        ),
+        option="local steps",
+        values=(2, 8, 32),
     ),
     "sparse-push": System(
         build=lambda n, keep: SparsePush(

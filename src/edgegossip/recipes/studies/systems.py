@@ -132,7 +132,7 @@ class SystemContest(Contest):
 
 
 def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
-    """Eleven equally tuned systems, links of 100 or 4 Mbit/s: accuracy, time, bytes.
+    """Twelve equally tuned systems, links of 100 or 4 Mbit/s: accuracy, time, bytes.
 
     The report shows the Pareto front. Data: MNIST. Duration: half an hour.
 
