@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,21 @@ from edgegossip.algorithms.owned_chunks import OwnedChunks
 from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.compression.compressor import Compressor, Identity
 from edgegossip.core.compression.error_feedback import feed_back
-from edgegossip.core.protocol import Effect, Event, Payload, Rank, Seconds, Started, Trained
+from edgegossip.core.protocol import (
+    Effect,
+    Event,
+    Payload,
+    Rank,
+    Seconds,
+    Started,
+    Trained,
+    WorkerLost,
+)
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import MessageSpec, TensorSpec, by_origin
+
+CHECK_EVERY = 16
+"""Rounds between two checksums of each chunk."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,14 +38,14 @@ class HeldChunk:
     Attributes:
         velocity: :math:`u`, [chunk].
         error: :math:`s`, steps that nobody has heard of yet, [chunk].
-        update: :math:`p` of this round; None before there is one.
+        update: :math:`p` of the last round, compressed; empty before there is one.
         asked: Workers that have asked for the whole chunk in this round, as keys.
         is_new: Whether the other workers' copies may differ, because this holder is new.
     """
 
     velocity: Tensor
     error: Tensor
-    update: Payload | None = None
+    update: Payload = field(default_factory=dict)
     asked: dict[Rank, None] = field(default_factory=dict)
     is_new: bool = True
 
@@ -73,31 +86,40 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
 
     The workers compute the first line and send :math:`q_i` to the owner. The owner computes the
     second line, and sends :math:`p` to all. What compression holds back on the way to the owner
-    stays in :math:`e_i`, and on the way back in :math:`s`; so nothing is lost. The owner's own
-    progress needs no compression: its :math:`q_i` is :math:`v_i`.
+    stays in :math:`e_i`, and on the way back in :math:`s`. The owner's own progress needs no
+    compression: its :math:`q_i` is :math:`v_i`. Without faults, all progress arrives in the
+    end, and all workers have the same :math:`x`, bit for bit.
 
     A worker sends :math:`2 (n - 1) / n` compressed vectors per round, where `DiLoCo` sends
     :math:`n - 1` in a directed ring. With the same bytes, it can therefore exchange several
-    times as often. All workers have the same :math:`x`, bit for bit.
+    times as often.
 
     A chunk's *holder* is its owner or, while that is lost, the next worker in order of rank. A
-    new holder continues without velocity, and sends its whole chunk to all, because some
-    workers may not have heard of the last update. A worker whose copy may be outdated, because
-    the holder's message did not arrive or the worker itself has come back, asks for the whole
-    chunk with its next progress. Progress in a message that is lost is lost. When the parts of
-    a divided network join again, each chunk continues as in the part of its owner.
+    new holder continues from its own copy, with :math:`u = s = 0`, and sends the whole chunk to
+    all. A worker whose copy may be outdated asks the holder for the whole chunk with its next
+    progress: the holder's message did not arrive, the holder was lost, the worker itself has
+    come back or gone back to sound parameters, or its copy does not have the checksum that the
+    holder sends every 16 rounds. After faults, copies therefore agree again if enough rounds
+    remain. The mean is over the progress that arrives. Lost are the progress in a message that
+    does not arrive, the :math:`e_i` of a worker that comes back or skips rounds, and the last
+    round of a chunk if its owner comes back in the middle of a round. While only some workers
+    can reach a holder, the others' copies of its chunks stay as they are. When the parts of a
+    divided network join again, each chunk continues as in the part of its owner, or as in the
+    part that is ahead by more than a round.
 
     Running statistics of normalization layers are compressed too, but combined without
     momentum. Coarse values may make a small variance negative: with fewer than 4 bits, use a
     task with ``has_buffers=False``, or layers without such statistics.
 
-    Without compression, and with :math:`\beta = 0` and :math:`\alpha = 1`, this is `AllReduce`.
+    Without compression, with :math:`\beta = 0` and :math:`\alpha = 1`, and while no worker or
+    message is lost, this is `AllReduce` up to rounding.
 
     Args:
         topology: The complete graph.
         num_rounds: Number of rounds of training and averaging.
         local_steps: SGD steps in a round, at least 1.
-        compressor: :math:`C`.
+        compressor: :math:`C`; `PerLayer` does not fit, because chunks have entries of all
+            layers.
         outer_momentum: :math:`\beta`, in [0, 1). Momentum lengthens steps by a factor of
             :math:`1 / (1 - \beta)`, so reduce the learning rate.
         outer_lr: :math:`\alpha`, above 0.
@@ -110,9 +132,10 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     References:
         Tang, Yu, Lian, Zhang and Liu, "DoubleSqueeze: Parallel Stochastic Gradient Descent with
         Double-Pass Error-Compensated Compression", ICML 2019, arXiv:1905.05957, Algorithm 1.
-        Departures: every worker is the server of a chunk; progress of local steps in place of
-        gradients, and training from :math:`x + e_i`; Nesterov's momentum at the owners, as in
-        DiLoCo (Douillard et al., 2023, arXiv:2311.08105).
+        Departures: every worker is the server of a chunk, and does not compress its own
+        progress there; progress of local steps in place of gradients, and training from
+        :math:`x + e_i`; Nesterov's momentum and a learning rate at the owners, as in DiLoCo
+        (Douillard et al., 2023, arXiv:2311.08105), but not for statistics; holders.
 
     >>> from edgegossip.core.compression.sparse import TopK
     >>> from edgegossip.core.topology import complete
@@ -134,19 +157,14 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         check_ranges(self, outer_momentum="in [0, 1)", outer_lr="above 0")
 
     def init(self, rank: Rank, params: Tensor) -> DoubleSqueezeState:
-        owned = replace(self._new_chunk(params), is_new=False)
-        owners = {each: each for each in range(self.num_workers)}
+        nothing = torch.zeros_like(self._view(params, rank))
         return DoubleSqueezeState(
             rank=rank,
             params=params,
             error=torch.zeros_like(params),
-            held={rank: owned},
-            holders=owners,
+            held={rank: HeldChunk(velocity=nothing, error=nothing, is_new=False)},
+            holders={each: each for each in range(self.num_workers)},
         )
-
-    def _new_chunk(self, params: Tensor) -> HeldChunk:
-        nothing = params.new_zeros(self.chunk_size(params.numel()))
-        return HeldChunk(velocity=nothing, error=nothing)
 
     def start(self, state: DoubleSqueezeState) -> Tensor:
         return state.params + state.error
@@ -161,21 +179,15 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     # Chunks.
 
     def chunk_size(self, numel: int) -> int:
-        """Number of entries in each chunk; short chunks are sent with a zero at their end."""
+        """Number of entries in a message about a chunk; shorter chunks get a zero."""
         return -(-numel // self.num_workers)
 
     def _view(self, vector: Tensor, chunk: Rank) -> Tensor:
         return vector[chunk :: self.num_workers]
 
-    def _chunk(self, vector: Tensor, chunk: Rank) -> Tensor:
-        """A copy of a chunk, as it is sent."""
-        entries = self._view(vector, chunk)
-        return F.pad(entries, (0, self.chunk_size(vector.numel()) - len(entries)))
-
-    def _add(self, vector: Tensor, chunk: Rank, change: Tensor) -> None:
-        """Add to a chunk of `vector` in place."""
-        entries = self._view(vector, chunk)
-        entries += change[: len(entries)]
+    def _padded(self, entries: Tensor, numel: int) -> Tensor:
+        """A copy, as long as all chunks are in messages."""
+        return F.pad(entries, (0, self.chunk_size(numel) - len(entries)))
 
     def _holder(self, state: DoubleSqueezeState, chunk: Rank) -> Rank:
         n = self.num_workers
@@ -186,15 +198,16 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         """Begin to hold chunks whose owners are lost, and stop when they are back."""
         for chunk, before in state.holders.items():
             holder = self._holder(state, chunk)
-            if holder != before:
-                state.outdated[chunk] = None
             if holder != state.rank:
                 state.held.pop(chunk, None)
-            elif chunk not in state.held:
-                state.held[chunk] = self._new_chunk(state.params)
+                if holder != before:
+                    state.outdated[chunk] = None
+            else:
+                state.outdated.pop(chunk, None)
+                if chunk not in state.held:
+                    nothing = torch.zeros_like(self._view(state.params, chunk))
+                    state.held[chunk] = HeldChunk(velocity=nothing, error=nothing)
             state.holders[chunk] = holder
-        for chunk in state.held:
-            state.outdated.pop(chunk, None)
 
     # The two exchanges.
 
@@ -213,9 +226,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             }
         else:
             found = {
-                chunk: {"whole": self._chunk(state.params, chunk)}
-                if held.is_new or receiver in held.asked
-                else held.update or {}
+                chunk: self._news(state, chunk, held, receiver)
                 for chunk, held in state.held.items()
             }
         return {
@@ -226,12 +237,24 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
 
     def _progress(self, state: DoubleSqueezeState, chunk: Rank) -> Payload:
         """This worker's progress in a chunk; what compression holds back stays in `error`."""
-        wanted = self._chunk(state.error, chunk)
+        error = self._view(state.error, chunk)
+        wanted = self._padded(error, state.error.numel())
         key = (self.seed, state.rank, "progress", chunk, state.round)
         payload = self.compressor.compress(wanted, *key)
-        self._add(state.error, chunk, -self.compressor.decompress(payload, len(wanted)))
+        error -= self.compressor.decompress(payload, len(wanted))[: len(error)]
         request = {"request": torch.empty(0, dtype=torch.uint8)}
         return {**payload, **request} if chunk in state.outdated else payload
+
+    def _news(
+        self, state: DoubleSqueezeState, chunk: Rank, held: HeldChunk, receiver: Rank
+    ) -> Payload:
+        """The update of a held chunk, or all of it if the receiver's copy may differ."""
+        entries = self._view(state.params, chunk)
+        if held.is_new or receiver in held.asked:
+            return {"whole": self._padded(entries, state.params.numel())}
+        if (state.round + 1) % CHECK_EVERY:
+            return held.update
+        return {**held.update, "checksum": torch.tensor(_checksum(entries))}
 
     def mix(self, state: DoubleSqueezeState, inbox: Mapping[Rank, Payload]) -> None:
         arrived = {sender: by_origin(payload) for sender, payload in inbox.items()}
@@ -240,59 +263,65 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             for chunk, held in state.held.items():
                 told = {j: each[chunk] for j, each in arrived.items() if chunk in each}
                 held.asked = {j: None for j, each in told.items() if "request" in each}
-                vectors = [self._vector(state, each) for each in told.values()]
+                vectors = (self._vector(state, chunk, each) for each in told.values())
                 self._step(state, chunk, [each for each in vectors if each is not None])
             return
         for chunk, holder in state.holders.items():
             if chunk not in state.held:
                 self._adopt(state, chunk, arrived.get(holder, {}).get(chunk, {}))
         for held in state.held.values():
-            held.update, held.asked, held.is_new = None, {}, False
+            held.is_new = False
 
-    def _vector(self, state: DoubleSqueezeState, payload: Payload) -> Tensor | None:
-        """Decompress a payload; None if it is not complete."""
+    def _vector(
+        self, state: DoubleSqueezeState, chunk: Rank, payload: Payload
+    ) -> Tensor | None:
+        """Decompress a payload about a chunk; None if it is not complete."""
         size = self.chunk_size(state.params.numel())
         if not self.compressor.schema(size).keys() <= payload.keys():
             return None
-        return self.compressor.decompress(payload, size)
+        return self.compressor.decompress(payload, size)[: len(self._view(state.params, chunk))]
 
     def _step(self, state: DoubleSqueezeState, chunk: Rank, arrived: Sequence[Tensor]) -> None:
         """Step by the mean progress in a chunk that this worker holds; compress the step."""
         held = state.held[chunk]
-        mean = torch.stack([self._chunk(state.error, chunk), *arrived]).mean(0)
-        self._view(state.error, chunk).zero_()
+        own, numel = self._view(state.error, chunk), state.params.numel()
+        mean = torch.stack([own, *arrived]).mean(0)
+        own.zero_()
         held.velocity = torch.add(mean, held.velocity, alpha=self.outer_momentum)
         step = torch.add(mean, held.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
         if state.layout is not None:  # statistics have no momentum
             places = chunk + self.num_workers * torch.arange(len(mean), device=mean.device)
             step = torch.where(places < state.layout.num_trained, step, mean)
         key = (self.seed, state.rank, "update", chunk, state.round)
-        turn = feed_back(self.compressor, step, held.error, *key)
-        held.update, held.error = turn.payload, turn.error
-        self._add(state.params, chunk, turn.sent)
+        padded, error = self._padded(step, numel), self._padded(held.error, numel)
+        turn = feed_back(self.compressor, padded, error, *key)
+        held.update, held.error = turn.payload, turn.error[: len(mean)]
+        self._view(state.params, chunk).add_(turn.sent[: len(mean)])
 
     def _adopt(self, state: DoubleSqueezeState, chunk: Rank, payload: Payload) -> None:
         """Take over what a chunk's holder has sent."""
-        update = self._vector(state, payload)
+        copy, update = self._view(state.params, chunk), self._vector(state, chunk, payload)
         if "whole" in payload:
-            self._view(state.params, chunk).zero_()
-            self._add(state.params, chunk, payload["whole"])
+            copy.copy_(payload["whole"][: len(copy)])
             state.outdated.pop(chunk, None)
-        elif update is not None:
-            self._add(state.params, chunk, update)
-        else:
+        elif update is None:
             state.outdated[chunk] = None
+        else:
+            copy += update
+            if "checksum" in payload and int(payload["checksum"]) != _checksum(copy):
+                state.outdated[chunk] = None
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
-        return {}  # all is optional: after a return there may be nothing to send
+        return {}  # all is optional: a worker that holds no chunk has nothing to send
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Compressed chunks, requests for whole ones, and whole ones."""
+        """Compressed chunks, requests for whole ones, whole ones, and checksums."""
         size = self.chunk_size(params.numel())
         each = {
             **self.compressor.schema(size),
             "request": TensorSpec(torch.uint8, (0,)),
             "whole": TensorSpec(params.dtype, (size,)),
+            "checksum": TensorSpec(torch.int64, (), minimum=0, maximum=2**32 - 1),
         }
         optional = {
             f"{chunk}.{name}": spec
@@ -301,11 +330,16 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         }
         return {**super().schema(params), "params": self.exchanged({}, optional)}
 
-    # Coming back.
+    # Losses and returns.
 
     def handle(self, state: DoubleSqueezeState, event: Event, now: Seconds) -> list[Effect]:
-        if isinstance(event, Started) and event.has_rejoined:
-            self._start_anew(state)
+        match event:
+            case Started(has_rejoined=True):
+                self._start_anew(state)
+            case WorkerLost():
+                # If it comes back before the next exchange, it continues from another copy.
+                held = (j for j, holder in state.holders.items() if holder == event.rank)
+                state.outdated |= dict.fromkeys(held)
         return super().handle(state, event, now)
 
     def catch_up_with(self, state: DoubleSqueezeState, payload: Payload) -> None:
@@ -316,3 +350,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         """Continue from parameters that may differ from the others'."""
         state.error = torch.zeros_like(state.params)
         state.held, state.outdated = {}, dict.fromkeys(range(self.num_workers))
+
+
+def _checksum(entries: Tensor) -> int:
+    return zlib.crc32(entries.cpu().numpy().tobytes())

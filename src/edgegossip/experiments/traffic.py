@@ -35,6 +35,10 @@ class Traffic:
         """Bytes sent by all workers per training sample; 0 before there are any."""
         return self.bytes_sent / self.samples_processed if self.samples_processed else 0.0
 
+    def times_less_than(self, dense: Traffic) -> float | None:
+        """Bytes of `dense` per sample, divided by this run's; None if this run sent nothing."""
+        return dense.per_sample / self.per_sample if self.per_sample else None
+
     def ratios(self, dense: Traffic | None) -> dict[str, float | None]:
         """Ratios of dense push-sum's bytes for the same number of samples to this run's bytes.
 
@@ -54,8 +58,9 @@ class Traffic:
             dense: Traffic of the dense run; None if it is unfinished or not planned.
         """
         same = complete = None
-        if dense is not None and dense.out_degree and dense.bytes_sent and self.bytes_sent:
-            per_neighbor = dense.per_sample / dense.out_degree / self.per_sample
+        less = None if dense is None else self.times_less_than(dense)
+        if dense is not None and dense.out_degree and less:
+            per_neighbor = less / dense.out_degree
             complete = per_neighbor * (self.num_workers - 1)
             same = None if self.out_degree is None else per_neighbor * self.out_degree
         return {"bytes_ratio_same_graph": same, "bytes_ratio_complete_graph": complete}

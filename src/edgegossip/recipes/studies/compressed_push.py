@@ -147,7 +147,7 @@ OFTEN_SQUEEZED = Rung(0.022, 2, local_steps=9)
 SQUEEZED = Rung(0.038, 2, local_steps=12)
 """Settings that send 466 times fewer bytes with LeNet-5 if each worker owns an eighth.
 
-With smaller models, message headers leave this factor to the second one.
+Headers weigh more in the messages of smaller models; there, only the second one does.
 """
 FINAL = compressor(1, 3)
 """Compressor for the final averaging rounds, which add a tenth to a run's bytes."""

@@ -147,7 +147,7 @@ def _measures(
         WORST_WORKER: ("percent", min(row["worker_accuracies"])),
         "mean worker, lost": ("points", None if dense is None else _mean_worker(dense) - mean),
         "sent per worker": ("bytes", own.per_worker),
-        "less": ("times", None if of_dense is None else of_dense.per_sample / own.per_sample),
+        "less": ("times", None if of_dense is None else own.times_less_than(of_dense)),
         "less, complete graph": ("times", complete),
         "time to target": ("seconds", time),
         "sooner": ("times", speedup),
