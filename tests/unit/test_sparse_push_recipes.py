@@ -50,7 +50,7 @@ def recipe(**changes: Any) -> Comparison:  # noqa: ANN401
 
 @pytest.mark.slow
 def test_all_runs_take_equal_steps_and_are_evaluated_as_often(tmp_path: Path) -> None:
-    results = compare(recipe(local_steps=11), out=tmp_path, num_threads=0)
+    results = compare(recipe(local_steps=2), out=tmp_path, num_threads=0)
     assert list(results) == [
         DENSE,
         "sparse-push",
