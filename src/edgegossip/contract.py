@@ -11,8 +11,8 @@ from edgegossip.algorithms.asynchronous import (
     AsynchronousState as AsynchronousState,
 )
 from edgegossip.algorithms.averaging import NeighborAveraging as NeighborAveraging
+from edgegossip.algorithms.local_steps import LocalSteps as LocalSteps
 from edgegossip.algorithms.rounds import (
-    LocalSteps as LocalSteps,
     RoundBased as RoundBased,
     RoundState as RoundState,
     Synchronous as Synchronous,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ from edgegossip.core.protocol import (
     WorkerState,
 )
 from edgegossip.core.topology import Topology, complete, ring, star
-from edgegossip.sim.fault import Crash, Drop, Fault, Partition, Recover
+from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 
 COMPRESSED = TopK(0.4, Quantize(2))
@@ -148,6 +149,35 @@ def test_workers_that_have_come_to_differ_agree_again(
     found = distances(algorithm, EVEN[:4], script, links)
     assert max(found) > 0.1
     assert found[-1] == 0.0
+
+
+@pytest.mark.parametrize("seed", first(2, range(12)))
+def test_all_agree_in_the_end_after_crashes_and_cuts(seed: int) -> None:
+    draw = random.Random(seed)
+    num_workers = draw.randint(3, 5)
+    script: list[Fault] = []
+    for _ in range(draw.randint(1, 5)):
+        rank, at = draw.randrange(num_workers), draw.uniform(0.0, 20.0)
+        back = at + draw.choice([0.0, 0.01, 0.1, 1.0, 10.0])
+        script += [Crash(at=at, rank=rank), Recover(at=back, rank=rank)]
+    some = tuple(draw.sample(range(num_workers), draw.randint(1, num_workers - 1)))
+    script.append(Partition(start=15.0, end=draw.choice([19.0, 25.0]), group=some))
+    faults = Faults(script=tuple(script), detection_time=draw.choice([0.0, 0.5, 3.0]))
+    # On slower links, one that is cut off trains on faster than the others exchange, and has
+    # finished before they meet again.
+    link = Link(latency=draw.choice([0.0, 0.1, 0.3]), bandwidth=10 ** draw.uniform(3.5, 6))
+    algorithm = squeezed(
+        topology=complete(num_workers),
+        num_rounds=100,
+        local_steps=1,
+        compressor=COMPRESSED,
+    )
+    world = make_world(
+        algorithm, platforms=UNEVEN[:num_workers], links=Links(default=link), faults=faults
+    )
+    assert world.run()
+    models = [state.params for state in world.states]
+    assert all(torch.equal(model, models[0]) for model in models)
 
 
 # One worker of three, driven by hand; it owns entries 0 and 3 of five.

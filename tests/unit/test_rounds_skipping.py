@@ -96,6 +96,15 @@ def test_nobody_waits_for_one_that_will_skip_its_rounds_until_it_has() -> None:
     assert kinds(worker.hears(1, round=11, value=2.0)) == ["Train"]
 
 
+def test_one_that_does_not_know_how_far_it_is_behind_is_told_again() -> None:
+    worker = ahead(ALL_TO_ALL)
+    assert sends(worker.hears(1, round=2, value=2.0)) == [(1, "catch-up", 11)]
+    worker.on(heard(1, 11, 2.0, kind="catch-up"))
+    assert sends(worker.hears(1, round=11, value=2.0)) == []
+    worker.on(WorkerLost(1))
+    assert sends(worker.hears(1, round=2, value=2.0)) == []
+
+
 def test_one_that_is_ahead_alone_waits_for_the_others() -> None:
     worker = Worker(Gossip(topology=star(4), num_rounds=30))  # worker 1 hears from 0 only
     worker.on(Started(has_rejoined=True))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from edgegossip.algorithms.averaging import NeighborAveraging
 from edgegossip.algorithms.consensus_step import require_step, step_or_default, warn_of_step
-from edgegossip.algorithms.rounds import LocalSteps, RoundState
+from edgegossip.algorithms.local_steps import LocalSteps
+from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.compression.compressor import Compressor, Identity
 from edgegossip.core.protocol import (
     Effect,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.rounds import LocalSteps, RoundBased, RoundState
+from edgegossip.algorithms.local_steps import LocalSteps
+from edgegossip.algorithms.rounds import RoundBased, RoundState
 from edgegossip.core.compression.compressor import Compressor, Identity
 from edgegossip.core.compression.error_feedback import feed_back
 from edgegossip.core.connectivity import flooding_time, require_connected

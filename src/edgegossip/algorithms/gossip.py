@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgegossip.algorithms.averaging import NeighborAveraging
-from edgegossip.algorithms.rounds import LocalSteps, RoundState
+from edgegossip.algorithms.local_steps import LocalSteps
+from edgegossip.algorithms.rounds import RoundState
 
 
 @dataclass(frozen=True, kw_only=True)

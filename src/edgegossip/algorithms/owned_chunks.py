@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from edgegossip.algorithms.rounds import LocalSteps, RoundBased, RoundState
+from edgegossip.algorithms.local_steps import LocalSteps
+from edgegossip.algorithms.rounds import RoundBased, RoundState
 from edgegossip.core.protocol import Work
 
 S = TypeVar("S", bound=RoundState)

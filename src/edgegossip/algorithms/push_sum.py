@@ -10,9 +10,9 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from edgegossip.algorithms.local_steps import LocalSteps
 from edgegossip.algorithms.push_sum_state import HARDLY_ANY, Mass, Offer, PushSumState
 from edgegossip.algorithms.reliable_links import RESEND, NextRound
-from edgegossip.algorithms.rounds import LocalSteps
 from edgegossip.core.algorithm import Setting
 from edgegossip.core.connectivity import require_connected
 from edgegossip.core.protocol import (

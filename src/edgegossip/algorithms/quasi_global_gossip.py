@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.averaging import NeighborAveraging
-from edgegossip.algorithms.rounds import LocalSteps, RoundState
+from edgegossip.algorithms.local_steps import LocalSteps
+from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.algorithm import Setting
 from edgegossip.core.protocol import Payload, Rank, Trained
 from edgegossip.core.ranges import check_ranges

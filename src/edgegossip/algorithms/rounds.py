@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 from torch import Tensor
@@ -30,7 +30,6 @@ from edgegossip.core.protocol import (
     Send,
     SetTimer,
     Started,
-    Steps,
     TimerFired,
     Train,
     Trained,
@@ -129,6 +128,14 @@ class Synchronous(Algorithm[S], Generic[S]):
 
         A worker that has come back can continue from this message.
         """
+
+    def remind(self, state: S, receiver: Rank, now: Seconds) -> list[Effect]:
+        """Answer a worker that is expected to skip rounds, but does not; nothing by default.
+
+        It may not know that it is far behind, because this worker has gone on without waiting
+        since it announced its round. Without an answer, both would train on without each other.
+        """
+        return []
 
     @abstractmethod
     def catch_up_with(self, state: S, payload: Payload) -> None:
@@ -268,13 +275,16 @@ class Synchronous(Algorithm[S], Generic[S]):
         # While catching up, a worker does not wait for a neighbor that joined later and also
         # catches up, or both would wait for each other.
         exchange = self.exchange_of(message)
+        effects: list[Effect] = []
         if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
             self._wait_for(state, sender, exchange)
+            if sender not in state.lost and self._will_skip(state, sender, exchange):
+                effects = self.remind(state, sender, now)
         neighbors = self.topology.in_neighbors(state.rank, exchange)
         # Drop messages of workers that are not neighbors in that exchange.
         if exchange >= state.exchange and sender in neighbors:
             state.inbox.setdefault(exchange, {})[sender] = message.payload
-        return self._go_on(state, now)
+        return [*effects, *self._go_on(state, now)]
 
     def _wait_for(self, state: S, sender: Rank, first: int) -> None:
         """Wait for `sender`, which is back, from exchange `first` on."""
@@ -444,30 +454,9 @@ class RoundBased(Synchronous[S], Generic[S]):
         message = self.message("catch-up", next_sent, {"params": self.handed_over(state)})
         return [Send(j, message) for j in receivers]
 
+    def remind(self, state: S, receiver: Rank, now: Seconds) -> list[Effect]:
+        # In push-sum, an announcement gives mass away; here it is only a copy.
+        return self.announce(state, [receiver], now)
+
     def catch_up_with(self, state: S, payload: Payload) -> None:
         state.params = payload["params"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalSteps(Synchronous[S], Generic[S]):
-    """`Synchronous` for algorithms with the same number of SGD steps in each round.
-
-    Args:
-        local_steps: SGD steps between two exchanges, at least 1.
-
-    Raises:
-        ValueError: If a number is out of range.
-    """
-
-    local_steps: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self, local_steps="at least 1")
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, local_steps=self.local_steps)
-
-    def work(self, state: S) -> Work | None:
-        return Steps(self.local_steps)
