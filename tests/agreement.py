@@ -1,4 +1,4 @@
-"""How far the workers' models are from each other during a run."""
+"""Algorithms with one model for all: where it goes, and how far workers are from each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tests.worlds import Watched, make_world
+from tests.algorithms import NUM_WORKERS
+from tests.worlds import NUM_PARAMS, TARGETS, Watched, make_world
+from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import Event, Seconds, WorkerState
@@ -33,3 +35,15 @@ def distances(
     simulator = make_world(watched, platforms=platforms, links=links, faults=faults)
     assert simulator.run()
     return found
+
+
+def outer_sgd(num_rounds: int, local_steps: int, lr: float, momentum: float) -> Tensor:
+    """The model after outer steps of SGD with Nesterov's momentum, without compression."""
+    model = torch.zeros(NUM_PARAMS, requires_grad=True)
+    outer = torch.optim.SGD([model], lr=lr, momentum=momentum, nesterov=True)
+    for _ in range(num_rounds):
+        # Each step of 0.1 towards each target leaves 0.9 of the way.
+        left = 0.9**local_steps
+        model.grad = -(1 - left) * (TARGETS[:NUM_WORKERS] - model.detach()).mean(0)
+        outer.step()
+    return model.detach()

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.agreement import distances
+from tests.agreement import distances, outer_sgd
 from tests.algorithms import MATCHINGS, NUM_ROUNDS, NUM_WORKERS
 from tests.observers import Silent
 from tests.tiers import first, thorough
 from tests.trained import trained_event
 from tests.worlds import (
     EVEN,
-    NUM_PARAMS,
     TARGETS,
     UNEVEN,
     Watched,
@@ -78,15 +77,11 @@ def test_without_momentum_a_round_averages_exactly(topology: Topology) -> None:
 
 
 def test_outer_step_is_that_of_sgd_with_nesterovs_momentum() -> None:
-    model = torch.zeros(NUM_PARAMS, requires_grad=True)
-    outer = torch.optim.SGD([model], lr=0.8, momentum=0.6, nesterov=True)
-    for _ in range(NUM_ROUNDS):
-        # Three steps of 0.1 towards each target leave 0.9 ** 3 of the way.
-        model.grad = -(1 - 0.9**3) * (TARGETS[:NUM_WORKERS] - model.detach()).mean(0)
-        outer.step()
-    algorithm = diloco(directed_ring(NUM_WORKERS), outer_momentum=0.6, outer_lr=0.8)
-    after = final_params(make_world(algorithm))
-    torch.testing.assert_close(after, model.detach().expand_as(after))
+    after = final_params(
+        make_world(diloco(directed_ring(NUM_WORKERS), outer_momentum=0.6, outer_lr=0.8))
+    )
+    expected = outer_sgd(NUM_ROUNDS, local_steps=3, lr=0.8, momentum=0.6)
+    torch.testing.assert_close(after, expected.expand_as(after))
 
 
 @on_each_graph

@@ -57,22 +57,17 @@ from edgegossip.net.seals import SEAL
 
 NUM_ROUNDS = 8
 COMPLETE = complete(NUM_WORKERS)
+ROUNDS: dict[str, Any] = {"topology": COMPLETE, "num_rounds": NUM_ROUNDS}
 HUGE = 3e38
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
     "gossip": Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "gosgd": GoSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
     "adpsgd": ADPSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
-    "choco": ChocoGossip(
-        topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5, Sign())
-    ),
+    "choco": ChocoGossip(**ROUNDS, compressor=TopK(0.5, Sign())),
     "push": StochasticGradientPush(topology=COMPLETE, num_rounds=NUM_ROUNDS),
-    "sparse-push": SparsePush(
-        topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5, BFloat16())
-    ),
-    "difference-push": DifferencePush(
-        topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)
-    ),
+    "sparse-push": SparsePush(**ROUNDS, compressor=TopK(0.5, BFloat16())),
+    "difference-push": DifferencePush(**ROUNDS, compressor=TopK(0.5)),
     "skew-compensated": SkewCompensatedSparsePush(
         topology=COMPLETE,
         num_rounds=NUM_ROUNDS,
@@ -86,9 +81,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         inner=EpochGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS), block_share=0.5
     ),
     "diloco": DiLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)),
-    "double-squeeze": DoubleSqueeze(
-        topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)
-    ),
+    "double-squeeze": DoubleSqueeze(**ROUNDS, compressor=TopK(0.5)),
 }
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 some_algorithms = pytest.mark.parametrize("algorithm", by_name(ALGORITHMS, ["gosgd", "diloco"]))
@@ -98,13 +91,11 @@ def with_values(algorithm: Algorithm[Any], value: float | Callable[[int], float]
     """Whatever is sent, plain or compressed, has `value` in all places, maybe by its round."""
     inner = getattr(algorithm, "inner", algorithm)
     compressor: Compressor = getattr(inner, "compressor", Identity())
-    numel = NUM_PARAMS
-    if isinstance(inner, DoubleSqueeze):
-        numel = inner.chunk_size(NUM_PARAMS)
+    size_of: Callable[[int], int] = getattr(inner, "chunk_size", lambda numel: numel)
 
     def lie(receiver: Rank, message: Message) -> Message:
         size = value(message.round) if callable(value) else value
-        compressed = compressor.compress(torch.full((numel,), size), 0)
+        compressed = compressor.compress(torch.full((size_of(NUM_PARAMS),), size), 0)
 
         def lie_about(name: str, x: torch.Tensor) -> torch.Tensor:
             if x.is_floating_point():
