@@ -278,8 +278,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         effects: list[Effect] = []
         if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
             self._wait_for(state, sender, exchange)
-            if sender not in state.lost and self._will_skip(state, sender, exchange):
-                effects = self.remind(state, sender, now)
+            if sender not in state.lost and state.first_exchange[sender] == math.inf:
+                effects = self.remind(state, sender, now)  # it is expected to skip rounds
         neighbors = self.topology.in_neighbors(state.rank, exchange)
         # Drop messages of workers that are not neighbors in that exchange.
         if exchange >= state.exchange and sender in neighbors:

@@ -215,9 +215,8 @@ def table_iid(settings: StudySettings = StudySettings()) -> Study:
     """Even data: dense SGP, D-PSGD, CHOCO, and rising compression in a directed ring.
 
     D-PSGD and DoubleSqueeze use the complete graph, CHOCO the undirected ring of 8; DiLoCo is
-    also compared.
-    Data: MNIST, HAR and CIFAR-10. On one core, `mnist-lenet5` takes 50 minutes, `har-cnn` 25,
-    each run of `cifar10-lenet5` 15 and each run of `cifar10-resnet20` 40.
+    also compared. Data: MNIST, HAR and CIFAR-10. On one core, `mnist-lenet5` takes 50 minutes,
+    `har-cnn` 25, each run of `cifar10-lenet5` 15 and each run of `cifar10-resnet20` 40.
 
     Args:
         settings: Settings of the study.
