@@ -92,7 +92,7 @@ def test_assigned_data_is_trained_on_from_then_on() -> None:
 
 
 def test_it_says_how_much_was_chosen_for_its_loss() -> None:
-    accuracy_aware = AccuracyAware(selection=Focused())
+    accuracy_aware = AccuracyAware(selection=Focused(min_focus=0.0))
     some = learner(accuracy_aware=accuracy_aware)
     assert (
         some.train(Train(start(some), Epochs())).metrics["focus"] == 0

@@ -27,6 +27,7 @@ from edgegossip.learning.sampling.selection import (
     Selection,
     selection,
 )
+from edgegossip.recipes.studies.loss_matched import LossMatched
 
 ALL = [pytest.param(chosen, id=name) for name, chosen in SELECTIONS.items()]
 DISTINCT = [param for param in ALL if param.id != "focused"]
@@ -214,7 +215,9 @@ def test_focused_is_random_before_the_first_training() -> None:
     assert {position for order in chosen for position in order} == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(("confidence", "low", "high"), [(0.28, 0, 0.01), (0.97, 0.99, 1)])
+@pytest.mark.parametrize(
+    ("confidence", "low", "high"), [(0.49, 0, 0), (0.51, 0.5, 0.6), (0.97, 0.99, 1)]
+)
 def test_recognised_aggregated_points_bring_focus(
     confidence: float, low: float, high: float
 ) -> None:
@@ -263,11 +266,31 @@ def test_samples_never_trained_on_count_twice_the_mean() -> None:
 
 
 def test_focused_with_nothing_to_focus_on_chooses_as_random_does_to_the_last_bit() -> None:
-    offered = trained(torch.rand(50, generator=generator(3)), confidence=0.1)
+    offered = trained(torch.rand(50, generator=generator(3)), confidence=0.45)
     for seed in range(5):
         focused, random = (choose(each, offered, 20, seed) for each in (Focused(), Random()))
         assert torch.equal(focused.order, random.order)
         assert focused.weights is None
+
+
+def test_loss_matched_weights_random_samples_to_the_loss_of_the_focused_ones() -> None:
+    losses = torch.rand(100, generator=generator(3)) ** 4
+    offered = trained(losses)
+    focused = choose(Focused(), offered, 60)
+    matched = choose(LossMatched(), offered, 60)
+    assert len(set(matched.order.tolist())) == 60
+    assert matched.weights is not None
+    [weight] = set(matched.weights.tolist())
+    assert weight * float(losses.mean()) == pytest.approx(float(losses[focused.order].mean()))
+    assert weight > 1.5
+    assert matched.focus == focused.focus == 1
+
+
+def test_loss_matched_has_no_weights_where_nothing_is_focused() -> None:
+    offered = trained(torch.rand(50, generator=generator(3)), confidence=0.1)
+    matched, random = (choose(each, offered, 20) for each in (LossMatched(), Random()))
+    assert torch.equal(matched.order, random.order)
+    assert matched.weights is None
 
 
 # All of them.
@@ -357,6 +380,7 @@ def test_an_unknown_name_is_refused_with_a_hint() -> None:
         (lambda: Pruned(prune_ratio=1), r"prune_ratio must be in \[0, 1\), got 1"),
         (lambda: Focused(max_visits=0), r"max_visits must be at least 1, got 0"),
         (lambda: Focused(sharpness=0.5), r"sharpness must be at least 1, got 0.5"),
+        (lambda: Focused(min_focus=2), r"min_focus must be in \[0, 1\], got 2"),
         (lambda: Focused(num_points=0), r"num_points must be at least 1 or None, got 0"),
     ],
 )

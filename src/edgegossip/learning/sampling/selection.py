@@ -278,9 +278,10 @@ class Focused(Selection):
     .. math:: f = c^s / (c^s + (1 - c)^s)
 
     of the epoch is spent on high losses, and the rest on random samples. The model recognizes
-    means of similar samples (:math:`f \to 1`: MNIST). It does not recognize means of different
-    samples, even if it has memorized every sample (:math:`f` below 0.01: CIFAR-10). Training
-    gives the losses of samples for free. Within each class, visits are proportional to a
+    means of similar samples (:math:`f \to 1`: MNIST). It recognizes few means of different
+    samples, even if it has memorized every sample (CIFAR-10). A share below `min_focus` counts
+    as 0: where data is not redundant, `Focused` chooses exactly like `Random`. Training gives
+    the losses of samples for free. Within each class, visits are proportional to a
     sample's last loss, up to `max_visits` per epoch. Even the fastest platforms therefore spend
     their time on unlearned samples. Unvisited samples count as having twice the mean loss.
 
@@ -292,6 +293,8 @@ class Focused(Selection):
     Args:
         max_visits: Maximum visits of a sample in an epoch for its high loss, at least 1.
         sharpness: :math:`s`, at least 1: steepness of the focus around c = 1/2.
+        min_focus: Smallest :math:`f` that counts, in [0, 1]; 1/2 asks that the model recognize
+            at least half of the points.
         num_points: Number of aggregated points to look at before an epoch, at least 1. A few
             suffice for the mean: with 32, its standard deviation is at most 0.09.
 
@@ -305,13 +308,14 @@ class Focused(Selection):
 
     max_visits: int = 3
     sharpness: float = 6.0
+    min_focus: float = 0.5
     num_points: int | None = 32
 
     needs_sample_losses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_ranges(self, max_visits="at least 1", sharpness="at least 1")
-        check_ranges(self, num_points="at least 1 or None")
+        check_ranges(self, min_focus="in [0, 1]", num_points="at least 1 or None")
 
     def choose(
         self, candidates: Candidates, num_samples: int, random: torch.Generator
@@ -326,13 +330,14 @@ class Focused(Selection):
         return Choice(_shuffled(torch.cat([focused, others]), random), focus=focus)
 
     def focus(self, candidates: Candidates) -> float:
-        """Share of the epoch for high losses, in [0, 1]; 0 before any training."""
-        if bool(candidates.sample_losses.isnan().all()):
+        """Share of the epoch for high losses: 0, or in [`min_focus`, 1]."""
+        if bool(candidates.sample_losses.isnan().all()):  # before any training
             return 0.0
         losses = candidates.losses[candidates.is_newest].double()
         confidence = float(torch.exp(-losses).mean())
         learned, rest = confidence**self.sharpness, (1 - confidence) ** self.sharpness
-        return float(learned / (learned + rest))
+        focus = float(learned / (learned + rest))
+        return focus if focus >= self.min_focus else 0.0
 
     def _revisit(
         self, candidates: Candidates, num_samples: int, random: torch.Generator

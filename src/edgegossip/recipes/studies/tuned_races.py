@@ -2,7 +2,7 @@
 
 A selection that focuses on high losses lengthens steps, as a higher learning rate does. If this
 effect were the whole gain, the gain would vanish once each contender has its best learning
-rate.
+rate, and random samples weighted to the same loss, `loss-matched`, would be as good.
 
 Fields of a row, in addition to those of a race:
     lr, exchange_probability: Settings of the run.
@@ -20,11 +20,14 @@ from pathlib import Path
 from edgegossip.experiments.exhibits import Exhibits, Table, Unit
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.learning.task import Task
-from edgegossip.recipes.studies.contest import Contest
+from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.recipes.studies.contest import Contenders, Contest
+from edgegossip.recipes.studies.loss_matched import LossMatched
 from edgegossip.recipes.studies.problems import DIGITS_MLP, HAR_CNN, MNIST_LENET5, Problem
 from edgegossip.recipes.studies.race import (
     BASELINE,
     CONTENDERS,
+    EDGE_GOSSIP,
     Race,
     Setup,
     less_work,
@@ -51,6 +54,12 @@ EXCHANGES = (1.0, 4.0)
 """Multiples of the problem's exchange probability that GoSGD tries with each learning rate."""
 TUNED = ("lr", "exchange_probability")
 VALIDATION_SHARE = 0.1
+RUNS: Contenders = {
+    **CONTENDERS,
+    "loss-matched": replace(
+        EDGE_GOSSIP, accuracy_aware=replace(ACCURACY_AWARE, selection=LossMatched())
+    ),
+}
 NOTE = (
     "The best accuracy on held-out training samples, averaged over an epoch's worth of "
     "samples; EpochGossip is measured once in that time. The chosen settings are those of the "
@@ -174,7 +183,7 @@ def rates(
         TunedRace(
             problem=problem,
             seed=TUNING_SEED,
-            setup=uneven_setup(problem, CONTROLLED, CONTENDERS),
+            setup=uneven_setup(problem, CONTROLLED, RUNS),
             seeds=settings.seeds,
             max_work=limit,
             factors=factors,
