@@ -16,6 +16,7 @@ from edgegossip.recipes.studies.race import (
     races_of,
 )
 from edgegossip.recipes.studies.speedup import (
+    ALONE,
     CONTROLLED,
     TARGET_GAP,
     speedup_exhibits,
@@ -33,6 +34,7 @@ PROBLEMS = (
 SHORT = replace(DIGITS_MLP, name="digits-dirichlet-1", partition=Dirichlet(alpha=1.0))
 RUNS: Contenders = {
     **CONTENDERS,
+    **ALONE,
     "uncorrected": replace(EDGE_GOSSIP, balancing={"correction": 0.0}),
     "fully-corrected": replace(EDGE_GOSSIP, balancing={"correction": 1.0}),
 }

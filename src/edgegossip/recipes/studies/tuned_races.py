@@ -166,7 +166,7 @@ def rates(
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, all with tuned learning rates.
 
-    Data: HAR (80 minutes on one core) and MNIST, at imbalance 4. GoSGD tries two exchange
+    Data: HAR (100 minutes on one core) and MNIST, at imbalance 4. GoSGD tries two exchange
     probabilities with each rate. The settings are chosen on a held-out tenth of the training
     samples, with a seed that no result uses.
 
