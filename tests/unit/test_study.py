@@ -69,6 +69,17 @@ def test_rows_and_what_they_show_are_kept(tmp_path: Path) -> None:
     assert found["machine"]["num_cores"] >= 1
 
 
+def test_each_cell_keeps_the_commit_that_computed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = study_of({"one/a": Counter(1.0), "one/b": Counter(2.0)})
+    for commit, runs in (("first", ["a"]), ("second", ["a", "b"])):
+        monkeypatch.setattr("edgegossip.experiments.study.source_commit", lambda c=commit: c)
+        run_study(study.with_runs(runs), out=tmp_path, resume=commit == "second")
+    commits = {name: cell["commit"] for name, cell in kept(tmp_path)["cells"].items()}
+    assert commits == {"one/a": "first", "one/b": "second"}
+
+
 def test_a_part_says_what_is_smaller_in_it_and_not_in_others(tmp_path: Path) -> None:
     cells = tuple(
         Cell(name=f"{group}/{i}", group=group, work=Counter(1.0), scaled_down=sentence)

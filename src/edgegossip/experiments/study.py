@@ -9,7 +9,8 @@ Fields of `study.json`:
     command: Command that repeats the study, without `--out`, `--threads` and `--resume`; null
         for a study from Python.
     num_cells: Total number of cells.
-    cells: Finished cells by name: `group` (a part for `--only`), `row` and `wall_seconds`.
+    cells: Finished cells by name: `group` (a part for `--only`), `row`, `wall_seconds` and
+        `commit` (of the source that computed it; null if unknown).
     errors: Cells whose training failed, by name, with the reason.
     figures: Figures, each with `name`, `heading`, `caption` and `panels`. A panel has `title`,
         `kind` (`"lines"`, `"bars"`, `"stacked"` or `"map"`), `x_label`, `y_label`, `x_unit`,
@@ -57,6 +58,7 @@ from edgegossip.experiments.results import Results
 from edgegossip.experiments.run_folder import read_json, require_folder
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.signals import interrupt, interrupted, on_stop_signal
+from edgegossip.experiments.source_commit import source_commit
 
 STUDY = "study.json"
 CELLS = "cells"
@@ -306,8 +308,7 @@ class _Record:
         self._study = study
         self._path = out / STUDY
         self._command = command
-        self._groups: dict[str, str] = {}
-        self._wall_seconds: dict[str, float] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
         self._wall_started = datetime.now(UTC).isoformat(timespec="seconds")
         kept = read_json(self._path) if self._path.exists() else {}
         if kept and resume:
@@ -333,8 +334,11 @@ class _Record:
         try:
             for name, cell in kept["cells"].items():
                 self.rows[name] = cell["row"]
-                self._groups[name] = cell["group"]
-                self._wall_seconds[name] = cell["wall_seconds"]
+                self._facts[name] = {
+                    "group": cell["group"],
+                    "wall_seconds": cell["wall_seconds"],
+                    "commit": cell.get("commit"),  # older folders have none
+                }
             self._wall_started = kept["wall_started"]
         except (LookupError, TypeError, AttributeError) as error:
             raise RunFolderError(
@@ -356,8 +360,12 @@ class _Record:
         """Yield a function that stores the row and duration of `cell`; store an error."""
 
         def keep(found: tuple[Row, float]) -> None:
-            self.rows[cell.name], self._wall_seconds[cell.name] = found
-            self._groups[cell.name] = cell.group
+            self.rows[cell.name], wall_seconds = found
+            self._facts[cell.name] = {
+                "group": cell.group,
+                "wall_seconds": wall_seconds,
+                "commit": source_commit(),
+            }
 
         try:
             yield keep
@@ -384,12 +392,7 @@ class _Record:
                 "command": self._command,
                 "num_cells": len(study.cells),
                 "cells": {
-                    name: {
-                        "group": self._groups[name],
-                        "row": row,
-                        "wall_seconds": self._wall_seconds[name],
-                    }
-                    for name, row in self.rows.items()
+                    name: {**self._facts[name], "row": row} for name, row in self.rows.items()
                 },
                 "errors": self.errors,
                 "figures": _plain(exhibits.figures),
@@ -397,7 +400,7 @@ class _Record:
                 "versions": versions(),
                 "machine": machine(),
                 "wall_started": self._wall_started,
-                "wall_seconds": sum(self._wall_seconds.values()),
+                "wall_seconds": sum(facts["wall_seconds"] for facts in self._facts.values()),
             },
         )
 
