@@ -1,9 +1,9 @@
 """How long aggregation takes, how well it divides, and whether `num_flops` foresees it.
 
-    python benchmarks/aggregation.py                      a table of 12,500 CIFAR-10 pictures
-    python benchmarks/aggregation.py --dataset har        of another data set
-    python benchmarks/aggregation.py --samples 1000       of so many samples
-    python benchmarks/aggregation.py --json               one JSON object
+    python -m benchmarks.aggregation                      a table of 12,500 CIFAR-10 pictures
+    python -m benchmarks.aggregation --dataset har        of another data set
+    python -m benchmarks.aggregation --samples 1000       of so many samples
+    python -m benchmarks.aggregation --json               one JSON object
 
 Real samples if the folder $EDGEGOSSIP_DATA has them, synthetic ones otherwise. Seconds are
 processor time of `fit` on one thread, the median of several runs after a warm-up; other work on
@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from benchmarks.kept import about
 from sklearn.datasets import make_blobs
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -128,7 +129,7 @@ def main() -> None:
             for kind in COMBINATIONS
         }
     if options.json:
-        print(json.dumps({"data": name, "training_flops_per_second": speed} | figures))
+        print(json.dumps({**about(options), "training_flops_per_second": speed, **figures}))
         return
     print(f"{len(x):,} samples of {name}, ratio {options.ratio:g}; training {speed:.2e} FLOP/s")
     print(f"{'':18} {'seconds':>8} {'predicted':>10} {'within':>7}")

@@ -1,6 +1,6 @@
 """Do balanced epochs end together while the load changes every few seconds?
 
-    python benchmarks/balanced_epochs.py [--epochs 40] [--phase 8]
+    python -m benchmarks.balanced_epochs [--epochs 40] [--phase 8]
 
 Four uneven platforms (1 : 0.8 : 0.33 : 0.25 of 1,000 samples/s), each with loads of its own
 that change every `--phase` seconds on average; shards of 12,500 samples in batches of 64;

@@ -1,6 +1,6 @@
 """The cost before an epoch of a worker among many: its own forecast, and everybody's shares.
 
-    python benchmarks/balancing.py [--platforms 1000] [--repeats 200]
+    python -m benchmarks.balancing [--platforms 1000] [--repeats 200]
 
 Each worker forecasts its own throughput and computes Algorithm 1 over the forecasts that it has
 heard from all. Medians in milliseconds on one thread, and the 95th percentile.

@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection
 
 import torch
 from benchmarks.exchange import BareZenoh, free_ports
+from benchmarks.kept import about
 from torch import Tensor, nn
 
 from edgegossip.algorithms.parameter_server.asp import ASP
@@ -164,9 +165,9 @@ def main() -> None:
         ratios = sorted(a / b for a, b in zip(found["commit"], base, strict=True))
         row[f"commit_over_{name}"] = statistics.median(ratios)
         row[f"least_and_most_over_{name}"] = [ratios[0], ratios[-1]]
-    row |= {"turns": TURNS, "torch": torch.__version__}
+    row |= {"turns": TURNS}
     if options.json:
-        print(json.dumps(row, indent=2))
+        print(json.dumps(about(options) | row, indent=2))
         return
     for name, value in row.items():
         print(f"{name:32}{value}")

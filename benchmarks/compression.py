@@ -1,8 +1,8 @@
 """How fast compressors are, how many bytes they send, and what gets lost.
 
-    python benchmarks/compression.py                     10,000,000 normally distributed entries
-    python benchmarks/compression.py --numel 1000000     fewer
-    python benchmarks/compression.py --json              one JSON object
+    python -m benchmarks.compression                     10,000,000 normally distributed entries
+    python -m benchmarks.compression --numel 1000000     fewer
+    python -m benchmarks.compression --json              one JSON object
 
 Milliseconds are processor time on one thread, medians after a warm-up: other work on the
 machine disturbs it less than the clock. Encoding includes the choice of what is kept. "Lost" is
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from benchmarks.kept import about
 from torch import Tensor
 
 from edgegossip.core import codec
@@ -218,7 +219,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = figures(options.numel, options.repeats)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(about(options) | found))
         return
     print(f"{options.numel:,} entries, {options.repeats} runs\n")
     for name in ("compressors", "model", "position_bits", "lost_with_4_bits"):

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.kept import about
 from lab.lab import GOODPUT, HostSpec, Lab, Process
 from lab.machine import missing
 from lab.network import BURST_SECONDS, QUEUE_SECONDS
@@ -52,8 +52,6 @@ from edgegossip.core.protocol import (
     WorkerState,
 )
 from edgegossip.core.trainer import Trainer
-from edgegossip.experiments.describe import versions
-from edgegossip.experiments.study import machine
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 
@@ -223,11 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     found = {name: compare(SETTINGS[name], options.repeats) for name in options.only}
     if options.json:
-        words = sys.argv[1:] if arguments is None else arguments
         kept = {
-            "command": shlex.join(["python", "-m", "benchmarks.downlink", *words]),
-            "versions": versions(),
-            "machine": machine(),
+            **about(options),
             "num_bytes": SIZE,
             "goodput": GOODPUT,
             "tbf": {"burst_seconds": BURST_SECONDS, "queue_seconds": QUEUE_SECONDS},

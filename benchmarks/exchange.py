@@ -1,7 +1,7 @@
 """How long two processes take to exchange a float32 vector, both at once, and average it.
 
-    python benchmarks/exchange.py           a table
-    python benchmarks/exchange.py --json    one JSON object
+    python -m benchmarks.exchange           a table
+    python -m benchmarks.exchange --json    one JSON object
 
 Milliseconds on loopback, the median over repetitions in which the three take turns in random
 order:
@@ -33,6 +33,7 @@ import numpy as np
 import torch
 import torch.distributed
 import zenoh
+from benchmarks.kept import about
 from torch import Tensor
 
 from edgegossip.core.protocol import Message, Rank
@@ -280,7 +281,7 @@ def main() -> None:
         for size, row in measured.items()
     ]
     if arguments.json:
-        print(json.dumps({"unit": "ms", "exchange": rows}))
+        print(json.dumps({**about(arguments), "unit": "ms", "exchange": rows}))
         return
     print("      MB    ours   zenoh    gloo  zenoh/ours  gloo/ours")
     for row in rows:

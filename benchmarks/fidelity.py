@@ -29,16 +29,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from benchmarks.kept import about
 from benchmarks.lab_runs import Setting, calibrate, run_in_lab, run_simulated, time_limit
 from lab.lab import HostSpec
 from lab.machine import missing
 from lab.pace import Pace, follow, platform
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.results import Evaluation, Results
 from edgegossip.experiments.run_folder import load_results
-from edgegossip.experiments.study import machine
 from edgegossip.sim.platform import UNEVEN_SPEEDS
 
 GOSSIP = ("epoch-gossip", "gosgd", "edge-gossip")
@@ -263,9 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if options.json:
         listed = [{**asdict(row), "error": row.error, "is_kept": row.is_kept} for row in rows]
-        told = {"rows": listed, "runs": found, "is_kept": is_kept, "options": vars(options)}
-        told |= {"versions": versions(), "machine": machine()}
-        print(json.dumps(told, indent=2, default=str))
+        told = {"rows": listed, "runs": found, "is_kept": is_kept}
+        print(json.dumps(about(options) | told, indent=2))
     return not is_kept
 
 

@@ -1,7 +1,7 @@
 """Losses of framework scripts that joined a run, compared with one process.
 
-    python benchmarks/framework_losses.py           a table
-    python benchmarks/framework_losses.py --json    one JSON object
+    python -m benchmarks.framework_losses           a table
+    python -m benchmarks.framework_losses --json    one JSON object
 
 `examples/frameworks/lightning_regression.py` and `transformers_gpt.py` (books from
 $EDGEGOSSIP_DATA) run alone and as two and four workers by `edgegossip script`. Each worker
@@ -21,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from benchmarks.kept import about
 
 from edgegossip.recipes.recipe_settings import default_data_dir
 
@@ -93,11 +95,8 @@ def main() -> None:
     options = parser.parse_args()
     figures = measure(options.pieces, range(options.seeds), options.only)
     if options.json:
-        settings = {"seeds": options.seeds, "pieces": options.pieces}
-        versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-        command = f"python benchmarks/framework_losses.py {' '.join(sys.argv[1:])}"
-        about = {"command": command, "settings": settings, "versions": versions}
-        print(json.dumps({**about, **figures}))
+        used = {name: importlib.metadata.version(name) for name in PACKAGES}
+        print(json.dumps({**about(options), "frameworks": used, **figures}))
         return
     for name, found in figures.items():
         print(f"{name}: losses {found['losses']}, ratios {found['ratios']}")

@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
+import sys
+from pathlib import Path
 from typing import Any
+
+from edgegossip.experiments.describe import versions
+from edgegossip.experiments.source_commit import source_commit
+from edgegossip.experiments.study import machine
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
+    """Origin of figures: command, options, commit, versions and machine."""
+    module = getattr(sys.modules["__main__"].__spec__, "name", Path(sys.argv[0]).name)
+    return {
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "options": {
+            name: value for name, value in vars(options).items() if not isinstance(value, Path)
+        },
+        "commit": source_commit(),
+        "versions": versions(),
+        "machine": machine(),
+    }
 
 
 def rounded(value: Any) -> Any:  # noqa: ANN401

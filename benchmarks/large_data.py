@@ -31,10 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from benchmarks.kept import about
 
 from edgegossip.core.protocol import Steps, Train
-from edgegossip.experiments.describe import versions
-from edgegossip.experiments.study import machine
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.models import lenet5
 from edgegossip.learning.numpy_split import from_numpy
@@ -148,9 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     found = compare(options.gib, options.repeats)
     if options.json:
-        command = f"python -m benchmarks.large_data --gib {options.gib:g} --json"
-        told = {"command": command, "repeats": options.repeats}
-        print(json.dumps({**told, "versions": versions(), "machine": machine(), **found}))
+        print(json.dumps(about(options) | found))
         return 0
     for name, values in found["samples_per_second"].items():
         print(f"{name:8} {statistics.median(values):>8,.0f} samples/s")

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -28,10 +27,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from benchmarks.kept import about
+
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.launch import free_ports
-from edgegossip.experiments.describe import versions
-from edgegossip.experiments.study import machine
 
 ALGORITHMS = ("gossip", "epoch-gossip", "gosgd", "edge-gossip")
 NUM_WORKERS = 4
@@ -134,11 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(row | {"is_kept": spread(runs, "trained")["max"] <= ALLOWED})
             print(name, num_late, row["joining"], row["trained"], file=sys.stderr)
     if options.json:
-        words = sys.argv[1:] if arguments is None else arguments
         kept = {
-            "command": shlex.join(["python", "-m", "benchmarks.late_joiners", *words]),
-            "versions": versions(),
-            "machine": machine(),
+            **about(options),
             "seeds": "the recipe's: 0",
             "allowed_seconds": ALLOWED,
             "result": rows,

@@ -21,7 +21,6 @@ import logging
 import multiprocessing
 import os
 import queue
-import shlex
 import sys
 import tempfile
 import threading
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.kept import about
 from benchmarks.lie_cases import CASES, RESTARTED, Case
 from tests import liars
 from tests.liars import HONEST, LIAR, NUM_WORKERS, teach
@@ -46,8 +46,6 @@ from edgegossip.core.protocol import Rank, Seconds, Train
 from edgegossip.core.topology import complete
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.deploy.launch import free_ports
-from edgegossip.experiments.describe import versions
-from edgegossip.experiments.study import machine
 from edgegossip.learning.task import Workload
 from edgegossip.net.address import Address
 from edgegossip.net.envelope import Envelope, pack
@@ -318,11 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         liars.certificates(Path(folder))
         rows = measure(options.only, options.lies, options.seeds, Path(folder))
     if options.json:
-        words = sys.argv[1:] if arguments is None else arguments
         kept = {
-            "command": shlex.join(["python", "-m", "benchmarks.liars", *words]),
-            "versions": versions(),
-            "machine": machine(),
+            **about(options),
             "seeds": options.seeds,
             "settings": {
                 "num_workers": NUM_WORKERS,

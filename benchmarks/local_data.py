@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.kept import about
 from benchmarks.lab_runs import Setting, calibrate, work_in_lab
 from lab.lab import HostSpec, Lab
 from lab.machine import missing
@@ -44,9 +45,7 @@ import edgegossip as eg
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.randomness import generator
 from edgegossip.deploy.gather import gather
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.study import machine
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.recipes.recipe_settings import default_data_dir
 
@@ -227,9 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not options.json:
                 show(rows[-1])
     if options.json:
-        told = {"rows": rows, "options": vars(options)}
-        told |= {"versions": versions(), "machine": machine()}
-        print(json.dumps(told, indent=2, default=str))
+        print(json.dumps({**about(options), "rows": rows}, indent=2))
     return not all(
         row["median_spread"] <= MOST_SPREAD and row["share_of_bound"] >= LEAST_SHARE
         for row in rows

@@ -26,12 +26,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import rounded
+from benchmarks.kept import about, rounded
 from benchmarks.simulator import NUM_CORES, alone, raw_speed
 
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.files import write_json
-from edgegossip.experiments.study import machine
 
 RECIPE = "systems/har-cnn"
 OPTIONS = ["--only", "edge-gossip", "--num-epochs", "4", "--seeds", "0..9"]
@@ -101,11 +99,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     found = {
-        "command": f"python -m benchmarks.many_runs --repeats {arguments.repeats}",
-        "machine": machine(),
-        "versions": versions(),
+        **about(arguments),
         "recipe": RECIPE,
-        "options": OPTIONS,
+        "recipe_options": OPTIONS,
         **measure(arguments.repeats),
     }
     print(json.dumps(rounded(found), indent=2))

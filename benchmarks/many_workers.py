@@ -24,14 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import about
 from benchmarks.simulator import pictures, simulate
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.topology import ring
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.files import write_json
-from edgegossip.experiments.study import machine
 from edgegossip.learning.learner import Learner
 from edgegossip.learning.models import lenet5, mlp
 from edgegossip.learning.stacked import StackedLearner
@@ -121,16 +120,12 @@ def main() -> None:
     options = parser.parse_args()
     found: object
     if options.part == "speed":
-        words = f"speed --repeats {options.repeats} --workers {options.workers}"
         found = speeds(options.repeats, options.workers)
     else:
-        words = f"memory {options.model} {options.workers}"
         found = alone(partial(memory, options.model, options.workers))
-    command = f"python -m benchmarks.many_workers {words}"
-    kept = {"command": command, "machine": machine(), "versions": versions(), "found": found}
     print(json.dumps(found, indent=2))
     if options.json:
-        write_json(options.json, kept)
+        write_json(options.json, {**about(options), "found": found})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The cost of taking part in a real run, compared with plain PyTorch.
 
-    python benchmarks/overhead.py           a table
-    python benchmarks/overhead.py --json    one JSON object
+    python -m benchmarks.overhead           a table
+    python -m benchmarks.overhead --json    one JSON object
     python -m benchmarks.overhead --frameworks    callbacks of Lightning and Transformers
 
 LeNet-5 on MNIST (from $EDGEGOSSIP_DATA), 15,000 pictures a process and epoch, one intra-op
@@ -41,6 +41,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from benchmarks.kept import about
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import TensorDataset
 
@@ -299,7 +300,7 @@ def main() -> None:
     measured = measure_frameworks if options.frameworks else measure
     figures = measured(options.samples, options.epochs, options.repeats)
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(about(options) | figures))
         return
     for name, value in figures.items():
         if isinstance(value, list):

@@ -28,13 +28,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import about
+
 from edgegossip.cli.plan_candidates import Proposal
 from edgegossip.cli.plan_command import Plan, PlanOptions, parse_plan
 from edgegossip.cli.plan_ranking import Outlook, ranked
 from edgegossip.cli.plan_study import Stage
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.exhibits import Exhibits
-from edgegossip.experiments.study import STUDY, Cell, Row, Session, Study, machine, run_study
+from edgegossip.experiments.study import STUDY, Cell, Row, Session, Study, run_study
 
 TASKS: Mapping[str, tuple[str, ...]] = {
     "systems/quickstart": ("--num-epochs", "30"),
@@ -213,13 +214,10 @@ def main() -> int:
         found.append(judge(draw(seed), options.out, options))
         print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     told = {
-        "command": "python -m benchmarks.plan_choice",
-        "options": {name: value for name, value in vars(options).items() if name != "out"},
+        **about(options),
         "set_ups": found,
         "num_best": sum(each["place_of_first_choice"] == 1 for each in found),
         "is_good": is_good(found),
-        "versions": versions(),
-        "machine": machine(),
     }
     print(json.dumps(told, indent=1))
     return not told["is_good"]

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity import crossing
+from benchmarks.kept import about
 from benchmarks.lab_runs import Setting, run_in_lab
 from lab.lab import GOODPUT, HostSpec, Lab
 from lab.machine import missing
@@ -37,8 +38,7 @@ from lab.machine import missing
 from edgegossip.cli.plan_candidates import Proposal, duration_words
 from edgegossip.cli.plan_command import Plan, parse_plan
 from edgegossip.cli.plan_ranking import Outlook, ranked
-from edgegossip.experiments.describe import versions
-from edgegossip.experiments.study import STUDY, machine, run_study
+from edgegossip.experiments.study import STUDY, run_study
 
 RECIPE = "systems/mnist-lenet5"
 WORDS = ("--num-workers", "4")
@@ -176,8 +176,7 @@ def main() -> int:
             error = "-" if row.error is None else f"{row.error:+.1%}"
             print(row, error, file=sys.stderr, flush=True)
     told = {
-        "command": "python -m benchmarks.plan_lab",
-        "options": {name: value for name, value in vars(options).items() if name != "out"},
+        **about(options),
         "machines": [str(each) for each in plan.stage.machines],
         "rows": [
             {"algorithm": r.algorithm, "quantity": r.quantity, "planned": r.planned}
@@ -185,8 +184,6 @@ def main() -> int:
             for r in rows
         ],
         "runs": runs,
-        "versions": versions(),
-        "machine": machine(),
     }
     print(json.dumps(told, indent=1))
     times = [row for row in rows if row.quantity == "seconds to target"]

@@ -25,14 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity import GOSSIP, measure, setting
-from benchmarks.kept import rounded
+from benchmarks.kept import about, rounded
 from benchmarks.lab_runs import Setting, calibrate, run_in_lab, run_simulated, time_limit
 from lab.machine import missing
 from lab.pace import follow
 
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.files import write_json
-from edgegossip.experiments.study import machine
 from edgegossip.sim.platform import Platform
 
 CALIBRATION = "calibration.json"
@@ -138,9 +136,7 @@ def main() -> None:
     show(found)
     if options.json:
         kept = {
-            "command": "python -m benchmarks.prediction calibrate DIR; ... run DIR",
-            "machine": machine(),
-            "versions": versions(),
+            **about(options),
             **calibration,
             "run": begun,
             "runs": runs,

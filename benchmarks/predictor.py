@@ -1,8 +1,8 @@
 """How far off forecasts of the throughput are, and what they cost.
 
-    python benchmarks/predictor.py                    tables
-    python benchmarks/predictor.py --json             one JSON object
-    python benchmarks/predictor.py --only workloads   one part
+    python -m benchmarks.predictor                    tables
+    python -m benchmarks.predictor --json             one JSON object
+    python -m benchmarks.predictor --only workloads   one part
 
 Forecasts: on four uneven platforms (two of them with four executors), each under jobs of its
 own that come and go, a worker asks for a forecast, trains for about `horizon` seconds, and asks
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from benchmarks.kept import about
 from sklearn.base import RegressorMixin
 from sklearn.ensemble import (
     GradientBoostingRegressor,
@@ -36,8 +37,6 @@ from sklearn.preprocessing import PolynomialFeatures, SplineTransformer
 from sklearn.svm import SVR
 
 from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.describe import versions
-from edgegossip.experiments.study import machine
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.slow_down import gaussian_process
@@ -260,10 +259,7 @@ def main() -> None:
     if not options.json:
         show(found)
         return
-    only = f" --only {options.only}" if options.only else ""
-    command = {"command": f"python benchmarks/predictor.py --json{only}"}
-    about = {"versions": versions(), "machine": machine()}
-    print(json.dumps(command | about | found))
+    print(json.dumps(about(options) | found))
 
 
 if __name__ == "__main__":

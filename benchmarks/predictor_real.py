@@ -1,8 +1,8 @@
 """How far off forecasts are on this machine, beside WordCount and Sort: the paper's Fig. 9.
 
-    python benchmarks/predictor_real.py             a table
-    python benchmarks/predictor_real.py --json      one JSON object
-    python benchmarks/predictor_real.py --profile FILE --kind wordcount
+    python -m benchmarks.predictor_real             a table
+    python -m benchmarks.predictor_real --json      one JSON object
+    python -m benchmarks.predictor_real --profile FILE --kind wordcount
                                                     in pieces: FILE is made if it is not there
 
 First a profile is measured as `edgegossip profile` does. Then LeNet-5 trains on one thread
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.kept import about
 
 from edgegossip.core.randomness import generator
 from edgegossip.learning.dataset import ArraySplit, Dataset
@@ -222,7 +223,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = measure_all(options)
-    print(json.dumps(found)) if options.json else show(found)
+    print(json.dumps(about(options) | found)) if options.json else show(found)
 
 
 if __name__ == "__main__":

@@ -38,13 +38,13 @@ from typing import Any
 
 import psutil
 import torch
+from benchmarks.kept import about
 from benchmarks.simulator import BATCH_SIZE, Chatter, pictures
 from tests.ray_clusters import RayNodes, cluster
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.cluster.ray_pool import RayPool
 from edgegossip.core.topology import ring
-from edgegossip.experiments.describe import versions
 from edgegossip.learning.models import lenet5
 from edgegossip.learning.task import Task, Workload
 from edgegossip.recipes.rehearsal import Rehearsal
@@ -245,13 +245,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for the JSON; by default it is printed")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    given = {name: value for name, value in vars(options).items() if name != "out"}
-    flags = " ".join(f"--{name} {value}" for name, value in given.items() if value)
     head = {
-        "command": f"python -m benchmarks.ray_pool {flags}",
-        "cores": os.cpu_count(),
+        **about(options),
         "load": os.getloadavg()[0],
-        "versions": versions(),
     }
     if options.kills:
         runs = kills(options.kills)

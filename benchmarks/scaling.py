@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.kept import rounded
+from benchmarks.kept import about, rounded
 from benchmarks.many_workers import MEMORY_MODELS
 from benchmarks.simulator import Chatter, pictures
 
@@ -47,9 +47,7 @@ from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.observer import Observer
 from edgegossip.core.protocol import Rank, Seconds, Trained
 from edgegossip.core.topology import ring
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.files import write_json
-from edgegossip.experiments.study import machine
 from edgegossip.learning.stacked import StackedLearner
 from edgegossip.learning.task import Task, Workload
 from edgegossip.recipes.rehearsal import Rehearsal
@@ -276,13 +274,9 @@ def main() -> None:
     options = parser.parse_args()
     before = os.getloadavg()[0]
     rows = measured(options.sizes, options.repeats)
-    sizes = " ".join(map(str, options.sizes))
     kept = {
-        "command": f"python -m benchmarks.scaling --repeats {options.repeats} "
-        f"--sizes {sizes} --send {options.send:g}",
-        "machine": machine(),
+        **about(options),
         "load_before_and_after": [before, os.getloadavg()[0]],
-        "versions": versions(),
         "model": summed_up(rows, options.sizes, options.send),
         "runs": rows,
     }

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,15 +26,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import about
+
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.topology import complete
-from edgegossip.experiments.describe import describe, versions
+from edgegossip.experiments.describe import describe
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
-from edgegossip.experiments.study import machine
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.holding_out import hold_out
 from edgegossip.learning.models import lenet5
@@ -187,11 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = list(rows(Runs(dataset, options.out, options.num_epochs)))
     if not options.json:
         return show(found)
-    words = sys.argv[1:] if arguments is None else arguments
     kept = {
-        "command": shlex.join(["python", "-m", "benchmarks.schedules", *words]),
-        "versions": versions(),
-        "machine": machine(),
+        **about(options),
         "seeds": {"tuning": TUNING_SEEDS, "results": SEEDS, "held_out": 0},
         "imbalance": IMBALANCE,
         "num_epochs": options.num_epochs,

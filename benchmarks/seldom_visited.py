@@ -33,13 +33,12 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from benchmarks.kept import rounded
+from benchmarks.kept import about, rounded
 from torch import Tensor, nn
 
 from edgegossip.algorithms.edge_gossip.plan import MOST_BLOCKS
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.randomness import generator
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.files import write_json
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.loss import prepare_batch
@@ -351,8 +350,7 @@ def main() -> None:
     torch.set_num_threads(1)
     data = DATASETS["cifar10"](args.data_dir)
     rows: list[dict[str, Any]] = []
-    command = f"python -m benchmarks.seldom_visited --seeds {' '.join(map(str, args.seeds))}"
-    told = {"command": command, "versions": versions(), "settings": SETTINGS}
+    told = {**about(args), "settings": SETTINGS}
     for seed in args.seeds:
         for name in args.only:
             row = curves(REMEDIES[name], data, seed)

@@ -1,7 +1,7 @@
 """How close the simulator comes to raw PyTorch, and how fast its event loop is.
 
-    python benchmarks/simulator.py           a table
-    python benchmarks/simulator.py --json    one JSON object
+    python -m benchmarks.simulator           a table
+    python -m benchmarks.simulator --json    one JSON object
 
 Training: samples per second of LeNet-5 at batch 64 on pictures of MNIST's size, simulated with
 4 and with 64 workers, over those of plain PyTorch loops that keep all cores busy (one thread
@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from benchmarks.kept import about
 from torch import Tensor
 
 from edgegossip.algorithms.epoch_gossip import EpochGossip
@@ -259,7 +260,7 @@ def main() -> None:
     options = parser.parse_args()
     figures = measure(options.repeats, options.steps, options.events)
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(about(options) | figures))
         return
     for name, value in figures.items():
         print(f"{name:34} {value:>12,.3f}" if value < 10 else f"{name:34} {value:>12,.0f}")

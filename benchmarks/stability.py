@@ -27,15 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.kept import about
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.errors import EdgeGossipError
 from edgegossip.core.topology import complete
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
-from edgegossip.experiments.study import machine
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.models import mlp
 from edgegossip.learning.optimizer import SGD
@@ -135,9 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in RUNS
     }
     if options.json:
-        command = f"python -m benchmarks.stability --set-ups {options.set_ups} --json"
-        told = {"command": command, "versions": versions(), "machine": machine()}
-        print(json.dumps({**told, "summary": summary, "set_ups": found}))
+        print(json.dumps({**about(options), "summary": summary, "set_ups": found}))
         return 0
     for name, values in summary.items():
         print(f"{name:24} {values['diverged']:>3} diverged, {values['median accuracy']:.4f}")

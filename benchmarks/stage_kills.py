@@ -28,7 +28,6 @@ import math
 import multiprocessing
 import os
 import random
-import shlex
 import shutil
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.kept import about
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
@@ -51,10 +51,8 @@ from edgegossip.deploy.gathering import WORKERS
 from edgegossip.deploy.join import Connection, join
 from edgegossip.deploy.launch import free_ports
 from edgegossip.deploy.worker import WorkerSettings
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.study import machine
 from edgegossip.learning.dataset import ArraySplit, Dataset, Split
 from edgegossip.learning.models import mlp
 from edgegossip.learning.readers import mnist
@@ -319,9 +317,7 @@ def main() -> int:
         ]
     if options.json:
         kept = {
-            "command": shlex.join(["python", "-m", "benchmarks.stage_kills", *sys.argv[1:]]),
-            "machine": machine(),
-            "versions": versions(),
+            **about(options),
             "seeds": [*range(options.seeds)],
             "settings": {
                 "num_stages": NUM_STAGES,

@@ -22,9 +22,7 @@ import argparse
 import json
 import logging
 import os
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +32,7 @@ from typing import Any
 
 import psutil
 import torch
+from benchmarks.kept import about
 from benchmarks.stage_kills import Run, certificates
 from torch import nn
 
@@ -41,9 +40,7 @@ from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.core.protocol import Seconds, Train
 from edgegossip.core.trainer import TrainingResult
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.study import machine
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.stages.cutting import blocks
 from edgegossip.learning.stages.decoupled_stage import DecoupledStage
@@ -200,10 +197,8 @@ def main() -> None:
         }
     if options.json:
         kept = {
-            "command": shlex.join(["python", "-m", "benchmarks.stage_memory", *sys.argv[1:]]),
+            **about(options),
             "niceness": os.nice(0),
-            "machine": machine(),
-            "versions": versions(),
             "settings": {
                 "width": WIDTH,
                 "batch_size": BATCH_SIZE,

@@ -31,12 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.kept import about
 from lab.lab import GOODPUT, HostSpec, Lab
 from lab.machine import missing
 
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.runner import run
-from edgegossip.experiments.study import machine
 from edgegossip.learning.dataset import ArraySplit
 from edgegossip.learning.readers import mnist
 from edgegossip.learning.stages.cutting import blocks
@@ -260,8 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         part: PARTS[part](options.out, options.turns, options.seconds) for part in options.only
     }
     if options.json:
-        told = {"options": vars(options), "versions": versions(), "machine": machine()}
-        print(json.dumps({**told, "parts": found}, indent=1, default=str))
+        print(json.dumps({**about(options), "parts": found}, indent=1))
         return 0
     for part, runs in found.items():
         for name, values in runs.items():

@@ -32,15 +32,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from benchmarks.kept import about
 
 from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.algorithms.parameter_server.asp import ASP
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.gathering import WORKERS
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.study import machine
 from edgegossip.learning.holding_out import hold_out
 from edgegossip.learning.models import mlp
 from edgegossip.learning.readers import digits
@@ -170,7 +169,7 @@ def main() -> int:
     options = parser.parse_args()
     found = [measure(method, options.seeds) for method in options.only]
     if options.json:
-        print(json.dumps({"machine": machine(), "versions": versions(), "runs": found}))
+        print(json.dumps({**about(options), "runs": found}))
     else:
         for each in found:
             print(*(f"{name}: {value}" for name, value in each.items()), sep="\n  ")

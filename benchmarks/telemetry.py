@@ -1,7 +1,7 @@
 """The time to collect and store one sample of telemetry: the paper's Fig. 11.
 
-    python benchmarks/telemetry.py           a table
-    python benchmarks/telemetry.py --json    one JSON object
+    python -m benchmarks.telemetry           a table
+    python -m benchmarks.telemetry --json    one JSON object
 
 Milliseconds: the median, and what 95 % of samples stay below. "collecting" is reading all
 counters of this machine and of a process tree of `--children` children, and the mean of a
@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+
+from benchmarks.kept import about
 
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.history import History
@@ -113,7 +115,7 @@ def main() -> None:
     options = parser.parse_args()
     found = measure_all(options.repeats, options.children)
     if options.json:
-        print(json.dumps({"milliseconds": found}))
+        print(json.dumps({**about(options), "milliseconds": found}))
         return
     print("                                median ms    95 %   worst")
     for name, values in found.items():
