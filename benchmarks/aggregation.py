@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=10.0, help="samples a point")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each")
     options = parser.parse_args()
+    origin = about(options)
     torch.set_num_threads(1)
     with threadpool_limits(1):
         name, x, y = samples(options.dataset, options.samples)
@@ -129,7 +130,9 @@ def main() -> None:
             for kind in COMBINATIONS
         }
     if options.json:
-        print(json.dumps({**about(options), "training_flops_per_second": speed, **figures}))
+        print(
+            json.dumps({**origin, "data": name, "training_flops_per_second": speed, **figures})
+        )
         return
     print(f"{len(x):,} samples of {name}, ratio {options.ratio:g}; training {speed:.2e} FLOP/s")
     print(f"{'':18} {'seconds':>8} {'predicted':>10} {'within':>7}")

@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=1.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    origin = about(options)
     found = measure(options.megabytes)
     bases = {
         "two_exchanges": [2 * each for each in found["exchange"]],
@@ -167,7 +168,7 @@ def main() -> None:
         row[f"least_and_most_over_{name}"] = [ratios[0], ratios[-1]]
     row |= {"turns": TURNS}
     if options.json:
-        print(json.dumps(about(options) | row, indent=2))
+        print(json.dumps(origin | row, indent=2))
         return
     for name, value in row.items():
         print(f"{name:32}{value}")

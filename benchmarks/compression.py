@@ -216,10 +216,11 @@ def main() -> None:
     parser.add_argument("--numel", type=int, default=10_000_000, help="entries of the vector")
     parser.add_argument("--repeats", type=int, default=9, help="runs of each")
     options = parser.parse_args()
+    origin = about(options)
     torch.set_num_threads(1)
     found = figures(options.numel, options.repeats)
     if options.json:
-        print(json.dumps(about(options) | found))
+        print(json.dumps(origin | found))
         return
     print(f"{options.numel:,} entries, {options.repeats} runs\n")
     for name in ("compressors", "model", "position_bits", "lost_with_4_bits"):

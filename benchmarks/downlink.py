@@ -208,21 +208,22 @@ def show(found: Mapping[str, Mapping[str, Any]]) -> None:
         print(f"{name:28}{seconds}{end['simulated']:11.3f}{row['error']:+8.1%}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    origin = about(options)
     if lacks := missing():
         print(f"no lab here, as this is missing: {'; '.join(lacks)}")
         return 0
     found = {name: compare(SETTINGS[name], options.repeats) for name in options.only}
     if options.json:
         kept = {
-            **about(options),
+            **origin,
             "num_bytes": SIZE,
             "goodput": GOODPUT,
             "tbf": {"burst_seconds": BURST_SECONDS, "queue_seconds": QUEUE_SECONDS},

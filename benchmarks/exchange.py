@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--seconds", type=float, default=30.0, help="about how long to measure")
     arguments = parser.parse_args()
+    origin = about(arguments)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # for the processes to come
     # A fourth of the time each; 1.5 ns a byte and system, and 1 ms.
     repetitions = {
@@ -281,7 +282,7 @@ def main() -> None:
         for size, row in measured.items()
     ]
     if arguments.json:
-        print(json.dumps({**about(arguments), "unit": "ms", "exchange": rows}))
+        print(json.dumps({**origin, "unit": "ms", "exchange": rows}))
         return
     print("      MB    ours   zenoh    gloo  zenoh/ours  gloo/ours")
     for row in rows:

@@ -212,7 +212,7 @@ def show(rows: Sequence[Row]) -> None:
         )
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -227,7 +227,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--out", type=Path, default=time.strftime("runs/fidelity/%Y%m%d-%H%M%S")
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
 def setting(algorithm: str, options: argparse.Namespace) -> Setting:
@@ -241,8 +241,9 @@ def setting(algorithm: str, options: argparse.Namespace) -> Setting:
     return Setting(("adsp/mnist-lenet5", *flags), SERVED, options.served_target, out)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+def main() -> int:
+    options = parse()
+    origin = about(options)
     if lacks := missing():
         print(f"no lab here, as this is missing: {'; '.join(lacks)}")
         return 0
@@ -263,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         listed = [{**asdict(row), "error": row.error, "is_kept": row.is_kept} for row in rows]
         told = {"rows": listed, "runs": found, "is_kept": is_kept}
-        print(json.dumps(about(options) | told, indent=2))
+        print(json.dumps(origin | told, indent=2))
     return not is_kept
 
 

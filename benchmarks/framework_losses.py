@@ -93,10 +93,11 @@ def main() -> None:
     parser.add_argument("--pieces", type=int, default=40_000, help="of text, 32 bytes each")
     parser.add_argument("--only", help="one of the examples")
     options = parser.parse_args()
+    origin = about(options)
     figures = measure(options.pieces, range(options.seeds), options.only)
     if options.json:
         used = {name: importlib.metadata.version(name) for name in PACKAGES}
-        print(json.dumps({**about(options), "frameworks": used, **figures}))
+        print(json.dumps({**origin, "frameworks": used, **figures}))
         return
     for name, found in figures.items():
         print(f"{name}: losses {found['losses']}, ratios {found['ratios']}")

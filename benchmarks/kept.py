@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 from edgegossip.experiments.describe import versions
@@ -14,13 +14,15 @@ from edgegossip.experiments.study import machine
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
-    """Origin of figures: command, options, commit, versions and machine."""
-    module = getattr(sys.modules["__main__"].__spec__, "name", Path(sys.argv[0]).name)
+    """Origin of figures: command, options, commit, versions and machine.
+
+    Call it before the work, because the code may change meanwhile.
+    """
+    spec = sys.modules["__main__"].__spec__
+    command = ["python"] if spec is None else ["python", "-m", spec.name]
     return {
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "options": {
-            name: value for name, value in vars(options).items() if not isinstance(value, Path)
-        },
+        "command": shlex.join([*command, *sys.argv[1:]]),
+        "options": json.loads(json.dumps(vars(options), default=str)),
         "commit": source_commit(),
         "versions": versions(),
         "machine": machine(),

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def compare(gib: float, repeats: int) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -138,7 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3, help="turns")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--pace", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    origin = about(options)
     if options.pace:
         print(pace(Path(options.pace[0]), int(options.pace[1])))
         return 0
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     found = compare(options.gib, options.repeats)
     if options.json:
-        print(json.dumps(about(options) | found))
+        print(json.dumps(origin | found))
         return 0
     for name, values in found["samples_per_second"].items():
         print(f"{name:8} {statistics.median(values):>8,.0f} samples/s")

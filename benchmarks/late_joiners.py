@@ -115,7 +115,7 @@ def spread(runs: Sequence[dict[str, Any]], what: str) -> dict[str, Seconds]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -123,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--late", nargs="+", type=int, choices=(1, 2, 3), default=[1, 2, 3])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print JSON as well")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    origin = about(options)
     rows: list[dict[str, Any]] = []
     for name in options.only:
         for num_late in options.late:
@@ -134,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(name, num_late, row["joining"], row["trained"], file=sys.stderr)
     if options.json:
         kept = {
-            **about(options),
+            **origin,
             "seeds": "the recipe's: 0",
             "allowed_seconds": ALLOWED,
             "result": rows,

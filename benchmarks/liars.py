@@ -299,7 +299,7 @@ def _line(row: Mapping[str, Any]) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -309,7 +309,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--lies", nargs="+", choices=lies, default=lies)
     parser.add_argument("--json", action="store_true", help="print JSON as well")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    origin = about(options)
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -317,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = measure(options.only, options.lies, options.seeds, Path(folder))
     if options.json:
         kept = {
-            **about(options),
+            **origin,
             "seeds": options.seeds,
             "settings": {
                 "num_workers": NUM_WORKERS,

@@ -27,7 +27,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -199,7 +198,7 @@ def show(row: dict[str, Any]) -> None:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -209,7 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stamp = time.strftime("runs/local-data/%Y%m%d-%H%M%S")
     parser.add_argument("--out", type=Path, default=Path(stamp))
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    origin = about(options)
     if lacks := missing():
         print(f"no lab here, as this is missing: {'; '.join(lacks)}")
         return 0
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not options.json:
                 show(rows[-1])
     if options.json:
-        print(json.dumps({**about(options), "rows": rows}, indent=2))
+        print(json.dumps({**origin, "rows": rows}, indent=2))
     return not all(
         row["median_spread"] <= MOST_SPREAD and row["share_of_bound"] >= LEAST_SHARE
         for row in rows

@@ -98,8 +98,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
+    origin = about(arguments)
     found = {
-        **about(arguments),
+        **origin,
         "recipe": RECIPE,
         "recipe_options": OPTIONS,
         **measure(arguments.repeats),

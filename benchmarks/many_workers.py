@@ -118,6 +118,7 @@ def main() -> None:
     size.add_argument("model", choices=[*MEMORY_MODELS])
     size.add_argument("workers", type=int)
     options = parser.parse_args()
+    origin = about(options)
     found: object
     if options.part == "speed":
         found = speeds(options.repeats, options.workers)
@@ -125,7 +126,7 @@ def main() -> None:
         found = alone(partial(memory, options.model, options.workers))
     print(json.dumps(found, indent=2))
     if options.json:
-        write_json(options.json, {**about(options), "found": found})
+        write_json(options.json, {**origin, "found": found})
 
 
 if __name__ == "__main__":

@@ -293,6 +293,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=15_000, help="a process and epoch")
     parser.add_argument("--frameworks", action="store_true", help="measure callbacks instead")
     options = parser.parse_args()
+    origin = about(options)
     if options.epochs < 3:
         parser.error(f"--epochs must be at least 3, got {options.epochs}: the first is free")
     keep_freed_memory()  # all other processes are forked from this one
@@ -300,7 +301,7 @@ def main() -> None:
     measured = measure_frameworks if options.frameworks else measure
     figures = measured(options.samples, options.epochs, options.repeats)
     if options.json:
-        print(json.dumps(about(options) | figures))
+        print(json.dumps(origin | figures))
         return
     for name, value in figures.items():
         if isinstance(value, list):

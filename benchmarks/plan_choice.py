@@ -209,12 +209,13 @@ def main() -> int:
     parser.add_argument("--budget", default="90runs", help="of each plan")
     parser.add_argument("--full-seeds", type=int, nargs="+", default=[*range(10, 20)])
     options = parser.parse_args()
+    origin = about(options)
     found = []
     for seed in options.set_ups:
         found.append(judge(draw(seed), options.out, options))
         print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     told = {
-        **about(options),
+        **origin,
         "set_ups": found,
         "num_best": sum(each["place_of_first_choice"] == 1 for each in found),
         "is_good": is_good(found),

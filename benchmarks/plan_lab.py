@@ -150,6 +150,7 @@ def main() -> int:
     parser.add_argument("--budget", default="18runs")
     parser.add_argument("--measure-seconds", type=float, default=20.0)
     options = parser.parse_args()
+    origin = about(options)
     if lacks := missing():
         print(f"no lab can be made here, for want of {', '.join(lacks)}")
         return 0
@@ -176,7 +177,7 @@ def main() -> int:
             error = "-" if row.error is None else f"{row.error:+.1%}"
             print(row, error, file=sys.stderr, flush=True)
     told = {
-        **about(options),
+        **origin,
         "machines": [str(each) for each in plan.stage.machines],
         "rows": [
             {"algorithm": r.algorithm, "quantity": r.quantity, "planned": r.planned}

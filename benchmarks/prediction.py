@@ -123,11 +123,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
+    origin = about(options)
     if lacks := missing():
         raise SystemExit(f"no lab here, as this is missing: {'; '.join(lacks)}")
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.step == "calibrate":
-        write_json(options.folder / CALIBRATION, predict(options))
+        write_json(options.folder / CALIBRATION, {"calibration": origin, **predict(options)})
         return
     calibration = json.loads((options.folder / CALIBRATION).read_text())
     begun = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -136,7 +137,7 @@ def main() -> None:
     show(found)
     if options.json:
         kept = {
-            **about(options),
+            **origin,
             **calibration,
             "run": begun,
             "runs": runs,

@@ -253,13 +253,14 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, help="measure this part alone")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    origin = about(options)
     torch.set_num_threads(1)
     parts = [options.only] if options.only else [*PARTS]
     found = {name: PARTS[name]() for name in parts}
     if not options.json:
         show(found)
         return
-    print(json.dumps(about(options) | found))
+    print(json.dumps(origin | found))
 
 
 if __name__ == "__main__":

@@ -221,9 +221,10 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=3, help="for each load, after the first")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each block")
     options = parser.parse_args()
+    origin = about(options)
     torch.set_num_threads(1)
     found = measure_all(options)
-    print(json.dumps(about(options) | found)) if options.json else show(found)
+    print(json.dumps(origin | found)) if options.json else show(found)
 
 
 if __name__ == "__main__":

@@ -244,9 +244,10 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=0, help="epochs to watch it over")
     parser.add_argument("--out", type=Path, help="file for the JSON; by default it is printed")
     options = parser.parse_args()
+    origin = about(options)
     logging.basicConfig(level=logging.WARNING)
     head = {
-        **about(options),
+        **origin,
         "load": os.getloadavg()[0],
     }
     if options.kills:

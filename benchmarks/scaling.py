@@ -272,10 +272,11 @@ def main() -> None:
         "--send", type=float, default=144.0, help="microseconds a trip to an actor: ray_pool.py"
     )
     options = parser.parse_args()
+    origin = about(options)
     before = os.getloadavg()[0]
     rows = measured(options.sizes, options.repeats)
     kept = {
-        **about(options),
+        **origin,
         "load_before_and_after": [before, os.getloadavg()[0]],
         "model": summed_up(rows, options.sizes, options.send),
         "runs": rows,

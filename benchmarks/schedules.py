@@ -175,20 +175,21 @@ def show(found: Sequence[Mapping[str, Any]]) -> None:
         print(f"{name}: cosine {gain['mean']:+.4f} +- {gain['standard_error']:.4f}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--num-epochs", type=int, default=3, help="of EpochGossip")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    origin = about(options)
     dataset = DATASETS["mnist"](default_data_dir())
     found = list(rows(Runs(dataset, options.out, options.num_epochs)))
     if not options.json:
         return show(found)
     kept = {
-        **about(options),
+        **origin,
         "seeds": {"tuning": TUNING_SEEDS, "results": SEEDS, "held_out": 0},
         "imbalance": IMBALANCE,
         "num_epochs": options.num_epochs,

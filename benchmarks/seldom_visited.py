@@ -347,10 +347,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=REMEDIES, default=list(REMEDIES))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    origin = about(args)
     torch.set_num_threads(1)
     data = DATASETS["cifar10"](args.data_dir)
     rows: list[dict[str, Any]] = []
-    told = {**about(args), "settings": SETTINGS}
+    told = {**origin, "settings": SETTINGS}
     for seed in args.seeds:
         for name in args.only:
             row = curves(REMEDIES[name], data, seed)

@@ -258,9 +258,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=900, help="steps of each raw loop")
     parser.add_argument("--events", type=int, default=400_000, help="of the event loop")
     options = parser.parse_args()
+    origin = about(options)
     figures = measure(options.repeats, options.steps, options.events)
     if options.json:
-        print(json.dumps(about(options) | figures))
+        print(json.dumps(origin | figures))
         return
     for name, value in figures.items():
         print(f"{name:34} {value:>12,.3f}" if value < 10 else f"{name:34} {value:>12,.0f}")

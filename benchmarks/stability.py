@@ -20,7 +20,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,13 +106,14 @@ def train(set_up: Mapping[str, Any], name: str, dataset: Dataset, folder: Path) 
     return statistics.fmean(each.accuracy for each in history[-3:])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--set-ups", type=int, default=50)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    origin = about(options)
     dataset = few(mnist(default_data_dir()))
     found = []
     for seed in range(options.set_ups):
@@ -134,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in RUNS
     }
     if options.json:
-        print(json.dumps({**about(options), "summary": summary, "set_ups": found}))
+        print(json.dumps({**origin, "summary": summary, "set_ups": found}))
         return 0
     for name, values in summary.items():
         print(f"{name:24} {values['diverged']:>3} diverged, {values['median accuracy']:.4f}")

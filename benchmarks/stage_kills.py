@@ -307,6 +307,7 @@ def main() -> int:
     parser.add_argument("--forgets", action="store_true", help="the folder is lost, too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     options = parser.parse_args()
+    origin = about(options)
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as keys:
@@ -317,7 +318,7 @@ def main() -> int:
         ]
     if options.json:
         kept = {
-            **about(options),
+            **origin,
             "seeds": [*range(options.seeds)],
             "settings": {
                 "num_stages": NUM_STAGES,

@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of what measures waiting")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     options = parser.parse_args()
+    origin = about(options)
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as keys:
@@ -197,7 +198,7 @@ def main() -> None:
         }
     if options.json:
         kept = {
-            **about(options),
+            **origin,
             "niceness": os.nice(0),
             "settings": {
                 "width": WIDTH,

@@ -238,7 +238,7 @@ def _options(**values: Any) -> list[str]:  # noqa: ANN401
 PARTS = {"same-cores": same_cores, "uneven": uneven}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -248,7 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(time.strftime("runs/stages/%H%M%S")))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a summary")
     parser.add_argument("--plain", nargs=2, type=float, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    origin = about(options)
     if options.plain:
         print(plain_pace(int(options.plain[0]), options.plain[1]))
         return 0
@@ -259,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         part: PARTS[part](options.out, options.turns, options.seconds) for part in options.only
     }
     if options.json:
-        print(json.dumps({**about(options), "parts": found}, indent=1))
+        print(json.dumps({**origin, "parts": found}, indent=1))
         return 0
     for part, runs in found.items():
         for name, values in runs.items():

@@ -167,9 +167,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=[*ALGORITHMS])
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     options = parser.parse_args()
+    origin = about(options)
     found = [measure(method, options.seeds) for method in options.only]
     if options.json:
-        print(json.dumps({**about(options), "runs": found}))
+        print(json.dumps({**origin, "runs": found}))
     else:
         for each in found:
             print(*(f"{name}: {value}" for name, value in each.items()), sep="\n  ")

@@ -113,9 +113,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=300)
     parser.add_argument("--children", type=int, default=4)
     options = parser.parse_args()
+    origin = about(options)
     found = measure_all(options.repeats, options.children)
     if options.json:
-        print(json.dumps({**about(options), "milliseconds": found}))
+        print(json.dumps({**origin, "milliseconds": found}))
         return
     print("                                median ms    95 %   worst")
     for name, values in found.items():

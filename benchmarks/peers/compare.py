@@ -32,12 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from benchmarks.kept import rounded
+from benchmarks.kept import about, rounded
 from benchmarks.peers.same_task import Job
 
-from edgegossip.experiments.describe import versions
 from edgegossip.experiments.files import write_json
-from edgegossip.experiments.study import machine
 
 SAMPLES = 32_768
 ROUNDS = {"lenet5": 2, "mlp": 10}
@@ -284,6 +282,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="turns")
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
+    origin = about(options)
     stage = Stage(options.folder)
     before = os.getloadavg()[0]
     best = best_settings(stage, options.repeats)
@@ -294,10 +293,9 @@ def main() -> None:
     print(tables(found))
     peers = {name: stage.version(name) for name in ("gossipy_peer", "flower_peer")}
     kept: dict[str, object] = {
-        "command": f"python -m benchmarks.peers.compare FOLDER --repeats {options.repeats}",
-        "machine": machine(),
+        **origin,
         "load_before_and_after": [before, os.getloadavg()[0]],
-        "versions": {**versions(), **peers},
+        "versions": {**origin["versions"], **peers},
         "settings": {"samples": SAMPLES, "rounds": ROUNDS, "best": best},
         **found,
     }

@@ -1,7 +1,8 @@
-"""Which commit results are of."""
+"""The commit of the code that computes results."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,8 +21,12 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def tracked(tmp_path: Path) -> Path:
+def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file in a repository with one commit."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # set by a hook, they would name the developer's repository
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     file = tmp_path / "code.py"
     file.write_text("1\n")
     git(tmp_path, "init")
@@ -34,10 +39,22 @@ def test_it_is_the_last_commit(tracked: Path) -> None:
     assert source_commit(tracked) == git(tracked.parent, "rev-parse", "HEAD")[:12]
 
 
-def test_changed_code_is_dirty(tracked: Path) -> None:
-    (tracked.parent / "new.txt").write_text("no code\n")
-    tracked.write_text("2\n")
-    assert source_commit(tracked) == git(tracked.parent, "rev-parse", "HEAD")[:12] + "-dirty"
+@pytest.mark.parametrize(
+    ("changed", "ending"), [("code.py", "-dirty"), ("sub/new.py", "-dirty"), ("data.json", "")]
+)
+def test_changed_and_new_code_is_dirty(tracked: Path, changed: str, ending: str) -> None:
+    file = tracked.parent / changed
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("2\n")
+    assert source_commit(tracked) == git(tracked.parent, "rev-parse", "HEAD")[:12] + ending
+
+
+def test_a_relative_path_and_the_environment_of_a_hook_change_nothing(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.chdir(tracked.parents[1])
+    monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
+    assert source_commit(tracked.relative_to(tracked.parents[1])) is not None
 
 
 def test_a_package_that_the_repository_does_not_track_has_none(tracked: Path) -> None:

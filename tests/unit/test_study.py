@@ -80,6 +80,16 @@ def test_each_cell_keeps_the_commit_that_computed_it(
     assert commits == {"one/a": "first", "one/b": "second"}
 
 
+def test_a_folder_without_commits_goes_on(tmp_path: Path) -> None:
+    study = study_of({"one/a": Counter(1.0), "one/b": Counter(2.0)})
+    run_study(study.with_runs(["a"]), out=tmp_path)
+    older = kept(tmp_path)
+    del older["cells"]["one/a"]["commit"]
+    (tmp_path / "study.json").write_text(json.dumps(older))
+    assert len(run_study(study, out=tmp_path, resume=True)) == 2
+    assert kept(tmp_path)["cells"]["one/a"]["commit"] is None
+
+
 def test_a_part_says_what_is_smaller_in_it_and_not_in_others(tmp_path: Path) -> None:
     cells = tuple(
         Cell(name=f"{group}/{i}", group=group, work=Counter(1.0), scaled_down=sentence)

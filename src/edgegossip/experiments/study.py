@@ -309,6 +309,7 @@ class _Record:
         self._path = out / STUDY
         self._command = command
         self._facts: dict[str, dict[str, Any]] = {}
+        self._commit = source_commit()  # of the code just loaded; files may change later
         self._wall_started = datetime.now(UTC).isoformat(timespec="seconds")
         kept = read_json(self._path) if self._path.exists() else {}
         if kept and resume:
@@ -364,7 +365,7 @@ class _Record:
             self._facts[cell.name] = {
                 "group": cell.group,
                 "wall_seconds": wall_seconds,
-                "commit": source_commit(),
+                "commit": self._commit,
             }
 
         try:

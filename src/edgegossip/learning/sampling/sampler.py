@@ -22,7 +22,7 @@ class Batch:
 
     Attributes:
         positions: [batch] positions in the worker's data.
-        weights: [batch] weight of each sample's loss, 1 on average; None for all 1.
+        weights: [batch] weight of each sample's loss; None for all 1.
     """
 
     positions: Tensor

@@ -50,7 +50,7 @@ class Choice:
 
     Attributes:
         order: [num_samples] positions, in the order of visiting.
-        weights: [num_samples] weight of each sample's loss, mean about 1; None for all 1.
+        weights: [num_samples] weight of each sample's loss; None for all 1.
         focus: Share of samples chosen for their high loss, in [0, 1].
     """
 
@@ -293,8 +293,8 @@ class Focused(Selection):
     Args:
         max_visits: Maximum visits of a sample in an epoch for its high loss, at least 1.
         sharpness: :math:`s`, at least 1: steepness of the focus around c = 1/2.
-        min_focus: Smallest :math:`f` that counts, in [0, 1]; 1/2 asks that the model recognize
-            at least half of the points.
+        min_focus: Smallest :math:`f` that counts, in [0, 1]. 1/2 requires c to be at least 1/2,
+            where :math:`f` jumps from 0 to 1/2.
         num_points: Number of aggregated points to look at before an epoch, at least 1. A few
             suffice for the mean: with 32, its standard deviation is at most 0.09.
 

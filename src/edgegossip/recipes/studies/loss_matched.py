@@ -11,12 +11,13 @@ from edgegossip.learning.sampling.selection import Candidates, Choice, Focused, 
 
 @dataclass(frozen=True)
 class LossMatched(Focused):
-    r"""Random samples, all with the same weight, so that their loss is that of `Focused`.
+    """Random samples, all with the same weight, so that their loss is that of `Focused`.
 
     Samples with high losses have long gradients. In each epoch, this control lengthens the
-    gradients of random samples as much: their weight is the mean last loss of the samples that
-    `Focused` would choose over the mean of all. EdgeGossip's correction treats both alike,
-    because `Choice.focus` is equal.
+    gradients of random samples instead: their weight is the mean last loss of the samples that
+    `Focused` would choose over the mean of all. Gradients of cross-entropy grow less than
+    losses, so the weight is rather too large. EdgeGossip's correction treats both selections
+    alike, because `Choice.focus` is equal.
     """
 
     def choose(
