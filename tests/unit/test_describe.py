@@ -15,6 +15,7 @@ from tests.small_runs import ALGORITHMS, FAULTS, small_run, small_task
 from edgegossip.core.topology import ring
 from edgegossip.experiments.describe import describe, header
 from edgegossip.experiments.experiment import Comparison, Experiment, throughput_bound
+from edgegossip.experiments.source_commit import source_commit
 from edgegossip.learning.augmentation import flip_and_crop
 from edgegossip.learning.holding_out import hold_out
 from edgegossip.learning.optimizer import SGD
@@ -56,6 +57,7 @@ def test_a_header_is_json_and_says_what_it_is_about() -> None:
     assert [platform["throughput"] for platform in found["platforms"]] == [400, 320, 130, 100]
     assert found["faults"]["script"][0] == {"type": "Crash", "at": 0.061, "rank": 1}
     assert set(found["versions"]) >= {"python", "torch", "edgegossip"}
+    assert found["commit"] == source_commit()
 
 
 CHANGES: list[dict[str, Any]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,18 @@ def test_another_experiment_is_refused_and_nothing_touched(
     with pytest.raises(RunFolderError, match=f"holds another experiment: {message}"):
         run(change(faulty("gossip")), out=stopped, num_threads=0, resume=True)
     assert {path: path.read_bytes() for path in stopped.iterdir()} == before
+
+
+def test_another_commit_may_resume_and_the_folder_names_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = faulty("gossip")
+    monkeypatch.setattr("edgegossip.experiments.describe.source_commit", lambda: "first")
+    with ctrl_c_at(9, experiment.algorithm), pytest.raises(Interrupted):
+        run(experiment, out=tmp_path, num_threads=0)
+    monkeypatch.setattr("edgegossip.experiments.describe.source_commit", lambda: "second")
+    run(experiment, out=tmp_path, num_threads=0, resume=True)
+    assert json.loads((tmp_path / "experiment.json").read_text())["commit"] == "first"
 
 
 def test_a_folder_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:

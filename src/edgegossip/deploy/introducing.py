@@ -30,6 +30,7 @@ _SIMULATED = (
     "evaluation_interval",
     "evaluation_epochs",
     "versions",
+    "commit",
     "recipe",
 )
 """Fields in which workers of one real run may differ, because they describe simulated

@@ -52,8 +52,9 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
     path, summary = out / "experiment.json", out / "summary.json"
     if not path.exists():
         return False
-    now = {**json.loads(json.dumps(header)), "versions": None}
-    kept = {**read_json(path), "versions": None}
+    ignored = {"versions": None, "commit": None}
+    now = {**json.loads(json.dumps(header)), **ignored}
+    kept = {**read_json(path), **ignored}
     if kept != now:
         raise RunFolderError(
             f"{out} holds a worker of another experiment: {_difference(kept, now)}; choose "

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgegossip.core.topology import Topology
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.source_commit import source_commit
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.local import Local
 from edgegossip.learning.task import Task
@@ -144,6 +145,8 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         driver: `"network"` for a run on real machines; absent for a simulated one.
         versions: Versions of `python`, `edgegossip`, `torch`, `numpy`, `scikit-learn` and
             `safetensors`.
+        commit: Git commit of edgegossip's source, with `-dirty` if Python code differs from it;
+            null if unknown, as for an installed package.
     """
     # The sizes of the workers' local data are not known here.
     dataset = experiment.task.dataset
@@ -165,4 +168,5 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         "evaluation_interval": experiment.evaluation_interval,
         "evaluation_epochs": experiment.evaluation_epochs,
         "versions": versions(),
+        "commit": source_commit(),
     }

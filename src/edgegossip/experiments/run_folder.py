@@ -58,8 +58,9 @@ class RunFolder:
         self.write_json("experiment.json", header)
 
     def _require_same_experiment(self) -> None:
-        kept = read_json(self._experiment)
-        now = json.loads(json.dumps(self.header))
+        # Whoever edits unrelated code may resume; older folders name no commit.
+        kept = {**read_json(self._experiment), "commit": None}
+        now = {**json.loads(json.dumps(self.header)), "commit": None}
         if kept != now:
             name, before, after = first_difference(kept, now)
             raise RunFolderError(
