@@ -30,18 +30,23 @@ def seconds(value: float | None) -> str:
     return UNKNOWN if value is None else f"{number(value)}{NO_BREAK}s"
 
 
-def percent(value: float | None, digits: int = 1) -> str:
-    """Format a share in [0, 1].
+def percent(value: float | None, digits: int = 1, *, is_in_column: bool = False) -> str:
+    """Format a share in [0, 1]; numbers in a column have equally many decimals.
 
     >>> percent(0.95).split(), percent(0.9512).split()
     (['95', '%'], ['95.1', '%'])
+    >>> percent(0.95, is_in_column=True).split()
+    ['95.0', '%']
     """
     if value is None:
         return UNKNOWN
-    return f"{100 * value:.{digits}f}".removesuffix(".0") + f"{NO_BREAK}%"
+    text = f"{100 * value:.{digits}f}"
+    return (text if is_in_column else text.removesuffix(".0")) + f"{NO_BREAK}%"
 
 
-def metric_value(value: float | None, metric: MetricSpec, digits: int = 1) -> str:
+def metric_value(
+    value: float | None, metric: MetricSpec, digits: int = 1, *, is_in_column: bool = False
+) -> str:
     """Format a metric's value: a share as percent, other values with four digits and a unit.
 
     >>> error = MetricSpec(name="mean error", unit="years", higher_is_better=False)
@@ -49,7 +54,7 @@ def metric_value(value: float | None, metric: MetricSpec, digits: int = 1) -> st
     ['1.235', 'years']
     """
     if metric.is_share:
-        return percent(value, digits)
+        return percent(value, digits, is_in_column=is_in_column)
     if value is None:
         return UNKNOWN
     text = number(value) if abs(value) >= 1000 else f"{value:.4g}"
@@ -101,7 +106,7 @@ def points(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.2f}{NO_BREAK}pp"
 
 
-def written(value: str | float | None, unit: str) -> str:
+def written(value: str | float | None, unit: str, *, is_in_column: bool = False) -> str:
     """Format a value in its unit: text, number, seconds, bytes, percent, points or times.
 
     >>> written(0.5, "percent").split(), written("LeNet-5", "text")
@@ -109,11 +114,12 @@ def written(value: str | float | None, unit: str) -> str:
     """
     if isinstance(value, str):
         return value
+    if unit == "percent":
+        return percent(value, is_in_column=is_in_column)
     ways = {
         "number": number,
         "seconds": seconds,
         "bytes": data_size,
-        "percent": percent,
         "points": points,
         "times": times,
     }
