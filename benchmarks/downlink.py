@@ -216,10 +216,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    origin = about(options)
     if lacks := missing():
         print(f"no lab here, as this is missing: {'; '.join(lacks)}")
         return 0
+    origin = about(options)
     found = {name: compare(SETTINGS[name], options.repeats) for name in options.only}
     if options.json:
         kept = {

@@ -243,10 +243,10 @@ def setting(algorithm: str, options: argparse.Namespace) -> Setting:
 
 def main() -> int:
     options = parse()
-    origin = about(options)
     if lacks := missing():
         print(f"no lab here, as this is missing: {'; '.join(lacks)}")
         return 0
+    origin = about(options)
     Path(options.out).mkdir(parents=True)
     rows: list[Row] = []
     found: dict[str, Any] = {}

@@ -139,13 +139,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--pace", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    origin = about(options)
     if options.pace:
         print(pace(Path(options.pace[0]), int(options.pace[1])))
         return 0
     if not os.access(CGROUPS, os.W_OK):
         print(f"needs root and cgroup v1 at {CGROUPS}")
         return 0
+    origin = about(options)
     found = compare(options.gib, options.repeats)
     if options.json:
         print(json.dumps(origin | found))

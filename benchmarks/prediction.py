@@ -123,9 +123,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
-    origin = about(options)
     if lacks := missing():
         raise SystemExit(f"no lab here, as this is missing: {'; '.join(lacks)}")
+    origin = about(options)
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.step == "calibrate":
         write_json(options.folder / CALIBRATION, {"calibration": origin, **predict(options)})

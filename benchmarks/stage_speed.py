@@ -249,13 +249,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a summary")
     parser.add_argument("--plain", nargs=2, type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    origin = about(options)
     if options.plain:
         print(plain_pace(int(options.plain[0]), options.plain[1]))
         return 0
     if lacks := missing():
         print(f"no lab here, as this is missing: {'; '.join(lacks)}")
         return 0
+    origin = about(options)
     found = {
         part: PARTS[part](options.out, options.turns, options.seconds) for part in options.only
     }

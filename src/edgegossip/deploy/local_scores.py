@@ -23,7 +23,7 @@ from edgegossip.deploy.snapshots import read_params
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import make_folder, write_atomically, write_json
-from edgegossip.experiments.run_folder import first_difference, read_json, shorten
+from edgegossip.experiments.run_folder import difference, read_json
 from edgegossip.learning.local_reports import together
 from edgegossip.learning.metric import Measurement, Metric
 
@@ -184,10 +184,9 @@ def _require_same(experiment: Experiment, folder: Path) -> None:
             f"there is no folder {folder} with averaged models; copy it from the machine where "
             "`edgegossip gather` has made it"
         )
-    kept, now = (shared_settings(each) for each in (read_json(path), header(experiment, None)))
-    if kept != now:
-        name, before, after = first_difference(kept, now)
+    described = (read_json(path), header(experiment, None))
+    if changed := difference(*map(shared_settings, described)):
         raise RunFolderError(
-            f"{folder} holds models of another experiment: its {name} is {shorten(before)}, "
-            f"now {shorten(after)}; measure with the recipe and the options of all workers"
+            f"{folder} holds models of another experiment: {changed}; measure with the recipe "
+            "and the options of all workers"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from edgegossip.deploy.worker_folder import read_summary, require_numbers
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import load_checkpoint
-from edgegossip.experiments.run_folder import first_difference, read_json, shorten
+from edgegossip.experiments.run_folder import difference, header_difference, read_json
 
 _LOG = logging.getLogger("edgegossip.deploy")
 ENDS = ("finished", "time limit")
@@ -29,13 +28,11 @@ def require_worker_of(experiment: Experiment, out: Path) -> None:
     """
     path = out / "experiment.json"
     if path.exists():
-        kept, now = (
-            shared_settings(each) for each in (read_json(path), header(experiment, None))
-        )
-        if kept != now:
+        described = (read_json(path), header(experiment, None))
+        if changed := difference(*map(shared_settings, described)):
             raise RunFolderError(
-                f"{out} holds a worker of another experiment: {_difference(kept, now)}; gather "
-                "with the recipe and the options that all workers had"
+                f"{out} holds a worker of another experiment: {changed}; gather with the "
+                "recipe and the options that all workers had"
             )
 
 
@@ -52,20 +49,12 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
     path, summary = out / "experiment.json", out / "summary.json"
     if not path.exists():
         return False
-    ignored = {"versions": None, "commit": None}
-    now = {**json.loads(json.dumps(header)), **ignored}
-    kept = {**read_json(path), **ignored}
-    if kept != now:
+    if changed := header_difference(path, header, ignored=("versions", "commit")):
         raise RunFolderError(
-            f"{out} holds a worker of another experiment: {_difference(kept, now)}; choose "
-            "another --out, or give the options that it had"
+            f"{out} holds a worker of another experiment: {changed}; choose another --out, or "
+            "give the options that it had"
         )
     return summary.exists() and read_summary(summary)["reason"] in ENDS
-
-
-def _difference(kept: object, now: object) -> str:
-    name, before, after = first_difference(kept, now)
-    return f"its {name} is {shorten(before)}, now {shorten(after)}"
 
 
 def goes_on_at(out: Path) -> Seconds:

@@ -59,13 +59,10 @@ class RunFolder:
 
     def _require_same_experiment(self) -> None:
         # Whoever edits unrelated code may resume; older folders name no commit.
-        kept = {**read_json(self._experiment), "commit": None}
-        now = {**json.loads(json.dumps(self.header)), "commit": None}
-        if kept != now:
-            name, before, after = first_difference(kept, now)
+        if changed := header_difference(self._experiment, self.header, ignored=("commit",)):
             raise RunFolderError(
-                f"{self.path} holds another experiment: its {name} is {shorten(before)}, now "
-                f"{shorten(after)}; resume with the same settings, or choose another --out"
+                f"{self.path} holds another experiment: {changed}; resume with the same "
+                "settings, or choose another --out"
             )
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
@@ -233,17 +230,42 @@ def _number(line: Mapping[str, Any], name: str) -> float:
     return value
 
 
-def first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:
-    """Find the first field in which two resolved experiments differ, and both values."""
+def header_difference(
+    experiment: Path, header: Mapping[str, Any], *, ignored: Sequence[str]
+) -> str | None:
+    """Compare the header in the file `experiment` with `header`; see `difference`.
+
+    Args:
+        experiment: An `experiment.json`.
+        header: The resolved experiment, from `describe.header`.
+        ignored: Fields that may differ.
+    """
+    kept, now = read_json(experiment), json.loads(json.dumps(header))
+    return difference(*({**each, **dict.fromkeys(ignored)} for each in (kept, now)))
+
+
+def difference(kept: object, now: object) -> str | None:
+    """Describe the first field in which two resolved experiments differ; None if none does.
+
+    >>> difference({"task": {"lr": 0.1}}, {"task": {"lr": 0.2}})
+    'its task.lr is 0.1, now 0.2'
+    """
+    if kept == now:
+        return None
+    name, before, after = _first_difference(kept, now)
+    return f"its {name} is {_shorten(before)}, now {_shorten(after)}"
+
+
+def _first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:
     if isinstance(kept, dict) and isinstance(now, dict):
         for key in {**now, **kept}:
             if kept.get(key) != now.get(key):
                 path = f"{name}.{key}" if name else key
-                return first_difference(kept.get(key), now.get(key), path)
+                return _first_difference(kept.get(key), now.get(key), path)
     return name, kept, now
 
 
-def shorten(value: object) -> str:
+def _shorten(value: object) -> str:
     """Write a value as JSON of at most 60 characters."""
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -343,12 +343,16 @@ class Focused(Selection):
         self, candidates: Candidates, num_samples: int, random: torch.Generator
     ) -> Tensor:
         losses = candidates.sample_losses.double()
-        mean = losses.nanmean()
         # A thousandth of the mean for all: what is learned may have been forgotten.
-        need = losses.nan_to_num(2 * float(mean)) + 1e-3 * mean + 1e-12
+        need = with_unvisited(losses) + 1e-3 * losses.nanmean() + 1e-12
         labels = candidates.labels[candidates.subset_of]
         visits = expected_visits_per_class(need, labels, num_samples, self.max_visits)
         return systematic(visits, num_samples, random, labels)
+
+
+def with_unvisited(losses: Tensor) -> Tensor:
+    """The last losses of samples, [N], where unvisited ones (NaN) have twice the mean loss."""
+    return losses.nan_to_num(2 * float(losses.nanmean()))
 
 
 SELECTIONS: dict[str, Selection] = {

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from edgegossip.learning.sampling.selection import Candidates, Choice, Focused, Random
+from edgegossip.learning.sampling.selection import (
+    Candidates,
+    Choice,
+    Focused,
+    Random,
+    with_unvisited,
+)
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,7 @@ class LossMatched(Focused):
         chosen = super().choose(candidates, num_samples, random)
         if not chosen.focus:
             return chosen
-        losses = candidates.sample_losses
-        losses = losses.nan_to_num(2 * float(losses.nanmean()))  # as `Focused` counts them
+        losses = with_unvisited(candidates.sample_losses)
         weight = float(losses[chosen.order].mean() / losses.mean().clamp(min=1e-12))
         order = Random().choose(candidates, num_samples, random).order
         return Choice(order, torch.full((num_samples,), weight), chosen.focus)
