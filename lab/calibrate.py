@@ -60,7 +60,7 @@ class Options:
     rank: Rank
     only: str | None = None
     go: Path
-    train_seconds: Seconds = 15.0
+    train_seconds: Seconds = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,11 @@ def throughput(experiment: Experiment, options: Options) -> float:
         join(alone, 0, out=folder, connection=Connection(address=Address(listen=(NOBODY,))))
         lines = (Path(folder) / "events.jsonl").read_text().splitlines()
     trained = [event for event in map(json.loads, lines) if event["type"] == "trained"]
+    if len(trained) < 2:
+        raise ValueError(
+            f"this host trained fewer than two blocks in {options.train_seconds} s; "
+            "give more --train-seconds"
+        )
     first, *others = trained  # which has got ready, too
     return float(sum(event["cost"] for event in others) / (trained[-1]["time"] - first["time"]))
 
