@@ -160,7 +160,7 @@ def test_a_folder_of_another_study_is_left_alone(tmp_path: Path) -> None:
     other = study_of(works, settings={"seeds": [0, 1]})
     with pytest.raises(RunFolderError, match=r"its seeds is \[0\], now \[0, 1\]"):
         run_study(other, out=tmp_path, resume=True)
-    with pytest.raises(RunFolderError, match="its study is 'test/values', now 'test/others'"):
+    with pytest.raises(RunFolderError, match='its study is "test/values", now "test/others"'):
         run_study(study_of(works, name="test/others"), out=tmp_path, resume=True)
     with pytest.raises(RunFolderError, match=r"there is no folder .* to resume"):
         run_study(study_of(works), out=tmp_path / "none", resume=True)

@@ -55,7 +55,7 @@ from edgegossip.experiments.files import write_json
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.run_folder import read_json, require_folder
+from edgegossip.experiments.run_folder import difference, read_json, require_folder
 from edgegossip.experiments.runner import run
 from edgegossip.experiments.signals import interrupt, interrupted, on_stop_signal
 from edgegossip.experiments.source_commit import source_commit
@@ -325,13 +325,11 @@ class _Record:
     def _go_on(self, kept: dict[str, Any]) -> None:
         now = json.loads(json.dumps({"study": self._study.name, **self._study.settings}))
         before = {"study": kept.get("study"), **kept.get("settings", {})}
-        for name in {**now, **before}:
-            if now.get(name) != before.get(name):
-                raise RunFolderError(
-                    f"{self._path} is of another study: its {name} is "
-                    f"{before.get(name)!r:.60}, now {now.get(name)!r:.60}; resume with the "
-                    "same settings, or choose another --out"
-                )
+        if changed := difference(before, now):
+            raise RunFolderError(
+                f"{self._path} is of another study: {changed}; resume with the same settings, "
+                "or choose another --out"
+            )
         try:
             for name, cell in kept["cells"].items():
                 self.rows[name] = cell["row"]
