@@ -17,6 +17,7 @@ from edgegossip.learning.dataset import ArraySplit, Dataset, Split
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.models import (
     alexnet,
+    eight_layers,
     lenet5,
     mlp,
     mobilenet_v2,
@@ -158,6 +159,15 @@ CIFAR10_RESNET20 = Problem(
     augmentation=flip_and_crop,
     scaled_down="ResNet-20 (not in the paper) learns from 10,000 of the 50,000 pictures of "
     "CIFAR-10 for 12 epochs, and is tested on 5,000 of the 10,000.",
+)
+IMAGENET8X8_EIGHT_LAYERS = Problem(
+    name="imagenet8x8-eight-layers",
+    dataset="imagenet8x8",
+    model=eight_layers,
+    num_train=20_000,
+    settings=Settings(num_epochs=20, throughput=1000.0),
+    scaled_down="Four convolutions and four linear layers replace AlexNet; they learn from "
+    "20,000 pictures of ImageNet 8x8 for 20 epochs.",
 )
 CIFAR10_ALEXNET = Problem(
     name="cifar10-alexnet",

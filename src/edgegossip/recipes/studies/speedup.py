@@ -21,6 +21,7 @@ from edgegossip.recipes.studies.problems import (
     CIFAR10_RESNET20,
     DIGITS_MLP,
     HAR_CNN,
+    IMAGENET8X8_EIGHT_LAYERS,
     MNIST_LENET5,
     Problem,
 )
@@ -76,9 +77,9 @@ def speedup(
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, on uneven machines.
 
-    Data: MNIST, HAR and CIFAR-10. On one core, five seeds take two to three hours for
-    `mnist-lenet5`, `har-cnn` or `cifar10-lenet5`, three for `cifar10-resnet20`, and four for
-    `cifar10-lenet5-augmented`.
+    Data: MNIST, HAR, CIFAR-10 and ImageNet 8x8. On one core, five seeds take two to three hours
+    for `mnist-lenet5`, `har-cnn` or `cifar10-lenet5`, three for `cifar10-resnet20`, and four
+    for `cifar10-lenet5-augmented`. A run of `imagenet8x8-eight-layers` takes 6 to 8 minutes.
 
     Args:
         settings: Settings of the study.
@@ -172,6 +173,7 @@ def _problems(settings: StudySettings) -> tuple[Problem, ...]:
         CIFAR10_LENET5,
         CIFAR10_LENET5_AUGMENTED,
         CIFAR10_RESNET20,
+        IMAGENET8X8_EIGHT_LAYERS,
     )
 
 
