@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from tests.algorithms import NUM_WORKERS
+from tests.host_wrappers import Inside
 from tests.worlds import (
     NUM_PARAMS,
     UNEVEN,
@@ -19,7 +20,6 @@ from tests.worlds import (
     make_world,
     stages_in,
 )
-from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import (
@@ -29,14 +29,12 @@ from edgegossip.core.protocol import (
     Predicted,
     Rank,
     Received,
-    Role,
     Seconds,
     SetTimer,
     TimerFired,
     Trained,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
@@ -60,21 +58,10 @@ class Steady(Forecaster):
 
 
 @dataclass
-class Recorder(Algorithm[WorkerState]):
+class Recorder(Inside):
     """An algorithm that keeps what each worker was told, and when."""
 
-    inner: Algorithm[Any]
     trace: dict[Rank, list[Moment]] = field(default_factory=lambda: defaultdict(list))
-
-    def init(self, rank: Rank, params: Tensor) -> WorkerState:
-        state: WorkerState = self.inner.init(rank, params)
-        return state
-
-    def role(self, rank: Rank) -> Role:
-        return self.inner.role(rank)
-
-    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        return self.inner.schema(params)
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         self.trace[state.rank].append((now, event))
@@ -82,29 +69,18 @@ class Recorder(Algorithm[WorkerState]):
 
 
 @dataclass
-class Replay(Algorithm[WorkerState]):
+class Replay(Inside):
     """An algorithm that is told what happens in the order, and at the times, of a trace.
 
     What comes too early is held back. Timers and forecasts are the trace's own: they depend
     on the clock, which is not what is compared.
     """
 
-    inner: Algorithm[Any]
     trace: Mapping[Rank, list[Moment]]
 
     def __post_init__(self) -> None:
         self.left = {rank: deque(moments) for rank, moments in self.trace.items()}
         self.held: dict[Rank, list[Event]] = defaultdict(list)
-
-    def init(self, rank: Rank, params: Tensor) -> WorkerState:
-        state: WorkerState = self.inner.init(rank, params)
-        return state
-
-    def role(self, rank: Rank) -> Role:
-        return self.inner.role(rank)
-
-    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        return self.inner.schema(params)
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         self.held[state.rank].append(event)

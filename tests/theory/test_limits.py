@@ -25,6 +25,7 @@ from tests.algorithms import (
     each_synchronous,
 )
 from tests.arrivals import require_that_arrivals_count
+from tests.host_wrappers import Inside
 from tests.tiers import by_name, first, thorough
 from tests.worlds import (
     EVEN,
@@ -56,7 +57,6 @@ from edgegossip.core.protocol import (
     Effect,
     Event,
     Rank,
-    Role,
     Seconds,
     Steps,
     Train,
@@ -210,22 +210,14 @@ def test_starting_parameters_are_not_written_to(algorithm: Algorithm[Any]) -> No
     assert torch.equal(params, torch.zeros(NUM_PARAMS))
 
 
-@dataclass(frozen=True)
-class Twice(Algorithm[WorkerState]):
+@dataclass
+class Twice(Inside):
     """Handles each event with a copy of the state too, which must come to the same.
 
     The copy is made in two ways, by turns.
     """
 
-    inner: Algorithm[Any]
     count: Iterator[int] = field(default_factory=itertools.count)
-
-    def init(self, rank: Rank, params: Tensor) -> WorkerState:
-        state: WorkerState = self.inner.init(rank, params)
-        return state
-
-    def role(self, rank: Rank) -> Role:
-        return self.inner.role(rank)
 
     def handle(self, state: Any, event: Event, now: Seconds) -> list[Effect]:  # noqa: ANN401
         is_kept = next(self.count) % 2
