@@ -156,8 +156,7 @@ def require_progress(run: Run) -> None:
             noticing = sum(
                 NOTICED + 1.0 for at in onsets if before - 2 * NOTICED <= at <= after
             )
-            # Its own round, the rest of another's, and one of somebody who came back behind.
-            allowed = 3 * world.round_seconds + SLACK + noticing + world.deadline
+            allowed = world.longest_wait + SLACK + noticing + world.deadline
             if after - before > allowed:
                 raise ViolationError(
                     f"worker {rank} stood still from {before:.2f} to {after:.2f} s: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.virtual_network import Wire
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.core.algorithm import Algorithm
+from edgegossip.core.connectivity import longest_lead
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.patience import Patience
 
@@ -68,8 +70,20 @@ class World:
         # take its run for one to rejoin, and wait for each other's answers.
         if self.lie == "waiting" or (self.lie and any(self.start_at)):
             return patience.factor * patience.first
-        longest = patience.factor * 3 * self.round_seconds + patience.slack
+        longest = patience.factor * self.longest_wait + patience.slack
         return 0.0 if self.liar is None else patience.factor * longest
+
+    @property
+    def longest_wait(self) -> Seconds:
+        """One's own round, the rest of another's, and those that one who came back is behind.
+
+        Who is less behind than a present neighbor can be does not skip rounds.
+        """
+        traits, peer = self.algorithm.traits, getattr(self.algorithm, "inner", self.algorithm)
+        assert traits.topology is not None
+        per_round = getattr(peer, "exchanges_per_round", 1)
+        behind = math.ceil(longest_lead(traits.topology) / per_round)
+        return (2 + behind) * self.round_seconds
 
     @property
     def round_seconds(self) -> Seconds:

@@ -89,6 +89,14 @@ def test_two_that_join_late_do_not_wait_for_each_other(name: str) -> None:
     check(replace(calm(name), start_at=(0.0, 0.0, 0.0, 3.0, 3.0)))
 
 
+def test_one_that_begins_without_its_neighbors_may_be_as_far_behind_as_a_present_one() -> None:
+    world = calm("stochastic-gradient-push")
+    steps = (0.4,) * (NUM_WORKERS - 1) + (2.0,)
+    run = check(replace(world, step_seconds=steps, start_at=(0.0, 0.0, 0.0, 5.5, 3.5)))
+    # It hears from worker 3 only, which is not there yet; worker 0 waits for it.
+    assert longest_pause(run, [0], after=0.0) > 3 * run.world.round_seconds + SLACK
+
+
 ONCE_EACH = {*PEERS} - {*BALANCED} | {"epoch-gossip-balanced-exact", "gossip-balanced-gossip"}
 """Each algorithm, and each way of EdgeGossip to spread what it knows, once."""
 

@@ -371,3 +371,15 @@ def test_a_worker_that_cannot_be_reached_does_not_return() -> None:
     peers.disappeared(1, 1, 2.0)
     assert peers.overdue(at) == []
     assert peers.due_at == math.inf
+    assert (peers.lost, peers.unfinished) == ([1], [])
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_link_that_is_down_when_a_return_is_due_does_not_delay_it_anew(is_told: bool) -> None:
+    peers = make_delayed()
+    at = peers.due_at
+    peers.disappeared(1, 1, at - 0.1)
+    assert peers.overdue(at) == []
+    peers.appeared(1, incarnation=1)
+    back = peers.told(1, STUCK, at + 0.1) if is_told else peers.overdue(at + 0.1)
+    assert back == [WorkerJoined(1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -70,7 +71,7 @@ class Peer:
         has_lost_some: Whether a message has arrived without its predecessor.
         num_returns: Number of its returns without a missing message, and of its lies, since
             its last message.
-        return_at: Time of its next such return; None if none is scheduled.
+        return_at: Time of its next such return; infinity if none is scheduled.
     """
 
     log: SentLog
@@ -90,7 +91,7 @@ class Peer:
     num_gaps: int = 0
     has_lost_some: bool = False
     num_returns: int = 0
-    return_at: Seconds | None = None
+    return_at: Seconds = math.inf
 
     @property
     def is_known(self) -> bool:
@@ -111,7 +112,7 @@ class Peer:
 
     def forget_returns(self) -> None:
         """Do not delay the next return because of earlier ones."""
-        self.num_returns, self.return_at = 0, None
+        self.num_returns, self.return_at = 0, math.inf
 
     def refuse(self) -> None:
         """Ignore this process from now on."""

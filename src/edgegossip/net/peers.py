@@ -74,7 +74,7 @@ class Peers:
     @property
     def lost(self) -> list[Rank]:
         """Unfinished workers that the algorithm considers lost, and that do not return soon."""
-        gone = [rank for rank, peer in self if peer.is_lost and peer.return_at is None]
+        gone = [r for r, peer in self if peer.is_lost and self._return_at(peer) == math.inf]
         return [rank for rank in gone if rank not in self._ended]
 
     # Reports of the transport and of the others.
@@ -104,7 +104,7 @@ class Peers:
     @property
     def due_at(self) -> Seconds:
         """Time of the next loss or return of a worker (`overdue`); infinity without any."""
-        returns = [each.return_at for _, each in self if each.return_at is not None]
+        returns = [self._return_at(peer) for _, peer in self]
         return min([*self._leaving.values(), *returns], default=math.inf)
 
     def overdue(self, clock: Seconds) -> list[Event]:
@@ -114,12 +114,8 @@ class Peers:
             del self._leaving[rank]
         events = [event for rank in late for event in self.lose(rank)]
         for rank, peer in self:
-            if peer.return_at is None or clock < peer.return_at:
-                continue
-            if self._takes_part(peer):
+            if clock >= self._return_at(peer):
                 events += self._return_when_due(rank, clock)
-            else:
-                peer.return_at = None
         return events
 
     def lied(self, rank: Rank) -> list[Event]:
@@ -163,6 +159,13 @@ class Peers:
         is_there = status is not None and status.phase in (Phase.RUNNING, Phase.FINISHED)
         return self.has_begun and is_there and peer.is_reachable
 
+    def _return_at(self, peer: Peer) -> Seconds:
+        """Time of a scheduled return; infinity while the worker does not take part.
+
+        The schedule remains, so a link that is down at that time does not prolong the delay.
+        """
+        return peer.return_at if self._takes_part(peer) else math.inf
+
     def _return_when_due(self, rank: Rank, clock: Seconds) -> list[Event]:
         """Bring back a lost worker without the messages that it says it has sent.
 
@@ -172,7 +175,7 @@ class Peers:
         message arrives. A liar can avoid the delay by reporting fewer messages.
         """
         peer = self[rank]
-        if peer.return_at is None:
+        if peer.return_at == math.inf:
             doublings = min(peer.num_returns, _MAX_DOUBLINGS)
             peer.return_at = clock + _RETURN_DELAY * (2**doublings - 1)
         if clock < peer.return_at:
@@ -189,7 +192,7 @@ class Peers:
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
         if peer.is_lost:  # nobody waits for messages that it sent in the meantime
             peer.has_lost_some, peer.num_gaps = False, 0
-        peer.is_lost, peer.known_life, peer.return_at = False, peer.life, None
+        peer.is_lost, peer.known_life, peer.return_at = False, peer.life, math.inf
         self._count_on()
         return [*lost, WorkerJoined(rank, has_restarted)]
 
@@ -344,10 +347,12 @@ class Peers:
     @property
     def unfinished(self) -> list[Rank]:
         """Workers that are present or return soon, and have work left by their statuses."""
-        here = [(r, peer) for r, peer in self if not peer.is_lost or peer.return_at is not None]
-        return [
-            r for r, peer in here if peer.status is None or peer.status.phase != Phase.FINISHED
+        here = [
+            (rank, peer.status)
+            for rank, peer in self
+            if not peer.is_lost or self._return_at(peer) < math.inf
         ]
+        return [r for r, status in here if status is None or status.phase != Phase.FINISHED]
 
     @property
     def is_nothing_under_way(self) -> bool:
