@@ -49,11 +49,13 @@ from .core.errors import (
     DataError as DataError,
     EdgeGossipError as EdgeGossipError,
     Interrupted as Interrupted,
+    LocalProtocolError as LocalProtocolError,
     NetworkError as NetworkError,
     PlatformError as PlatformError,
     RunFolderError as RunFolderError,
     ServerLostError as ServerLostError,
     TrainingError as TrainingError,
+    UsageError as UsageError,
 )
 from .core.metric_spec import MetricSpec as MetricSpec
 from .core.metrics import consensus_distance as consensus_distance

@@ -116,6 +116,11 @@ def test_outputs_of_another_shape_are_refused(metric: Metric) -> None:
         metric.sums(torch.zeros(4, 1), torch.zeros(4))
 
 
+def test_classes_of_another_shape_are_refused() -> None:
+    with pytest.raises(DataError, match=r"outputs \[2\] with targets \[2, 1\]; they need one"):
+        Accuracy().sums(torch.eye(2), torch.tensor([[0], [1]]))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

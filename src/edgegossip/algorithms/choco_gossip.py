@@ -99,16 +99,16 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     4. steps toward the neighbors' replicas: :math:`x_i \leftarrow x_i + \gamma \sum_{j \in
        N(i)} W_{ij} (\hat x_j - \hat x_i)`.
 
-    Compression errors remain in :math:`x_i - \hat x_i` and are sent later. Mixing keeps the
-    workers' mean for any :math:`C` and :math:`\gamma`, because :math:`W` is symmetric and both
-    ends of an edge have the same two replicas. With ``Identity()`` and :math:`\gamma = 1` this
-    is `Gossip`.
+    Compression errors remain in :math:`x_i - \hat x_i` and are sent later. If :math:`W` is
+    symmetric, as by default, mixing keeps the workers' mean for any :math:`C` and
+    :math:`\gamma`, because both ends of an edge have the same two replicas. With
+    ``Identity()`` and :math:`\gamma = 1` this is `Gossip`.
 
     A lost neighbor does not count in a round, nor does a neighbor whose increment comes too
     late. A missing increment is noticed when a `timeout` ends the round. The worker reports the
     gap, and the neighbor answers with its whole replica. Until then, the worker does not step
     toward this neighbor. The neighbor may still step toward the worker, which moves the mean by
-    :math:`\gamma W_{ij} (\hat x_j - \hat x_i) / n` per round. A returning worker adopts the
+    :math:`\gamma W_{ij} (\hat x_i - \hat x_j) / n` per round. A returning worker adopts the
     replica of its most advanced neighbor, as its parameters and as its own replica. The worker
     and each neighbor then restart with whole replicas of each other. One case remains
     undetected: a message sent before the crash may arrive after its sender has come back, and
@@ -132,7 +132,8 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         seed: Seeds compressors that draw at random.
 
     Raises:
-        ValueError: If the topology is directed or changes, or a number is out of range.
+        ValueError: If the topology is directed or changes, the rule does not average, or a
+            number is out of range.
 
     References:
         Koloskova, Stich & Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms

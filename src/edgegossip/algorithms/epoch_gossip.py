@@ -31,7 +31,8 @@ class EpochGossip(NeighborAveraging[RoundState]):
         timeout: See `Synchronous`.
 
     Raises:
-        ValueError: If the topology is directed, or a number is out of range.
+        ValueError: If the topology is directed, the rule does not average, or a number is out
+            of range.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440. The

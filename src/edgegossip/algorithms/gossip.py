@@ -28,7 +28,8 @@ class Gossip(LocalSteps[RoundState], NeighborAveraging[RoundState]):
         timeout: See `Synchronous`.
 
     Raises:
-        ValueError: If the topology is directed, or a number is out of range.
+        ValueError: If the topology is directed, the rule does not average, or a number is out
+            of range.
 
     References:
         Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS

@@ -70,7 +70,8 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         timeout: See `Synchronous`.
 
     Raises:
-        ValueError: If the topology is directed, or a number is out of range.
+        ValueError: If the topology is directed, the rule does not average, or a number is out
+            of range.
 
     References:
         Lin, Karimireddy, Stich & Jaggi, "Quasi-Global Momentum: Accelerating Decentralized

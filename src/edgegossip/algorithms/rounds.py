@@ -78,12 +78,13 @@ class Synchronous(Algorithm[S], Generic[S]):
     """Base of algorithms whose workers wait for all their neighbors in every round.
 
     A round consists of training and one or more exchanges, in which all workers send, wait for
-    their neighbors' messages, and mix. A worker waits for its neighbors only, so neighbors are
-    at most one exchange apart while no worker is lost. Workers do not wait for a lost neighbor,
-    and mix without it. A returning worker adopts the parameters and round of its most advanced
-    neighbor, and tells all neighbors in which exchange it continues. A worker that was only cut
-    off and is more than a round behind does the same after its training, and the others do not
-    wait for its missed rounds.
+    their neighbors' messages, and mix. A worker waits for its neighbors only. While no worker
+    is lost, neighbors are therefore at most one exchange apart on a constant undirected graph;
+    on other graphs, at most `connectivity.longest_lead`. Workers do not wait for a lost
+    neighbor, and mix without it. A returning worker adopts the parameters and round of its most
+    advanced neighbor, and tells all neighbors in which exchange it continues. A worker that was
+    only cut off, and is further behind than that and than a round, does the same after its
+    training, and the others do not wait for its missed rounds.
 
     With three or more neighbors, the second-most-advanced neighbor counts, so a single lying
     neighbor cannot send a worker to the end of the run.

@@ -12,7 +12,7 @@ class EdgeGossipError(Exception):
 
 
 class UsageError(EdgeGossipError):
-    """The command or a name in it is wrong: exit code 2."""
+    """The command, or a name or option in it, is wrong: exit code 2."""
 
 
 class DataError(EdgeGossipError):

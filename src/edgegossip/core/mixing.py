@@ -132,6 +132,9 @@ class ColumnStochastic(MixingRule):
 def mixing_matrix(topology: Topology, rule: MixingRule, round: int = 0) -> Tensor:
     """The matrix W of `round`, [num_workers, num_workers], float64; for analysis and tests.
 
+    Raises:
+        ValueError: If the rule does not fit the topology.
+
     >>> from edgegossip.core.topology import directed_ring
     >>> mixing_matrix(directed_ring(3), Uniform())
     tensor([[0.5000, 0.0000, 0.5000],

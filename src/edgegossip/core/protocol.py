@@ -69,6 +69,9 @@ class Epochs:
 
     Attributes:
         share: Share of the pass, in (0, 1], rounded up to whole batches.
+
+    Raises:
+        ValueError: If `share` is out of range.
     """
 
     share: float = 1.0

@@ -103,6 +103,10 @@ def join(
         NetworkError: If this machine cannot take part, or may not do so without TLS.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
+        DataError: If the profile is unusable.
+        ValueError: If `rank` is out of range.
+        ServerLostError: If the server is lost and does not return in time.
+        PlatformError: If too many platforms have failed for the algorithm.
     """
     require_unlocked(Path(out))  # before seconds of measuring
     run = run_key(experiment, recipe, settings.name)

@@ -84,6 +84,10 @@ class TrainingLoop:
         has_buffers: Also exchange floating-point buffers (running means).
         torch_device: Device of the model.
 
+    Raises:
+        ValueError: If `num_samples` is too small for the role, or a rank with a slice of the
+            model lacks `final_average`.
+
     >>> import edgegossip as eg
     >>> model = torch.nn.Linear(2, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

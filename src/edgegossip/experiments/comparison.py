@@ -59,8 +59,9 @@ def compare(
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP.
         TrainingError: If a loss is not finite.
-        RunFolderError: If `out` cannot be written, lacks the files that `resume` needs, or is
-            in use by another process.
+        RunFolderError: If `out` cannot be written, holds a single run, lacks the files that
+            `resume` needs, or is in use by another process.
+        EdgeGossipError: If an algorithm cannot continue, as in `run`.
     """
     out = Path(out)
     if (out / "events.jsonl").exists():

@@ -52,7 +52,8 @@ class Experiment:
     Raises:
         ValueError: If a number or rank is out of range, there is no worker, the topology has
             a different number of workers, the task's models do not match the algorithm's roles,
-            `until` names an unknown metric, or the algorithm moves data that must not be moved.
+            both evaluation settings are given, `until` names an unknown metric, or the
+            algorithm moves data that must not be moved.
     """
 
     task: Task

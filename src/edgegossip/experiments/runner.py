@@ -68,8 +68,11 @@ def run(
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; `out` is valid and can be resumed.
         TrainingError: If a loss is not finite; results so far are in `out`.
-        RunFolderError: If `out` cannot be written, lacks the files that `resume` needs, or is
-            in use by another process.
+        RunFolderError: If `out` cannot be written, holds another run, lacks the files that
+            `resume` needs, or is in use by another process.
+        EdgeGossipError: If the algorithm cannot continue: a `PlatformError`, a
+            `ServerLostError`, or a `LocalProtocolError`, for example if workers wait forever
+            for lost messages.
     """
     out = Path(out)
     if resume:

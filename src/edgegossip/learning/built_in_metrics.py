@@ -35,7 +35,9 @@ class Accuracy(Metric):
     needs_classes: ClassVar[bool] = True
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return _pair((outputs.argmax(1) == targets).sum(), len(targets))
+        chosen = outputs.argmax(1)
+        _require_one_shape(self, chosen, targets)
+        return _pair((chosen == targets).sum(), len(targets))
 
     def value(self, sums: Tensor) -> float:
         return _ratio(sums)
@@ -258,6 +260,5 @@ def _require_one_shape(metric: Metric, outputs: Tensor, targets: Tensor) -> None
     if outputs.shape != targets.shape:
         raise DataError(
             f"{metric.name} compares outputs {list(outputs.shape)} with targets "
-            f"{list(targets.shape)}; they need one shape, so unsqueeze the targets, or "
-            "squeeze the outputs"
+            f"{list(targets.shape)}; they need one shape, so squeeze or unsqueeze one of them"
         )

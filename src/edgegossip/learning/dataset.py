@@ -186,6 +186,8 @@ class Dataset:
             differ in length or shape; if a number is not finite; if splits differ in structure;
             or if `validation` is `test`. In a split that is not in memory, only the labels and
             the first sample are checked.
+        ValueError: If `mean` or `std` does not have one value per channel, or `std` is not
+            above 0.
 
     >>> split = ArraySplit(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.tensor([1]))
     >>> task = Dataset("two-pixels", split, split, num_classes=2, input_shape=(1, 1, 2))

@@ -60,7 +60,8 @@ class Local(Dataset):
             ``on_failure="reassign"``; `load` must then accept any rank.
 
     Raises:
-        ValueError: If a number is out of range, or `classes` contradicts `num_classes`.
+        ValueError: If a number is out of range, `classes` contradicts `num_classes`, or `mean`
+            or `std` does not fit (see `Dataset`).
 
     >>> from edgegossip.learning.dataset import from_tensors
     >>> own = Local("points", load=lambda rank: from_tensors("mine", torch.rand(20 + rank, 2)))

@@ -24,8 +24,8 @@ class Metric(MetricSpec, ABC):
     gives sums, and its value is computed once, from the sums over all batches of all workers.
 
     If the loss is finite, a value that is not finite is an error before any training; later, it
-    causes one warning, and ``null`` in the files. Outputs and targets that differ in shape are
-    an error at the first evaluation, because PyTorch would broadcast them.
+    causes one warning, and ``null`` in the files. The built-in metrics raise `DataError` if the
+    shapes of outputs and targets do not match, because PyTorch would broadcast them.
 
     Args:
         name: See `MetricSpec`.

@@ -132,7 +132,7 @@ def from_numpy(
     Raises:
         DataError: See `Dataset` and `NumpySplit`. Only the first sample is checked for
             non-finite numbers; training stops at a non-finite loss.
-        ValueError: If `num_workers` is negative.
+        ValueError: If `num_workers` is negative; see also `Dataset`.
     """
     check_range("num_workers", num_workers, "at least 0")
     own: Split

@@ -29,7 +29,7 @@ class SGD:
         nesterov: Use Nesterov's momentum.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or `nesterov` is set without momentum.
     """
 
     lr: float = 0.01

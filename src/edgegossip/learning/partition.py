@@ -3,7 +3,7 @@
 A partition is called with a data set, a number of workers and a seed. It returns, for each
 rank, the sorted indices of that worker's training samples, its *shard* (int64). Shards never
 overlap, together cover all samples, and are never empty. The same arguments always give the
-same shards.
+same shards. More workers than samples are a `ValueError`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Proportional:
         proportions: One number above 0 for each worker; only their ratios matter.
 
     Raises:
-        ValueError: If a proportion is not above 0 and finite.
+        ValueError: If a proportion is not above 0 and finite; when called, if their number is
+            not that of the workers.
     """
 
     proportions: tuple[float, ...]
@@ -95,7 +96,7 @@ class Dirichlet:
             skewed, 100 nearly even.
 
     Raises:
-        ValueError: If `alpha` is out of range.
+        ValueError: If `alpha` is out of range; when called, if the data has no classes.
 
     References:
         Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML
@@ -134,7 +135,7 @@ class LabelSkew:
         skew: Fraction to sort, in [0, 1].
 
     Raises:
-        ValueError: If `skew` is out of range.
+        ValueError: If `skew` is out of range; when called, if the data has no classes.
 
     References:
         `skew_sort` in the code of Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715, and
@@ -176,6 +177,9 @@ class BySubject:
     With as many workers as subjects, each worker has one subject, in order. With fewer workers,
     subjects are assigned, largest first, to the smallest shard so far. The seed does not
     matter.
+
+    Raises:
+        ValueError: When called, if the data has no subjects, or fewer than workers.
     """
 
     is_skewed: ClassVar[bool] = True

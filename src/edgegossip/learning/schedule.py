@@ -32,7 +32,7 @@ class WarmUp:
         rise: "constant" keeps this factor and then jumps to 1; "linear" rises evenly to 1.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or `rise` is unknown.
 
     References:
         Constant for one epoch at a tenth: the code of Aketi, Singh and Rabaey,

@@ -84,7 +84,7 @@ class Task:
         augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`, or
             to entire batches of other kinds.
         has_buffers: Exchange and average normalization buffers with the parameters. Otherwise
-            the buffers stay with each worker, and are measured again on about 2000 training
+            the buffers stay with each worker, and are measured again on 2000 to 4000 training
             samples before each evaluation.
         torch_device: Device of the models, e.g. "cpu" or "cuda".
 

@@ -72,10 +72,10 @@ class EdgeGossip(Wrapper[BalancedState]):
       parameters is therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where
       :math:`r_i` is the share that was done, :math:`\bar r` the mean share (`exact` only), and
       :math:`f` the share of samples chosen for their high loss (`Trained.metrics["focus"]`).
-    - `Steps(n)` become :math:`\max(1, \mathrm{round}(s_i n))` steps, where :math:`s_i = p_i /
-      \max_j p_j` is the speed relative to the highest. Passes visit the share :math:`r_i` of
-      the data, and the next forecast is made at the end of a pass. With `gossip`, :math:`s_i =
-      r_i`, which suits only equal amounts of data.
+    - `Steps(n)` become :math:`\max(1, \mathrm{round}(k s_i n))` steps, where :math:`k` is
+      `max_keep_ratio`, and :math:`s_i = p_i / \max_j p_j` is the speed relative to the highest.
+      Passes visit the share :math:`r_i` of the data, and the next forecast is made at the end
+      of a pass. With `gossip`, :math:`s_i = r_i`, which suits only equal amounts of data.
 
     Workers learn :math:`\min_j T_j` in one of two ways. `exact`: each of :math:`E` workers
     sends its forecast to all others, :math:`E (E - 1)` small messages per epoch. `gossip`: the
@@ -124,8 +124,9 @@ class EdgeGossip(Wrapper[BalancedState]):
             :math:`2 (1 + \lceil \log_2 E \rceil)`.
 
     Raises:
-        ValueError: If a number or rank is out of range, a name is unknown, or `inner` has no
-            topology.
+        ValueError: If a number or rank is out of range, a name is unknown, settings contradict
+            each other (`spares` or `reachable` without "reassign"; "gossip" without
+            "continue"), or `inner` has no topology, a standby or several servers.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.

@@ -58,7 +58,8 @@ class ADSP(ADSPPlus):
         num_rounds: Commits that each worker makes before it finishes.
         resend_after: See `ParameterServer`.
         window: :math:`\Gamma`; see `ADSPPlus`.
-        min_interval: See `ADSPPlus`; rates above `window / min_interval` are not tried.
+        min_interval: See `ADSPPlus`. Rates above `window / min_interval` are not tried, except
+            `rate` itself.
         rate: The first rate to try.
         waits_for_answer: See `ADSPPlus`.
         reward: Rating of a window: `LogSlope`, `ConstrainedFit` or `PaperReward`.

@@ -43,11 +43,14 @@ class ADSPPlus(ParameterServer):
     r"""Train without waiting, and commit at intervals that keep all workers' counts level.
 
     At the start of each window of :math:`\Gamma` seconds the server raises the target
-    :math:`C` by the commit rate, and tells worker :math:`i`, which has made :math:`c_i`
-    commits, to make :math:`\Delta C_i = C - c_i` more. The worker trains step by step, and
-    commits when its timer is due:
+    :math:`C` by the commit rate :math:`R`, and tells worker :math:`i`, which has made
+    :math:`c_i` commits (a returning worker counts those that it missed), to make
+    :math:`\Delta C_i` more. The worker trains step by step, and commits when its timer is due:
 
-    .. math:: T_i = \max(T_{min},\; \Gamma / \Delta C_i)
+    .. math::
+        C \leftarrow \max(C, \max_j c_j - 1) + R, \qquad
+        \Delta C_i = \max(1, C - c_i), \qquad
+        T_i = \max(T_{min},\; \Gamma / \Delta C_i)
 
     The timer runs from one send to the next, so it includes the time :math:`O_i` that a commit
     takes. The paper instead waits :math:`\Gamma / \Delta C_i - O_i` after the answer, which is

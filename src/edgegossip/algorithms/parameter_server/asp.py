@@ -22,6 +22,9 @@ class ASP(ParameterServer):
         num_rounds: Commits of each worker, one per step.
         resend_after: See `ParameterServer`.
 
+    Raises:
+        ValueError: If a number is out of range.
+
     References:
         Dean et al., "Large scale distributed deep networks", NIPS 2012 (Downpour SGD with one
         step between two fetches).

@@ -26,6 +26,9 @@ class BSP(ParameterServer):
         num_rounds: Number of rounds, each of one step.
         resend_after: See `ParameterServer`.
 
+    Raises:
+        ValueError: If a number is out of range.
+
     References:
         Valiant, "A bridging model for parallel computation", CACM 1990. Hu, Wang & Wu, AAAI
         2020, arXiv:1911.06949, section 2, use it as a baseline. For late commits: Chen et al.,

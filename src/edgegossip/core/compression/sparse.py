@@ -113,7 +113,7 @@ class TopK(Sparse):
     r"""Keeps the entries with the largest magnitudes; among equal magnitudes, the first.
 
     :math:`\delta` is the share of entries kept (times the :math:`\delta` of `values`). Vectors
-    of equal entries attain this bound. With a `keep_ratio` of 1 %, a position takes 8.1 bits:
+    of equal entries attain this bound. With a `keep_ratio` of 1 %, a position takes 8.3 bits:
     see `packing.pack_positions`.
 
     References:

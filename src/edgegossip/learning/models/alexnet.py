@@ -27,6 +27,9 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int, *, width: float = 1.
         width: Factor on the channels and hidden units, in (0, 4]. At 0.25, a picture costs a
             sixteenth as much as in the full model.
 
+    Raises:
+        ValueError: If `input_shape` is not of such pictures, or `width` is out of range.
+
     References:
         Krizhevsky, Sutskever and Hinton, "ImageNet Classification with Deep Convolutional
         Neural Networks", NeurIPS 2012; Krizhevsky, "One Weird Trick for Parallelizing

@@ -36,6 +36,10 @@ def eight_layers(
         normalization: Kind of normalization after each convolution.
         width: Factor on the channels and hidden units, in (0, 4].
 
+    Raises:
+        ValueError: If `input_shape` is not of such pictures, `width` is out of range, or
+            `normalization` is unknown.
+
     References:
         Chen, Zhao, Li and Zhao, "Exploring the Use of Synthetic Gradients for Distributed Deep
         Learning across Cloud and Edge Resources", HotEdge 2019, train a model of eight layers,

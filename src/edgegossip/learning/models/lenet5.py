@@ -15,6 +15,9 @@ def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         input_shape: (channels, 28, 28), padded to 32 x 32, or (channels, 32, 32).
         num_classes: Number of classes: the size of the output.
 
+    Raises:
+        ValueError: If `input_shape` is not of such pictures.
+
     References:
         LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document
         Recognition", Proceedings of the IEEE 1998. Departures, as is common today: rectified

@@ -15,6 +15,9 @@ def lrn_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         input_shape: (channels, 32, 32).
         num_classes: Number of classes: the size of the output.
 
+    Raises:
+        ValueError: If `input_shape` is not of such pictures.
+
     References:
         Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, whose published code omits the two hidden
         layers of TensorFlow's CIFAR-10 tutorial. Departure: pooling pads one pixel on each

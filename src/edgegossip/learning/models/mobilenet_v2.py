@@ -82,6 +82,10 @@ def mobilenet_v2(
         width: The paper's multiplier of the channels, in (0, 4]. The last convolution is never
             narrowed: it has 1280 channels up to a width of 1.
 
+    Raises:
+        ValueError: If `input_shape` is not of such pictures, `width` is out of range, or
+            `normalization` is unknown.
+
     References:
         Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: Inverted Residuals and Linear
         Bottlenecks", CVPR 2018, arXiv:1801.04381, Table 2.

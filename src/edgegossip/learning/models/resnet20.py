@@ -60,6 +60,9 @@ def resnet20(
         normalization: Kind of normalization after each convolution. With "evonorm", a block
             ends as in the paper: normalize (by GroupNorm), add, rectify.
 
+    Raises:
+        ValueError: If `input_shape` is not of such pictures, or `normalization` is unknown.
+
     References:
         He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016,
         arXiv:1512.03385, section 4.2 (Table 6: 0.27 million parameters).

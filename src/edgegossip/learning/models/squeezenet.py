@@ -42,6 +42,9 @@ def squeezenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         input_shape: (channels, side, side) with a side of 8 to 64 pixels.
         num_classes: Number of classes: the size of the output.
 
+    Raises:
+        ValueError: If `input_shape` is not of such pictures.
+
     References:
         Iandola et al., "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters and
         <0.5MB model size", arXiv:1602.07360; version 1.1 from the authors' repository.

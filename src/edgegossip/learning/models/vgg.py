@@ -29,6 +29,9 @@ def vgg11(
         num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
 
+    Raises:
+        ValueError: If `input_shape` is not of such pictures, or `normalization` is unknown.
+
     References:
         Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
         Recognition", ICLR 2015, arXiv:1409.1556, Table 1, column A.
@@ -54,6 +57,10 @@ def vgg16(
         num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
         width: Factor on the channels and hidden units, in (0, 4].
+
+    Raises:
+        ValueError: If `input_shape` is not of such pictures, `width` is out of range, or
+            `normalization` is unknown.
     """
     return _vgg("vgg16", CONFIGURATION_D, input_shape, num_classes, normalization, width)
 

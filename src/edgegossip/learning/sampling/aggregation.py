@@ -194,9 +194,9 @@ def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
     - "full-svd-lsh": SVD of all data at once; balanced median split
     - "histogram-kmeans": histogram; k-means
 
-    Classes with fewer samples than `ratio` have one point each; otherwise the ratio is met
-    within 5 %. Other pairs from `edgegossip.learning.sampling.reduction` and `division` can be
-    combined by hand: ``Aggregator(reduction=Fingerprint(), division=RandomHyperplanes())``.
+    Classes with fewer samples than `ratio` have one point each; with many samples, the ratio is
+    met within 5 %. Other pairs from `edgegossip.learning.sampling.reduction` and `division` can
+    be combined by hand: ``Aggregator(reduction=Fingerprint(), division=RandomHyperplanes())``.
 
     Args:
         name: Name of a combination of a reduction and a division.
