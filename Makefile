@@ -33,7 +33,7 @@ test-thorough: $(READY) ## Run the fast and the thorough tests, as CI does
 test-all: $(READY) ## Run the slow tests too
 	$(BIN)/pytest -q -m ""
 
-check: check-style check-types docs check-wheel check-examples check-demo check-slow test-thorough ## Run all that CI runs
+check: check-style check-types docs check-wheel check-examples check-demo check-slow test-thorough ## Run all that CI runs, except check-oldest
 
 check-style: $(READY) ## Check format, lint and spelling
 	$(BIN)/ruff format --check .

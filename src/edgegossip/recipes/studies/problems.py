@@ -164,10 +164,10 @@ IMAGENET8X8_EIGHT_LAYERS = Problem(
     name="imagenet8x8-eight-layers",
     dataset="imagenet8x8",
     model=eight_layers,
-    num_train=20_000,
-    settings=Settings(num_epochs=20, throughput=1000.0),
+    num_train=40_000,
+    settings=Settings(num_epochs=40, throughput=1000.0),
     scaled_down="Four convolutions and four linear layers replace AlexNet; they learn from "
-    "20,000 pictures of ImageNet 8x8 for 20 epochs.",
+    "40,000 pictures of ImageNet 8x8 for 40 epochs.",
 )
 CIFAR10_ALEXNET = Problem(
     name="cifar10-alexnet",
