@@ -44,7 +44,7 @@ class NetworkError(EdgeGossipError):
 
 
 class LocalProtocolError(EdgeGossipError):
-    """The algorithm broke the contract, for instance with two `Train`s at once."""
+    """The algorithm broke the contract, for instance with two `Train` effects at once."""
 
 
 def no_validation_data(rank: int) -> LocalProtocolError:
