@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from edgegossip.machine.loads import KINDS, MB
+from edgegossip.machine.loads import MB
 from edgegossip.report.style import BASELINE_COLOR, RUN_COLORS, figure_style, new_figure, render
 
 TITLES = {"wordcount": "WordCount", "sort": "Sort"}
@@ -26,14 +26,15 @@ def draw(found: Mapping[str, Any]) -> bytes:
     """Draw the errors of all blocks as SVG, one panel per program."""
     with figure_style():
         figure = new_figure(9.6, 3.6)
-        panels = figure.subplots(1, len(KINDS), sharex=True, sharey=True)
-        for axes, kind, color in zip(panels, KINDS, RUN_COLORS, strict=False):
+        kinds = found["by_kind"]
+        panels = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
+        for axes, kind, color in zip(panels, kinds, RUN_COLORS, strict=False):
             own = [block for block in found["blocks"] if block["kind"] == kind]
             draw_program(axes, own, color)
-            mean = found["by_kind"][kind]["mean"]
+            mean = kinds[kind]["mean"]
             axes.set_title(f"{TITLES[kind]}: mean error {mean:.1%}", fontsize=10)
             axes.set_xlabel("size of the files, MB")
-        panels[0].set_ylabel("forecast, relative to the measurement")
+        panels[0].set_ylabel("error of the forecast")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
         return render(figure, "svg")

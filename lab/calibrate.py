@@ -98,8 +98,8 @@ def throughput(experiment: Experiment, options: Options) -> float:
     trained = [event for event in map(json.loads, lines) if event["type"] == "trained"]
     if len(trained) < 2:
         raise ValueError(
-            f"this host trained fewer than two blocks in {options.train_seconds} s; "
-            "give more --train-seconds"
+            f"this host trained fewer than two blocks in {options.train_seconds} s; raise "
+            "train_seconds in lab/calibrate.py"
         )
     first, *others = trained  # which has got ready, too
     return float(sum(event["cost"] for event in others) / (trained[-1]["time"] - first["time"]))

@@ -77,8 +77,10 @@ class World:
     def longest_wait(self) -> Seconds:
         """One's own round, the rest of another's, and those that one who came back is behind.
 
-        Who is less behind than a present neighbor can be does not skip rounds.
+        One that is no further behind than a present neighbor can be does not skip rounds.
         """
+        if not self.disturbed:
+            return 3 * self.round_seconds
         traits, peer = self.algorithm.traits, getattr(self.algorithm, "inner", self.algorithm)
         assert traits.topology is not None
         per_round = getattr(peer, "exchanges_per_round", 1)

@@ -1,4 +1,4 @@
-"""Algorithms around another one: one lets it lie, one writes down its commits."""
+"""Algorithms around another one: their base, one that misleads, one that notes commits."""
 
 from __future__ import annotations
 

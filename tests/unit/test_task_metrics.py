@@ -117,8 +117,21 @@ def test_outputs_of_another_shape_are_refused(metric: Metric) -> None:
 
 
 def test_classes_of_another_shape_are_refused() -> None:
-    with pytest.raises(DataError, match=r"outputs \[2\] with targets \[2, 1\]; they need one"):
+    with pytest.raises(DataError, match=r"outputs \[2, 2\] with classes \[2, 1\]; it needs"):
         Accuracy().sums(torch.eye(2), torch.tensor([[0], [1]]))
+
+
+def test_accuracy_of_pixels_is_a_share_of_all_pixels() -> None:
+    outputs, classes = torch.rand(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
+    share = float((outputs.argmax(1) == classes).double().mean())
+    metric = Accuracy()
+    assert metric.value(metric.sums(outputs, classes)) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(2, 4), torch.zeros(5, 2), torch.zeros(10)])
+def test_tokens_of_another_shape_are_refused(tokens: torch.Tensor) -> None:
+    with pytest.raises(DataError, match=r"outputs \[2, 5, 8\] do not fit the tokens"):
+        Perplexity().sums(torch.zeros(2, 5, 8), tokens.long())
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     on other graphs, at most `connectivity.longest_lead`. Workers do not wait for a lost
     neighbor, and mix without it. A returning worker adopts the parameters and round of its most
     advanced neighbor, and tells all neighbors in which exchange it continues. A worker that was
-    only cut off, and is further behind than that and than a round, does the same after its
+    only cut off, and is further behind than both that and a round, does the same after its
     training, and the others do not wait for its missed rounds.
 
     With three or more neighbors, the second-most-advanced neighbor counts, so a single lying

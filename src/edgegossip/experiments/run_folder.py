@@ -247,22 +247,28 @@ def header_difference(
 def difference(kept: object, now: object) -> str | None:
     """Describe the first field in which two resolved experiments differ; None if none does.
 
+    A missing field counts as None, because older folders lack newer fields.
+
     >>> difference({"task": {"lr": 0.1}}, {"task": {"lr": 0.2}})
     'its task.lr is 0.1, now 0.2'
+    >>> difference({}, {"target": None})
     """
-    if kept == now:
+    if (found := _first_difference(kept, now)) is None:
         return None
-    name, before, after = _first_difference(kept, now)
+    name, before, after = found
     return f"its {name} is {_shorten(before)}, now {_shorten(after)}"
 
 
-def _first_difference(kept: object, now: object, name: str = "") -> tuple[str, object, object]:
+def _first_difference(
+    kept: object, now: object, name: str = ""
+) -> tuple[str, object, object] | None:
     if isinstance(kept, dict) and isinstance(now, dict):
         for key in {**now, **kept}:
-            if kept.get(key) != now.get(key):
-                path = f"{name}.{key}" if name else key
-                return _first_difference(kept.get(key), now.get(key), path)
-    return name, kept, now
+            path = f"{name}.{key}" if name else key
+            if found := _first_difference(kept.get(key), now.get(key), path):
+                return found
+        return None
+    return None if kept == now else (name, kept, now)
 
 
 def _shorten(value: object) -> str:

@@ -35,9 +35,12 @@ class Accuracy(Metric):
     needs_classes: ClassVar[bool] = True
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        chosen = outputs.argmax(1)
-        _require_one_shape(self, chosen, targets)
-        return _pair((chosen == targets).sum(), len(targets))
+        if outputs.shape[:1] + outputs.shape[2:] != targets.shape:
+            raise DataError(
+                f"{self.name} compares outputs {list(outputs.shape)} with classes "
+                f"{list(targets.shape)}; it needs [batch, num_classes] and [batch]"
+            )
+        return _pair((outputs.argmax(1) == targets).sum(), targets.numel())
 
     def value(self, sums: Tensor) -> float:
         return _ratio(sums)
@@ -237,7 +240,16 @@ class ExactMatch(Metric):
 
 
 def token_sums(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Sum of the cross entropies of all tokens that count, and their number."""
+    """Sum of the cross entropies of all tokens that count, and their number.
+
+    Raises:
+        DataError: If there is not one target per token.
+    """
+    if outputs.shape[:-1] != targets.shape:
+        raise DataError(
+            f"outputs {list(outputs.shape)} do not fit the tokens {list(targets.shape)}; they "
+            "need [batch, length, num_tokens] and [batch, length]"
+        )
     losses = F.cross_entropy(
         outputs.flatten(0, -2).float(),
         targets.flatten(),
