@@ -21,7 +21,8 @@ from edgegossip.learning.metric import Metric
 class Accuracy(Metric):
     """Share of samples whose largest output is that of their class.
 
-    Outputs are [batch, num_classes], targets int64 [batch].
+    Outputs are [batch, num_classes], targets int64 [batch]; with further dimensions, such as
+    those of pixels, each entry counts. Other shapes raise `DataError`.
 
     >>> metric = Accuracy()
     >>> outputs = torch.tensor([[0.0, 1.0], [2.0, 1.0]])
