@@ -1,7 +1,9 @@
 """The errors of forecasts beside WordCount and Sort, by size: a figure like the paper's Fig. 9.
 
-python -m benchmarks.predictor_real --json > FILE.json
-python -m benchmarks.predictor_figure FILE.json FILE.svg
+Draws what `predictor_real` has measured:
+
+    python -m benchmarks.predictor_real --json > FILE.json
+    python -m benchmarks.predictor_figure FILE.json FILE.svg
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from benchmarks.predictor_real import Block, summary
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
@@ -27,12 +29,11 @@ def draw(found: Mapping[str, Any]) -> bytes:
     with figure_style():
         figure = new_figure(9.6, 3.6)
         kinds = found["by_kind"]
+        blocks = [Block(**block) for block in found["blocks"]]
         panels = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
         for axes, kind, color in zip(panels, kinds, RUN_COLORS, strict=False):
-            own = [block for block in found["blocks"] if block["kind"] == kind]
-            draw_program(axes, own, color)
-            mean = kinds[kind]["mean"]
-            axes.set_title(f"{TITLES[kind]}: mean error {mean:.1%}", fontsize=10)
+            draw_program(axes, [block for block in blocks if block.kind == kind], color)
+            axes.set_title(f"{TITLES[kind]}: mean error {kinds[kind]['mean']:.1%}", fontsize=10)
             axes.set_xlabel("size of the files, MB")
         panels[0].set_ylabel("error of the forecast")
         handles, labels = panels[0].get_legend_handles_labels()
@@ -40,40 +41,34 @@ def draw(found: Mapping[str, Any]) -> bytes:
         return render(figure, "svg")
 
 
-def draw_program(axes: Axes, blocks: Sequence[Mapping[str, Any]], color: str) -> None:
+def draw_program(axes: Axes, blocks: Sequence[Block], color: str) -> None:
     """Draw a dot per block, and the mean magnitude per size without first blocks."""
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,g}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda error, _: f"{100 * error:.0f} %"))
     axes.axhline(0, color=BASELINE_COLOR, linewidth=1)
     for is_first, marker, face in ((False, "o", color), (True, "D", "white")):
-        chosen = [block for block in blocks if block["is_first"] == is_first]
+        chosen = [block for block in blocks if block.is_first == is_first]
         axes.plot(
-            [block["num_bytes"] / MB for block in chosen],
-            [block["forecast"] / block["throughput"] - 1 for block in chosen],
+            [block.num_bytes / MB for block in chosen],
+            [block.error for block in chosen],
             marker,
             color=color,
             markerfacecolor=face,
             markersize=5,
             label="the load has just begun" if is_first else "a block of training",
         )
-    sizes = sorted({block["num_bytes"] for block in blocks})
+    errors: dict[int, list[float]] = {}
+    for block in blocks:
+        if not block.is_first:
+            errors.setdefault(block.num_bytes, []).append(block.error)
     axes.plot(
-        [size / MB for size in sizes],
-        [mean_error(blocks, size) for size in sizes],
+        [size / MB for size in errors],
+        [summary(each)["mean"] for each in errors.values()],
         color=color,
         linewidth=1.4,
         alpha=0.6,
         label="mean magnitude of a size",
-    )
-
-
-def mean_error(blocks: Sequence[Mapping[str, Any]], size: int) -> float:
-    """Mean magnitude of the errors beside files of one size, without the first block."""
-    return fmean(
-        abs(block["forecast"] / block["throughput"] - 1)
-        for block in blocks
-        if block["num_bytes"] == size and not block["is_first"]
     )
 
 

@@ -79,7 +79,7 @@ def speedup(
 
     Data: MNIST, HAR, CIFAR-10 and ImageNet 8x8. On one core, five seeds take two to three hours
     for `mnist-lenet5`, `har-cnn` or `cifar10-lenet5`, three for `cifar10-resnet20`, and four
-    for `cifar10-lenet5-augmented`. A run of `imagenet8x8-eight-layers` takes 6 to 8 minutes.
+    for `cifar10-lenet5-augmented`. A run of `imagenet8x8-eight-layers` takes 3 to 6 minutes.
 
     Args:
         settings: Settings of the study.
