@@ -230,3 +230,10 @@ def test_a_cell_sees_earlier_rows_and_runs_in_a_folder_of_its_own(tmp_path: Path
     assert rows["b/gosgd"]["value"] > 1
     assert (tmp_path / "cells" / "b" / "gosgd" / "events.jsonl").exists()
     assert {status.name for status in view.statuses} == {"1/2 a", "2/2 b/gosgd"}
+
+
+def test_a_setting_that_older_folders_lack_counts_as_none(tmp_path: Path) -> None:
+    works = {"a": Counter(1.0)}
+    rows = run_study(study_of(works, settings={"seeds": [0]}), out=tmp_path)
+    newer = study_of(works, settings={"seeds": [0], "target": None})
+    assert run_study(newer, out=tmp_path, resume=True) == rows

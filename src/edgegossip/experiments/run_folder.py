@@ -25,6 +25,8 @@ from edgegossip.experiments.files import (
 from edgegossip.experiments.recorded_metrics import recorded_metrics
 from edgegossip.experiments.results import ENDS, Evaluation, Results
 
+_ABSENT = object()
+
 
 class RunFolder:
     """Paths and files of one run; `docs/run-folder.md` describes each.
@@ -247,11 +249,10 @@ def header_difference(
 def difference(kept: object, now: object) -> str | None:
     """Describe the first field in which two resolved experiments differ; None if none does.
 
-    A missing field counts as None, because older folders lack newer fields.
-
     >>> difference({"task": {"lr": 0.1}}, {"task": {"lr": 0.2}})
     'its task.lr is 0.1, now 0.2'
     >>> difference({}, {"target": None})
+    'its target is absent, now null'
     """
     if (found := _first_difference(kept, now)) is None:
         return None
@@ -265,7 +266,8 @@ def _first_difference(
     if isinstance(kept, dict) and isinstance(now, dict):
         for key in {**now, **kept}:
             path = f"{name}.{key}" if name else key
-            if found := _first_difference(kept.get(key), now.get(key), path):
+            before, after = (each.get(key, _ABSENT) for each in (kept, now))
+            if found := _first_difference(before, after, path):
                 return found
         return None
     return None if kept == now else (name, kept, now)
@@ -273,5 +275,5 @@ def _first_difference(
 
 def _shorten(value: object) -> str:
     """Write a value as JSON of at most 60 characters."""
-    text = json.dumps(value)
+    text = "absent" if value is _ABSENT else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

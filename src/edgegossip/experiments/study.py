@@ -325,7 +325,9 @@ class _Record:
     def _go_on(self, kept: dict[str, Any]) -> None:
         now = json.loads(json.dumps({"study": self._study.name, **self._study.settings}))
         before = {"study": kept.get("study"), **kept.get("settings", {})}
-        if changed := difference(before, now):
+        # Older folders lack newer settings, which are None by default.
+        known = ({k: v for k, v in each.items() if v is not None} for each in (before, now))
+        if changed := difference(*known):
             raise RunFolderError(
                 f"{self._path} is of another study: {changed}; resume with the same settings, "
                 "or choose another --out"
