@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.tiers import thorough
@@ -116,8 +117,22 @@ def test_commands_that_start_nothing_say_why(arguments: list[str], message: str)
         script_command(given)
 
 
-def test_endpoints_are_those_of_one_worker() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"connect": ("tcp/127.0.0.1:1",)},
+        {"multicast": True},
+        {"ban": ("a1",)},
+        {"insecure": True},
+        {"lease": 30.0},
+    ],
+)
+def test_a_connection_is_that_of_one_worker(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="those of one worker; add its --rank"):
-        ScriptOptions(n=2, connect=("tcp/127.0.0.1:1",))
-    [worker] = ScriptOptions(n=2, rank=1, connect=("tcp/127.0.0.1:1",)).workers()
+        ScriptOptions(n=2, **options)
+    way = {"connect": ("tcp/127.0.0.1:1",), **options}
+    [worker] = ScriptOptions(n=2, rank=1, **way).workers()
     assert (worker.rank, worker.num_workers) == (1, 2)
+    assert worker.connection is not None
+    told = {**vars(worker.connection), **vars(worker.connection.address)}
+    assert {name: told[name] for name in way} == way

@@ -44,6 +44,23 @@ def test_a_folder_of_certificates_is_handed_on(tmp_path: Path) -> None:
     assert again.connection.tls == str(tmp_path)
 
 
+def test_everything_about_the_connection_is_handed_on() -> None:
+    connection = Connection(
+        address=Address(connect=("tcp/10.0.0.1:7447",), multicast=True),
+        ban=("a1b2", "c3"),
+        insecure=True,
+        lease=30.5,
+    )
+    worker = ScriptWorker(rank=1, num_workers=2, connection=connection)
+    assert ScriptWorker.from_environment(worker.environment()) == worker
+
+
+def test_a_worker_inherits_no_variables_of_another() -> None:
+    outer = {"EDGEGOSSIP_TLS": "certs", "EDGEGOSSIP_INSECURE": "1", "EDGEGOSSIP_LEASE": "60"}
+    for worker in local_workers(2, "night"):
+        assert ScriptWorker.from_environment({**outer, **worker.environment()}) == worker
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -56,6 +73,15 @@ def test_a_folder_of_certificates_is_handed_on(tmp_path: Path) -> None:
         (
             {"EDGEGOSSIP_RANK": "0", "EDGEGOSSIP_LISTEN": "tcp/127.0.0.1:0"},
             "EDGEGOSSIP_NUM_WORKERS must be a whole number, got ''",
+        ),
+        ({**SET, "EDGEGOSSIP_MULTICAST": "yes"}, "EDGEGOSSIP_MULTICAST must be 1 or 0, got"),
+        (
+            {**SET, "EDGEGOSSIP_MULTICAST": "1", "EDGEGOSSIP_LEASE": "long"},
+            "EDGEGOSSIP_LEASE must be a number of seconds, got 'long'",
+        ),
+        (
+            {**SET, "EDGEGOSSIP_MULTICAST": "1", "EDGEGOSSIP_LEASE": "nan"},
+            "lease must be from 0.1 to 3600 seconds",
         ),
     ],
 )

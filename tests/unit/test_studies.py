@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from edgegossip.recipes.studies.race import (
     Race,
     Setup,
 )
+from edgegossip.recipes.studies.skewed_data import skew
 from edgegossip.recipes.studies.speedup import speedup
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.report.study_page import write_study_report
@@ -163,9 +165,11 @@ def test_a_race_takes_place_on_machines_of_given_speeds() -> None:
         "digits-mlp/2-workers/seed0/speeds-1-0.5/edge-gossip-controlled",
     ]
     assert any(cell.name.endswith("random") for cell in speedup(short, speeds=(1, 0.1)).cells)
-    for speeds in ((1.0,), (1.0, 0.0), (1.0, -1.0)):
+    on_skewed = [cell.name for cell in skew(short, speeds=(1.0, 1.0)).cells]
+    assert "digits-dirichlet-1/2-workers/seed0/speeds-1-1/random-controlled" in on_skewed
+    for study, speeds in product((speedup, skew), ((1.0,), (1.0, 0.0), (1.0, -1.0))):
         with pytest.raises(ValueError, match="speeds must"):
-            speedup(short, speeds=speeds)
+            study(short, speeds=speeds)
 
 
 def test_a_window_of_no_samples_is_refused() -> None:

@@ -31,7 +31,8 @@ class RouterOptions:
         run: Name of a run with its own certificates (certs issue --run); repeatable.
         insecure: Allow plain links beyond this machine; anybody can then read messages and
             join.
-        num_workers: Number of workers in the largest run.
+        num_workers: Number of workers in the largest run; with TLS, messages of higher ranks
+            are not relayed.
         lease: Lease of links in seconds; use the workers' value.
     """
 

@@ -13,12 +13,13 @@ from torch.utils.data import Subset
 
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import UsageError
-from edgegossip.core.protocol import Rank
+from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.join import Connection
 from edgegossip.deploy.training_loop import TrainingLoop
 from edgegossip.net.access import bound_name
 from edgegossip.net.address import Address
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.net.session import LEASE
 from edgegossip.net.tls import load_tls
 from edgegossip.net.transport import Transport
 from edgegossip.net.zenoh_transport import ZenohTransport
@@ -26,6 +27,10 @@ from edgegossip.net.zenoh_transport import ZenohTransport
 AlgorithmOrMaker: TypeAlias = Algorithm[Any] | Callable[[int, int], Algorithm[Any]]
 """An algorithm, or a function that makes it from the numbers of workers and optimizer steps."""
 _PREFIX = "EDGEGOSSIP_"
+_VARIABLES = (
+    *("RANK", "NUM_WORKERS", "NAME", "LISTEN", "CONNECT"),
+    *("MULTICAST", "TLS", "BAN", "INSECURE", "LEASE"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,27 +67,23 @@ class ScriptWorker:
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> ScriptWorker:
         """Read this process's worker from the variables that `edgegossip script` sets.
 
-        The variables are EDGEGOSSIP_RANK, EDGEGOSSIP_NUM_WORKERS, EDGEGOSSIP_LISTEN and
-        EDGEGOSSIP_CONNECT (endpoints, separated by spaces), EDGEGOSSIP_TLS (a folder) and
-        EDGEGOSSIP_NAME. Without the first two, the worker is alone.
+        The variables are EDGEGOSSIP_RANK, EDGEGOSSIP_NUM_WORKERS, EDGEGOSSIP_NAME, and the
+        `Connection`: EDGEGOSSIP_LISTEN and EDGEGOSSIP_CONNECT (endpoints, separated by spaces),
+        EDGEGOSSIP_MULTICAST and EDGEGOSSIP_INSECURE (1 for yes), EDGEGOSSIP_TLS (a folder),
+        EDGEGOSSIP_BAN (serial numbers, separated by spaces) and EDGEGOSSIP_LEASE (seconds).
+        Without the first two, the worker is alone.
 
         Raises:
             UsageError: If only one of the first two is set, or any variable is invalid.
         """
-        found = {
-            name: variables.get(_PREFIX + name, "")
-            for name in ("RANK", "NUM_WORKERS", "LISTEN", "CONNECT", "TLS", "NAME")
-        }
+        found = {name: variables.get(_PREFIX + name, "") for name in _VARIABLES}
         if not found["RANK"] and not found["NUM_WORKERS"]:
             return cls()
         try:
-            address = Address(
-                listen=tuple(found["LISTEN"].split()), connect=tuple(found["CONNECT"].split())
-            )
             return cls(
                 rank=_whole(found["RANK"], "RANK"),
                 num_workers=_whole(found["NUM_WORKERS"], "NUM_WORKERS"),
-                connection=Connection(address=address, tls=found["TLS"] or None),
+                connection=_connection(found),
                 name=found["NAME"] or cls.name,
             )
         except ValueError as error:
@@ -93,12 +94,18 @@ class ScriptWorker:
 
     def environment(self) -> dict[str, str]:
         """The variables from which `from_environment` makes this worker."""
-        found = {"RANK": str(self.rank), "NUM_WORKERS": str(self.num_workers)}
-        if self.connection is not None:
-            found["LISTEN"] = " ".join(self.connection.address.listen)
-            found["CONNECT"] = " ".join(self.connection.address.connect)
-            if self.connection.tls is not None:
-                found["TLS"] = str(Path(self.connection.tls).resolve())
+        found = dict.fromkeys(_VARIABLES, "")  # so that none is inherited
+        found |= {"RANK": str(self.rank), "NUM_WORKERS": str(self.num_workers)}
+        if (connection := self.connection) is not None:
+            found |= {
+                "LISTEN": " ".join(connection.address.listen),
+                "CONNECT": " ".join(connection.address.connect),
+                "MULTICAST": "1" if connection.address.multicast else "",
+                "TLS": str(Path(connection.tls).resolve()) if connection.tls else "",
+                "BAN": " ".join(connection.ban),
+                "INSECURE": "1" if connection.insecure else "",
+                "LEASE": str(connection.lease),
+            }
         return {_PREFIX + name: value for name, value in {**found, "NAME": self.name}.items()}
 
     def own_share(self, samples: Any) -> Any:  # noqa: ANN401
@@ -192,6 +199,35 @@ def script_worker() -> ScriptWorker:
 def own_share(samples: Any) -> Any:  # noqa: ANN401
     """This process's part of a data set; see `ScriptWorker.own_share`."""
     return script_worker().own_share(samples)
+
+
+def _connection(found: Mapping[str, str]) -> Connection:
+    """Read a connection from the values of `_VARIABLES`."""
+    address = Address(
+        listen=tuple(found["LISTEN"].split()),
+        connect=tuple(found["CONNECT"].split()),
+        multicast=_flag(found["MULTICAST"], "MULTICAST"),
+    )
+    return Connection(
+        address=address,
+        tls=found["TLS"] or None,
+        ban=tuple(found["BAN"].split()),
+        insecure=_flag(found["INSECURE"], "INSECURE"),
+        lease=_seconds(found["LEASE"], "LEASE") if found["LEASE"] else LEASE,
+    )
+
+
+def _flag(text: str, name: str) -> bool:
+    if text not in ("", "0", "1"):
+        raise ValueError(f"{_PREFIX}{name} must be 1 or 0, got {text!r}")
+    return text == "1"
+
+
+def _seconds(text: str, name: str) -> Seconds:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{_PREFIX}{name} must be a number of seconds, got {text!r}") from None
 
 
 def _whole(text: str, name: str) -> int:

@@ -27,7 +27,7 @@ class ASP(ParameterServer):
 
     References:
         Dean et al., "Large scale distributed deep networks", NIPS 2012 (Downpour SGD with one
-        step between two fetches).
+        step between two fetches). Departure: commits are divided by M, as in `ADSP`.
     """
 
     @property

@@ -31,8 +31,8 @@ class SSP(ParameterServer):
     References:
         Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
         server", NIPS 2013. Hu, Wang & Wu, AAAI 2020, arXiv:1911.06949, use it as a baseline
-        with s = 40. Departure: an answer contains all commits so far, not only those of certain
-        clocks.
+        with s = 40. Departures: commits are divided by M, as in `ADSP`; an answer contains all
+        commits so far, not only those of certain clocks.
     """
 
     slack: int = 40

@@ -8,17 +8,26 @@ from functools import partial
 from edgegossip.experiments.study import Study
 from edgegossip.learning.partition import BySubject, Dirichlet, LabelSkew
 from edgegossip.recipes.studies.contest import Contenders
-from edgegossip.recipes.studies.problems import DIGITS_MLP, HAR_CNN, MNIST_LENET5, with_epochs
+from edgegossip.recipes.studies.problems import (
+    DIGITS_MLP,
+    HAR_CNN,
+    MNIST_LENET5,
+    Problem,
+    with_epochs,
+)
 from edgegossip.recipes.studies.race import (
     CONTENDERS,
     EDGE_GOSSIP,
+    Setup,
     race_study,
     races_of,
 )
 from edgegossip.recipes.studies.speedup import (
     ALONE,
     CONTROLLED,
+    RANDOM_CONTROLLED,
     TARGET_GAP,
+    setup_of_speeds,
     speedup_exhibits,
     uneven_setup,
 )
@@ -35,6 +44,7 @@ SHORT = replace(DIGITS_MLP, name="digits-dirichlet-1", partition=Dirichlet(alpha
 RUNS: Contenders = {
     **CONTENDERS,
     **ALONE,
+    "random-controlled": RANDOM_CONTROLLED,
     "uncorrected": replace(EDGE_GOSSIP, balancing={"correction": 0.0}),
     "fully-corrected": replace(EDGE_GOSSIP, balancing={"correction": 1.0}),
 }
@@ -44,8 +54,9 @@ def skew(
     settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
     *,
     window: float | None = None,
+    speeds: tuple[float, ...] = (),
 ) -> Study:
-    """Time to EpochGossip's best accuracy minus 0.3 points on skewed data, at imbalance 4.
+    """Time to EpochGossip's best accuracy minus 0.3 points on skewed data.
 
     Data: HAR by subject, and MNIST by Dirichlet and label skew. On one core, each run of
     `har-by-subject` takes 3 to 6 minutes.
@@ -53,6 +64,8 @@ def skew(
     Args:
         settings: Settings of the study.
         window: As in edgegossip/speedup.
+        speeds: Relative speeds of the machines, at least two; without them, the fastest of four
+            is 4 times as fast as the slowest.
     """
     problems = (SHORT,) if settings.short else PROBLEMS
     return race_study(
@@ -64,7 +77,7 @@ def skew(
             for problem in problems
             for race in races_of(
                 problem,
-                (uneven_setup(problem, CONTROLLED, RUNS),),
+                (_setup(problem, speeds),),
                 settings,
                 max_work=None,
                 window=window,
@@ -75,4 +88,11 @@ def skew(
         scaled_down=(),
         target_gap=TARGET_GAP,
         window=window,
+        speeds=speeds or None,  # older folders have none
     )
+
+
+def _setup(problem: Problem, speeds: tuple[float, ...]) -> Setup:
+    if speeds:
+        return setup_of_speeds(problem, speeds, RUNS)
+    return uneven_setup(problem, CONTROLLED, RUNS)

@@ -56,10 +56,13 @@ ALONE: Contenders = {
     "edge-gossip": EDGE_GOSSIP,
     "edge-gossip-controlled": replace(EDGE_GOSSIP, control=1.0, balancing={"correction": 0.0}),
 }
+RANDOM_CONTROLLED = replace(CONTROLS["random"], control=1.0, balancing={"correction": 0.0})
+"""Control variates without a selection; on equally fast machines, EpochGossip with them."""
 EQUAL_TIME: Contenders = {**ALONE, "random": CONTROLS["random"]}
 CONTROLLED_RUNS: Contenders = {
     **ALONE,
     **CONTENDERS,
+    "random-controlled": RANDOM_CONTROLLED,
     "as-published": AS_PUBLISHED,
     "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=GoSGD, draws_exchanges=True),
 }
@@ -91,12 +94,7 @@ def speedup(
         speeds: Relative speeds of the machines, at least two; without them, four machines have
             imbalances 2, 4 and 8. Controls then run unless `controls` is none.
     """
-    if len(speeds) == 1:
-        raise ValueError(f"speeds must have at least two numbers, got {speeds}")
-    for speed in speeds:
-        check_range("speeds", speed, "above 0 and finite")
     limit = work_limit(settings, max_work)
-    varied = {"speeds": speeds} if speeds else {}  # older folders have none
     return race_study(
         "speedup",
         "How much sooner does EdgeGossip reach EpochGossip's accuracy?",
@@ -123,7 +121,7 @@ def speedup(
         max_work=limit,
         target_gap=TARGET_GAP,
         window=window,
-        **varied,
+        speeds=speeds or None,  # older folders have none
     )
 
 
@@ -181,13 +179,10 @@ def _setups(
     problem: Problem, controls: Controls, speeds: tuple[float, ...]
 ) -> tuple[Setup, ...]:
     if speeds:
-        platforms = uneven(len(speeds), problem.settings.throughput, speeds)
         runs = ALONE if controls == "none" else CONTROLLED_RUNS
         if problem is CIFAR10_RESNET20:
             runs = EQUAL_TIME
-        listed = " ".join(f"{speed:g}" for speed in speeds)
-        name = f"speeds {listed}" if len(speeds) <= 8 else f"{len(speeds)} speeds"
-        return (Setup(name=name, platforms=platforms, runs=runs),)
+        return (setup_of_speeds(problem, speeds, runs),)
     if problem is CIFAR10_RESNET20:  # more runs would take too long
         return (uneven_setup(problem, CONTROLLED, EQUAL_TIME),)
     controlled = {"none": (), "at-4": (CONTROLLED,), "all": IMBALANCES}[controls]
@@ -202,6 +197,24 @@ def uneven_setup(problem: Problem, imbalance: float, runs: Contenders) -> Setup:
     return Setup(
         name=f"{imbalance:g} times",
         platforms=imbalanced(4, problem.settings.throughput, imbalance),
+        runs=runs,
+    )
+
+
+def setup_of_speeds(problem: Problem, speeds: tuple[float, ...], runs: Contenders) -> Setup:
+    """Machines of these relative speeds.
+
+    Raises:
+        ValueError: If there are fewer than two speeds, or one is not positive and finite.
+    """
+    if len(speeds) == 1:
+        raise ValueError(f"speeds must have at least two numbers, got {speeds}")
+    for speed in speeds:
+        check_range("speeds", speed, "above 0 and finite")
+    listed = " ".join(f"{speed:g}" for speed in speeds)
+    return Setup(
+        name=f"speeds {listed}" if len(speeds) <= 8 else f"{len(speeds)} speeds",
+        platforms=uneven(len(speeds), problem.settings.throughput, speeds),
         runs=runs,
     )
 
