@@ -1,7 +1,7 @@
 """Can the simulator predict a run of another hour? Hosts are measured once, and run much later.
 
     sudo python -m benchmarks.prediction calibrate DIR [--only NAME...]
-    sudo python -m benchmarks.prediction run DIR [--repeats N] [--json FILE]
+    sudo python -m benchmarks.prediction run DIR [--only NAME...] [--repeats N] [--json FILE]
 
 `benchmarks.fidelity` replays: it measures speeds just before and after a run, follows the
 cores' pace, and tells the simulator all of it. Here the simulator knows what a user knows in
@@ -67,12 +67,13 @@ def predict(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace, calibration: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Run all algorithms in turns."""
+    """Run the algorithms in turns."""
+    only = [name for name in calibration["only"] if name in options.only]
     runs = []
     for turn in range(options.repeats):
         folder = options.folder / f"turn{turn}"
         folder.mkdir()
-        chosen = settings_of(calibration, folder)
+        chosen = settings_of({**calibration, "only": only}, folder)
         with follow({core for each in chosen.values() for core in each.cores}) as pace:
             for name, each in chosen.items():
                 told = calibration["algorithms"][name]

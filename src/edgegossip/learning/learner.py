@@ -97,6 +97,7 @@ class Learner(Trainer):
         self._key = key
         self._batch_size = batch_size
         self._accuracy_aware = accuracy_aware
+        accuracy_aware.import_libraries()
         self._shards = shards or {}
         self._random = None if augmentation is None else generator(*key, "augmentation")
         self._is_sharing = copies is not None and copies.can_be_lent

@@ -94,6 +94,15 @@ class AccuracyAware:
             ),
         )
 
+    def import_libraries(self) -> None:
+        """Import now what aggregating the data needs, instead of in the first round.
+
+        scikit-learn takes a second of processor time. On a host with 0.15 cores these are seven
+        seconds, for which all other workers would wait.
+        """
+        if self.selection.needs_losses:
+            import sklearn.mixture  # noqa: F401 - and with it sklearn.cluster
+
     def require_averageable(self, dataset: TrainingData) -> None:
         """Check that the selection can be used on this data.
 
