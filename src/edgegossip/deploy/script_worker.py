@@ -80,10 +80,11 @@ class ScriptWorker:
         if not found["RANK"] and not found["NUM_WORKERS"]:
             return cls()
         try:
+            connection = _connection(found)
             return cls(
                 rank=_whole(found["RANK"], "RANK"),
                 num_workers=_whole(found["NUM_WORKERS"], "NUM_WORKERS"),
-                connection=_connection(found),
+                connection=connection,
                 name=found["NAME"] or cls.name,
             )
         except ValueError as error:
