@@ -36,17 +36,19 @@ from edgegossip.sim.platform import Platform
 CALIBRATION = "calibration.json"
 
 
-def settings_of(chosen: Mapping[str, Any], out: Path) -> dict[str, Setting]:
+def settings_of(
+    names: Sequence[str], chosen: Mapping[str, Any], out: Path
+) -> dict[str, Setting]:
     """The set-up of each algorithm: that of `fidelity`."""
     epochs, target = chosen["num_epochs"], chosen["target"]
     own = argparse.Namespace(out=out, num_epochs=epochs, target=target)
-    return {name: setting(name, own) for name in chosen["only"]}
+    return {name: setting(name, own) for name in names}
 
 
 def predict(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the hosts, and simulate at their speeds."""
     found: dict[str, dict[str, Any]] = {}
-    chosen = settings_of(vars(options), options.folder)
+    chosen = settings_of(options.only, vars(options), options.folder)
     with follow({core for each in chosen.values() for core in each.cores}) as pace:
         for name, each in chosen.items():
             found[name] = asdict(calibrate(each, name, pace))
@@ -67,13 +69,19 @@ def predict(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace, calibration: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Run the algorithms in turns."""
-    only = [name for name in calibration["only"] if name in options.only]
+    """Run those algorithms of `calibration` that are wanted, in turns."""
+    names = [name for name in calibration["only"] if name in options.only]
+    if not names:
+        raise SystemExit(
+            f"{options.folder} has calibrations of {', '.join(calibration['only'])}; name one "
+            "of these with --only, or calibrate in another folder"
+        )
     runs = []
-    for turn in range(options.repeats):
+    first = len([*options.folder.glob("turn*")])
+    for turn in range(first, first + options.repeats):
         folder = options.folder / f"turn{turn}"
         folder.mkdir()
-        chosen = settings_of({**calibration, "only": only}, folder)
+        chosen = settings_of(names, calibration, folder)
         with follow({core for each in chosen.values() for core in each.cores}) as pace:
             for name, each in chosen.items():
                 told = calibration["algorithms"][name]

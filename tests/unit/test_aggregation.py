@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from tests.tiers import thorough
 from torch import Tensor
 
 from edgegossip.core.errors import DataError
@@ -253,3 +256,24 @@ def test_cost_is_that_of_the_means_where_nothing_is_divided() -> None:
 def test_selected_combinations_cost_less_than_three_epochs_of_lenet5(name: str) -> None:
     epoch = 12_500 * 3.2e6  # FLOPs of LeNet-5 on 12,500 pictures, forward and backward
     assert aggregator(name).num_flops(12_500, (3, 32, 32)) < 3 * epoch
+
+
+@thorough
+def test_no_round_waits_for_an_import() -> None:
+    """The worker may be slow, and the others would wait for it."""
+    code = (
+        "import sys\n"
+        "from tests.small_learners import learner\n"
+        "from edgegossip.learning.sampling.accuracy_aware import AccuracyAware\n"
+        "from edgegossip.learning.sampling.aggregation import COMBINATIONS, aggregator\n"
+        "made = [\n"
+        "    learner(accuracy_aware=AccuracyAware(aggregator=aggregator(name, ratio=2)))\n"
+        "    for name in COMBINATIONS\n"
+        "]\n"
+        "before = set(sys.modules)\n"
+        "for each in made:\n"
+        "    each.set_up()\n"
+        "late = set(sys.modules) - before\n"
+        "assert not late, late\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

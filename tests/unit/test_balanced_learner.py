@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -247,23 +245,3 @@ def test_blocks_of_a_pass_end_where_one_piece_does() -> None:
         params, num_samples = result.params, num_samples + result.num_samples
     assert torch.equal(params, expected.params)
     assert num_samples == expected.num_samples == 24
-
-
-def test_no_round_waits_for_an_import() -> None:
-    """The worker may be slow, and the others would wait for it."""
-    code = (
-        "import sys\n"
-        "from tests.small_learners import learner\n"
-        "from edgegossip.learning.sampling.accuracy_aware import AccuracyAware\n"
-        "from edgegossip.learning.sampling.aggregation import COMBINATIONS, aggregator\n"
-        "made = [\n"
-        "    learner(accuracy_aware=AccuracyAware(aggregator=aggregator(name, ratio=2)))\n"
-        "    for name in COMBINATIONS\n"
-        "]\n"
-        "before = set(sys.modules)\n"
-        "for each in made:\n"
-        "    each.set_up()\n"
-        "late = {name for name in set(sys.modules) - before if name.count('.') < 2}\n"
-        "assert not late, late\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

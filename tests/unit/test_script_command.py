@@ -14,6 +14,9 @@ from tests.tiers import thorough
 from edgegossip.cli.main import main
 from edgegossip.cli.script_command import ScriptOptions, script_command
 from edgegossip.core.errors import UsageError
+from edgegossip.deploy.join import Connection
+from edgegossip.deploy.script_worker import ScriptWorker
+from edgegossip.net.address import Address
 
 SCRIPT = """
 import json, sys
@@ -118,24 +121,26 @@ def test_commands_that_start_nothing_say_why(arguments: list[str], message: str)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "given"),
     [
-        {"connect": ("tcp/127.0.0.1:1",)},
-        {"multicast": True},
-        {"ban": ("a1",)},
-        {"insecure": True},
-        {"lease": 30.0},
+        ({"listen": ("tls/127.0.0.1:0",)}, "--listen"),
+        ({"connect": ("tls/127.0.0.1:1",)}, "--connect"),
+        ({"multicast": True, "insecure": True}, "--multicast, --insecure"),
+        ({"tls": Path("certs"), "ban": ("a1",)}, "--tls, --ban"),
     ],
 )
-def test_a_connection_is_that_of_one_worker(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="those of one worker; add its --rank"):
+def test_a_connection_is_that_of_one_worker(options: dict[str, Any], given: str) -> None:
+    with pytest.raises(ValueError, match=f"{given}: for one worker only; add its --rank"):
         ScriptOptions(n=2, **options)
-    way = {"connect": ("tcp/127.0.0.1:1",), **options}
-    [worker] = ScriptOptions(n=2, rank=1, **way).workers()
-    assert (worker.rank, worker.num_workers) == (1, 2)
-    assert worker.connection is not None
-    for name, given in way.items():
-        own = (
-            worker.connection.address if name in ("connect", "multicast") else worker.connection
-        )
-        assert getattr(own, name) == given
+    way = {"listen": ("tls/127.0.0.1:0",), "connect": (), "multicast": False}
+    address = {name: options.get(name, default) for name, default in way.items()}
+    others = {name: value for name, value in options.items() if name not in way}
+    [worker] = ScriptOptions(n=2, rank=1, lease=9.0, **{**way, **options}).workers()
+    connection = Connection(address=Address(**address), lease=9.0, **others)
+    assert worker == ScriptWorker(rank=1, num_workers=2, connection=connection)
+
+
+def test_workers_of_one_machine_take_its_lease() -> None:
+    for worker in ScriptOptions(n=2, lease=9.0).workers():
+        assert worker.connection is not None
+        assert worker.connection.lease == 9.0

@@ -57,14 +57,16 @@ def test_everything_about_the_connection_is_handed_on() -> None:
 
 def test_a_worker_inherits_no_variables_of_another() -> None:
     outer = {"EDGEGOSSIP_TLS": "certs", "EDGEGOSSIP_INSECURE": "1", "EDGEGOSSIP_LEASE": "60"}
-    for worker in local_workers(2, "night"):
+    for worker in (ScriptWorker(), *local_workers(2, "night", lease=9.0)):
         assert ScriptWorker.from_environment({**outer, **worker.environment()}) == worker
 
 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"EDGEGOSSIP_RANK": "0"}, "no way to any other worker"),
+        ({"EDGEGOSSIP_RANK": "0"}, "EDGEGOSSIP_NUM_WORKERS must be a whole number, got ''"),
+        (SET, "one of 2 workers needs a connection to the others"),
+        ({**SET, "EDGEGOSSIP_INSECURE": "1"}, "no way to any other worker"),
         ({**SET, "EDGEGOSSIP_LISTEN": "7447"}, "listen has '7447'; an endpoint is tcp/HOST"),
         (
             {**SET, "EDGEGOSSIP_RANK": "2", "EDGEGOSSIP_LISTEN": "tcp/127.0.0.1:0"},

@@ -165,8 +165,10 @@ def test_a_race_takes_place_on_machines_of_given_speeds() -> None:
         "digits-mlp/2-workers/seed0/speeds-1-0.5/edge-gossip-controlled",
     ]
     assert any(cell.name.endswith("random") for cell in speedup(short, speeds=(1, 0.1)).cells)
-    on_skewed = [cell.name for cell in skew(short, speeds=(1.0, 1.0)).cells]
-    assert "digits-dirichlet-1/2-workers/seed0/speeds-1-1/random-controlled" in on_skewed
+    on_skewed = skew(short, speeds=(1.0, 1.0))
+    assert on_skewed.settings["speeds"] == (1.0, 1.0)
+    name = "digits-dirichlet-1/2-workers/seed0/speeds-1-1/random-controlled"
+    assert name in [cell.name for cell in on_skewed.cells]
     for study, speeds in product((speedup, skew), ((1.0,), (1.0, 0.0), (1.0, -1.0))):
         with pytest.raises(ValueError, match="speeds must"):
             study(short, speeds=speeds)

@@ -21,6 +21,7 @@ from edgegossip.cli.commands import (
     repeatable,
     without,
 )
+from edgegossip.cli.connection_options import ConnectionOptions
 from edgegossip.cli.options import TrackOptions, argument_names
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
@@ -41,8 +42,6 @@ from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.experiments.tracking import track_results
 from edgegossip.learning.local import Local
-from edgegossip.net.address import Address
-from edgegossip.net.session import LEASE
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
@@ -50,7 +49,7 @@ from edgegossip.report.page import write_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(TrackOptions):
+class WorkerOptions(ConnectionOptions, TrackOptions):
     """Options of one worker.
 
     Args:
@@ -58,16 +57,6 @@ class WorkerOptions(TrackOptions):
         only: Algorithm to run if the recipe is a comparison; by default its baseline.
         out: Folder of this worker; a restart with the same folder resumes. By default
             runs/NAME/STAMP.
-        listen: Endpoint at which other workers reach this one, e.g. tls/0.0.0.0:7447.
-        connect: Endpoint of another worker or a router, e.g. tls/server:7447.
-        multicast: Also look for workers on the local network.
-        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Changes to
-            these files and to revoked.pem take effect at once.
-        ban: Serial number of a further certificate to reject; repeatable.
-        insecure: Allow plain links beyond this machine; anybody can then read messages and
-            join.
-        lease: Seconds after which a link is closed if it is silent or cannot send a piece of
-            256 kB; slow links need more.
         name: Name of the run, equal for all its workers; it keeps simultaneous runs of one
             recipe apart. Certificates may be limited to runs of this name.
         meet_seconds: Seconds to wait for all workers before beginning without the missing ones.
@@ -91,13 +80,6 @@ class WorkerOptions(TrackOptions):
     rank: Rank
     only: str | None = None
     out: Path | None = None
-    listen: tuple[str, ...] = ()
-    connect: tuple[str, ...] = ()
-    multicast: bool = False
-    tls: Path | None = None
-    ban: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    insecure: bool = False
-    lease: Seconds = LEASE
     name: str = ""
     meet_seconds: Seconds = 60.0
     min_workers: int | None = None
@@ -212,15 +194,7 @@ def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
         UsageError: If an endpoint is malformed or missing, or a number is out of range.
     """
     try:
-        connection = Connection(
-            address=Address(
-                listen=options.listen, connect=options.connect, multicast=options.multicast
-            ),
-            tls=options.tls,
-            ban=options.ban,
-            insecure=options.insecure,
-            lease=options.lease,
-        )
+        connection = options.connection()
         settings = WorkerSettings(
             name=options.name,
             meet_seconds=options.meet_seconds,

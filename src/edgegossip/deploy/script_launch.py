@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import IO
 
 from edgegossip.core.errors import Interrupted, RunFolderError
-from edgegossip.core.protocol import Rank
+from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.join import Connection
 from edgegossip.deploy.launch import free_ports
 from edgegossip.deploy.script_worker import ScriptWorker
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.net.address import Address
+from edgegossip.net.session import LEASE
 
 # Workers run side by side; several intra-op threads each would get in their way.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
-def local_workers(num_workers: int, name: str) -> list[ScriptWorker]:
+def local_workers(num_workers: int, name: str, lease: Seconds = LEASE) -> list[ScriptWorker]:
     """Workers that reach each other over free ports of this machine."""
     endpoints = [f"tcp/127.0.0.1:{port}" for port in free_ports(num_workers)]
     addresses = (
@@ -34,7 +35,7 @@ def local_workers(num_workers: int, name: str) -> list[ScriptWorker]:
         ScriptWorker(
             rank=rank,
             num_workers=num_workers,
-            connection=Connection(address=address),
+            connection=Connection(address=address, lease=lease),
             name=name,
         )
         for rank, address in enumerate(addresses)

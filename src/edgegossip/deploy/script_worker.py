@@ -27,10 +27,8 @@ from edgegossip.net.zenoh_transport import ZenohTransport
 AlgorithmOrMaker: TypeAlias = Algorithm[Any] | Callable[[int, int], Algorithm[Any]]
 """An algorithm, or a function that makes it from the numbers of workers and optimizer steps."""
 _PREFIX = "EDGEGOSSIP_"
-_VARIABLES = (
-    *("RANK", "NUM_WORKERS", "NAME", "LISTEN", "CONNECT"),
-    *("MULTICAST", "TLS", "BAN", "INSECURE", "LEASE"),
-)
+_WORKER = ("RANK", "NUM_WORKERS", "NAME")
+_CONNECTION = ("LISTEN", "CONNECT", "MULTICAST", "TLS", "BAN", "INSECURE", "LEASE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +67,20 @@ class ScriptWorker:
 
         The variables are EDGEGOSSIP_RANK, EDGEGOSSIP_NUM_WORKERS, EDGEGOSSIP_NAME, and the
         `Connection`: EDGEGOSSIP_LISTEN and EDGEGOSSIP_CONNECT (endpoints, separated by spaces),
-        EDGEGOSSIP_MULTICAST and EDGEGOSSIP_INSECURE (1 for yes), EDGEGOSSIP_TLS (a folder),
+        EDGEGOSSIP_MULTICAST and EDGEGOSSIP_INSECURE (1 or 0), EDGEGOSSIP_TLS (a folder),
         EDGEGOSSIP_BAN (serial numbers, separated by spaces) and EDGEGOSSIP_LEASE (seconds).
         Without the first two, the worker is alone.
 
         Raises:
             UsageError: If only one of the first two is set, or any variable is invalid.
         """
-        found = {name: variables.get(_PREFIX + name, "") for name in _VARIABLES}
+        found = {name: variables.get(_PREFIX + name, "") for name in _WORKER + _CONNECTION}
         if not found["RANK"] and not found["NUM_WORKERS"]:
             return cls()
         try:
-            connection = _connection(found)
+            connection = (
+                _connection(found) if any(found[name] for name in _CONNECTION) else None
+            )
             return cls(
                 rank=_whole(found["RANK"], "RANK"),
                 num_workers=_whole(found["NUM_WORKERS"], "NUM_WORKERS"),
@@ -89,20 +89,23 @@ class ScriptWorker:
             )
         except ValueError as error:
             raise UsageError(
-                f"{error}; start the script with `edgegossip script`, or set the variables "
-                f"{_PREFIX}RANK, {_PREFIX}NUM_WORKERS, {_PREFIX}LISTEN and {_PREFIX}CONNECT"
+                f"{error}; start the script with `edgegossip script`, or correct the variables "
+                f"{_PREFIX}RANK, {_PREFIX}NUM_WORKERS and those of the connection, such as "
+                f"{_PREFIX}LISTEN and {_PREFIX}CONNECT"
             ) from None
 
     def environment(self) -> dict[str, str]:
         """The variables from which `from_environment` makes this worker."""
-        found = dict.fromkeys(_VARIABLES, "")  # so that none is inherited
+        found = dict.fromkeys(_CONNECTION, "")  # nothing of another worker's is inherited
         found |= {"RANK": str(self.rank), "NUM_WORKERS": str(self.num_workers)}
         if (connection := self.connection) is not None:
             found |= {
                 "LISTEN": " ".join(connection.address.listen),
                 "CONNECT": " ".join(connection.address.connect),
                 "MULTICAST": "1" if connection.address.multicast else "",
-                "TLS": str(Path(connection.tls).resolve()) if connection.tls else "",
+                "TLS": str(Path(connection.tls).resolve())
+                if connection.tls is not None
+                else "",
                 "BAN": " ".join(connection.ban),
                 "INSECURE": "1" if connection.insecure else "",
                 "LEASE": str(connection.lease),
@@ -203,7 +206,7 @@ def own_share(samples: Any) -> Any:  # noqa: ANN401
 
 
 def _connection(found: Mapping[str, str]) -> Connection:
-    """Read a connection from the values of `_VARIABLES`."""
+    """Read a connection from the values of the variables `_CONNECTION`."""
     address = Address(
         listen=tuple(found["LISTEN"].split()),
         connect=tuple(found["CONNECT"].split()),

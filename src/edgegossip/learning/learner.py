@@ -97,7 +97,6 @@ class Learner(Trainer):
         self._key = key
         self._batch_size = batch_size
         self._accuracy_aware = accuracy_aware
-        accuracy_aware.import_libraries()
         self._shards = shards or {}
         self._random = None if augmentation is None else generator(*key, "augmentation")
         self._is_sharing = copies is not None and copies.can_be_lent
@@ -118,6 +117,7 @@ class Learner(Trainer):
         self._assigned: tuple[Rank, ...] | None = None
         self._num_assigned = 0
         self._take_shard(shard)
+        accuracy_aware.import_libraries()  # a learner is made before the run begins
 
     # The borrowed copy of the model, and the state kept without a copy.
 

@@ -95,13 +95,13 @@ class AccuracyAware:
         )
 
     def import_libraries(self) -> None:
-        """Import now what aggregating the data needs, instead of in the first round.
+        """Import scikit-learn now if data are to be aggregated, not in the first round.
 
-        scikit-learn takes a second of processor time. On a host with 0.15 cores these are seven
-        seconds, for which all other workers would wait.
+        This takes a second of processor time. On a host with 0.15 cores it is seven seconds,
+        for which all other workers would wait.
         """
-        if self.selection.needs_losses:
-            import sklearn.mixture  # noqa: F401 - and with it sklearn.cluster
+        if self.selection.needs_losses:  # few aggregators do without
+            import sklearn.mixture  # noqa: F401 - and with it all that aggregators import
 
     def require_averageable(self, dataset: TrainingData) -> None:
         """Check that the selection can be used on this data.

@@ -268,7 +268,7 @@ class WholeDataSVD:
         check_ranges(self, num_features="at least 1")
 
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
-        from sklearn.utils.extmath import randomized_svd  # takes half a second
+        from sklearn.utils.extmath import randomized_svd  # slow: see `AccuracyAware`
 
         attributes = points.flatten(1)
         if self.is_centered:

@@ -311,9 +311,10 @@ def race_study(
     window: float | None = None,
     **varied: object,
 ) -> Study:
-    """Make a study of races; `varied` adds settings that its rows depend on."""
-    if window is not None:  # older folders have none
-        varied["window"] = window
+    """Make a study of races; `varied` adds settings that its rows depend on.
+
+    Those that are None are as good as absent, as they are in older folders.
+    """
     depends_on, cells = settings_and_cells(contests, settings)
     edge_gossip = describe(EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1)))
     del edge_gossip["inner"]
@@ -323,7 +324,7 @@ def race_study(
         title=title,
         printed=printed,
         scaled_down=scaled_down,
-        settings={**depends_on, **varied, **defaults},
+        settings={**depends_on, "window": window, **varied, **defaults},
         cells=cells,
         exhibit=exhibit,
     )

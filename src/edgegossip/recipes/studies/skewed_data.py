@@ -25,8 +25,8 @@ from edgegossip.recipes.studies.race import (
 from edgegossip.recipes.studies.speedup import (
     ALONE,
     CONTROLLED,
-    RANDOM_CONTROLLED,
     TARGET_GAP,
+    UNSELECTED,
     setup_of_speeds,
     speedup_exhibits,
     uneven_setup,
@@ -44,7 +44,7 @@ SHORT = replace(DIGITS_MLP, name="digits-dirichlet-1", partition=Dirichlet(alpha
 RUNS: Contenders = {
     **CONTENDERS,
     **ALONE,
-    "random-controlled": RANDOM_CONTROLLED,
+    **UNSELECTED,
     "uncorrected": replace(EDGE_GOSSIP, balancing={"correction": 0.0}),
     "fully-corrected": replace(EDGE_GOSSIP, balancing={"correction": 1.0}),
 }
@@ -88,7 +88,7 @@ def skew(
         scaled_down=(),
         target_gap=TARGET_GAP,
         window=window,
-        speeds=speeds or None,  # older folders have none
+        speeds=speeds or None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.core.ranges import check_range
@@ -52,17 +52,18 @@ Controls: TypeAlias = Literal["none", "at-4", "all"]
 CONTROLLED = 4.0
 """The imbalance at which the controls run by default."""
 
+_CONTROLLED: dict[str, Any] = {"control": 1.0, "balancing": {"correction": 0.0}}
 ALONE: Contenders = {
     "edge-gossip": EDGE_GOSSIP,
-    "edge-gossip-controlled": replace(EDGE_GOSSIP, control=1.0, balancing={"correction": 0.0}),
+    "edge-gossip-controlled": replace(EDGE_GOSSIP, **_CONTROLLED),
 }
-RANDOM_CONTROLLED = replace(CONTROLS["random"], control=1.0, balancing={"correction": 0.0})
+UNSELECTED: Contenders = {"random-controlled": replace(CONTROLS["random"], **_CONTROLLED)}
 """Control variates without a selection; on equally fast machines, EpochGossip with them."""
 EQUAL_TIME: Contenders = {**ALONE, "random": CONTROLS["random"]}
 CONTROLLED_RUNS: Contenders = {
     **ALONE,
     **CONTENDERS,
-    "random-controlled": RANDOM_CONTROLLED,
+    **UNSELECTED,
     "as-published": AS_PUBLISHED,
     "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=GoSGD, draws_exchanges=True),
 }
@@ -121,7 +122,7 @@ def speedup(
         max_work=limit,
         target_gap=TARGET_GAP,
         window=window,
-        speeds=speeds or None,  # older folders have none
+        speeds=speeds or None,
     )
 
 
