@@ -64,8 +64,8 @@ def test_a_worker_inherits_no_variables_of_another() -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"EDGEGOSSIP_RANK": "0"}, "EDGEGOSSIP_NUM_WORKERS must be a whole number, got ''"),
-        (SET, "one of 2 workers needs a connection to the others"),
+        ({"EDGEGOSSIP_RANK": "0"}, "no way to any other worker"),
+        (SET, "no way to any other worker"),
         ({**SET, "EDGEGOSSIP_INSECURE": "1"}, "no way to any other worker"),
         ({**SET, "EDGEGOSSIP_LISTEN": "7447"}, "listen has '7447'; an endpoint is tcp/HOST"),
         (

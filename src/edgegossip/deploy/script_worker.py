@@ -78,9 +78,8 @@ class ScriptWorker:
         if not found["RANK"] and not found["NUM_WORKERS"]:
             return cls()
         try:
-            connection = (
-                _connection(found) if any(found[name] for name in _CONNECTION) else None
-            )
+            is_alone = found["NUM_WORKERS"] == "1" and not any(map(found.get, _CONNECTION))
+            connection = None if is_alone else _connection(found)
             return cls(
                 rank=_whole(found["RANK"], "RANK"),
                 num_workers=_whole(found["NUM_WORKERS"], "NUM_WORKERS"),
@@ -89,9 +88,8 @@ class ScriptWorker:
             )
         except ValueError as error:
             raise UsageError(
-                f"{error}; start the script with `edgegossip script`, or correct the variables "
-                f"{_PREFIX}RANK, {_PREFIX}NUM_WORKERS and those of the connection, such as "
-                f"{_PREFIX}LISTEN and {_PREFIX}CONNECT"
+                f"{error}; start the script with `edgegossip script`, or set the variables "
+                f"{_PREFIX}RANK, {_PREFIX}NUM_WORKERS, {_PREFIX}LISTEN and {_PREFIX}CONNECT"
             ) from None
 
     def environment(self) -> dict[str, str]:
@@ -103,9 +101,7 @@ class ScriptWorker:
                 "LISTEN": " ".join(connection.address.listen),
                 "CONNECT": " ".join(connection.address.connect),
                 "MULTICAST": "1" if connection.address.multicast else "",
-                "TLS": str(Path(connection.tls).resolve())
-                if connection.tls is not None
-                else "",
+                "TLS": "" if connection.tls is None else str(Path(connection.tls).resolve()),
                 "BAN": " ".join(connection.ban),
                 "INSECURE": "1" if connection.insecure else "",
                 "LEASE": str(connection.lease),

@@ -56,9 +56,7 @@ class KMeans:
         check_ranges(self, num_iterations="at least 1")
 
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
-        from sklearn.cluster import (
-            kmeans_plusplus,
-        )  # slow: see `AccuracyAware.import_libraries`
+        from sklearn.cluster import kmeans_plusplus  # slow: see `AccuracyAware`
 
         features = features - features.mean(dim=0)  # small numbers lose less in distances
         initial, _ = kmeans_plusplus(

@@ -308,7 +308,6 @@ def race_study(
     *,
     printed: tuple[str, ...],
     scaled_down: tuple[str, ...],
-    window: float | None = None,
     **varied: object,
 ) -> Study:
     """Make a study of races; `varied` adds settings that its rows depend on.
@@ -324,7 +323,7 @@ def race_study(
         title=title,
         printed=printed,
         scaled_down=scaled_down,
-        settings={**depends_on, "window": window, **varied, **defaults},
+        settings={**depends_on, **varied, **defaults},
         cells=cells,
         exhibit=exhibit,
     )
