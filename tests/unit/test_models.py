@@ -100,8 +100,9 @@ def test_parameters_of_other_widths_of_mobilenet_v2(width: float, millions: floa
     assert round(count / 1e6, 2) == millions
 
 
-def test_half_of_the_channels_are_about_a_quarter_of_the_parameters() -> None:
-    full, half = (num_params(alexnet, CIFAR, 10, width=width) for width in (1.0, 0.5))
+@pytest.mark.parametrize("build", [alexnet, vgg11, vgg16])
+def test_half_of_the_channels_are_about_a_quarter_of_the_parameters(build: Build) -> None:
+    full, half = (num_params(build, CIFAR, 10, width=width) for width in (1.0, 0.5))
     assert half == pytest.approx(full / 4, rel=0.01)
 
 
@@ -113,7 +114,7 @@ def test_scores_of_squeezenet_are_of_either_sign() -> None:
 
 
 @pytest.mark.parametrize("width", [0.0, -1.0, 5.0, float("nan")])
-@pytest.mark.parametrize("build", [alexnet, eight_layers, mobilenet_v2])
+@pytest.mark.parametrize("build", [alexnet, eight_layers, mobilenet_v2, vgg11, vgg16])
 def test_a_width_out_of_range_is_refused(build: Build, width: float) -> None:
     with pytest.raises(ValueError, match=r"takes a width above 0 and up to 4, got"):
         build(CIFAR, 10, width=width)

@@ -6,13 +6,15 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from edgegossip.algorithms.difference_push import DifferencePush
 from edgegossip.core.codec import num_bytes
 from edgegossip.core.compression.compressor import Identity
+from edgegossip.core.compression.per_layer import PerLayer
 from edgegossip.core.compression.sparse import TopK
 from edgegossip.core.compression.values import BFloat16, Quantize, Sign
 from edgegossip.core.protocol import Message
@@ -32,10 +34,16 @@ from edgegossip.recipes.push_sum_comparison import (
     compressor,
     schedule,
 )
-from edgegossip.recipes.studies.compressed_push import table_iid, table_skew
+from edgegossip.recipes.studies.compressed_push import (
+    PAPER,
+    SHORT,
+    difference_push,
+    table_iid,
+    table_skew,
+)
 from edgegossip.recipes.studies.consensus import Grid, Unpacked, distance
 from edgegossip.recipes.studies.scoreboard import score_table
-from edgegossip.recipes.studies.slow_links import contest_curves, placings
+from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_curves, placings
 from edgegossip.recipes.studies.study_settings import StudySettings
 
 SETTINGS = PushSettings(num_epochs=2, num_workers=4, num_evaluations=4, compensation_rounds=2)
@@ -230,6 +238,26 @@ def test_studies_say_what_their_rows_depend_on() -> None:
     }
     assert runs["sparse-push 10 % 32 bits"]["options"]["compressor"]["keep_ratio"] == 0.1
     assert table_skew().settings != table_skew(StudySettings(short=True)).settings
+
+
+def test_a_study_may_treat_each_layer_alone() -> None:
+    contest = SlowLinkContest(
+        problem=SHORT,
+        seed=0,
+        setting="even data",
+        partition=IID(),
+        contenders={
+            "whole": difference_push(PAPER),
+            "parts": difference_push(PAPER, per_layer=True),
+        },
+    )
+    experiments = [contest.experiment(Path("unread"), name) for name in contest.contenders]
+    whole, parts = (cast("DifferencePush", each.algorithm).compressor for each in experiments)
+    model = experiments[1].task.models[""]()
+    assert whole == TopK(0.01)
+    assert parts == PerLayer(TopK(0.01), tuple(each.numel() for each in model.parameters()))
+    runs = contest.plain()["runs"]
+    assert runs["whole"] != runs["parts"]  # so no folder of one is resumed as the other
 
 
 def test_people_are_kept_together_at_seven_workers() -> None:

@@ -17,7 +17,11 @@ CONFIGURATION_D = ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3)
 
 
 def vgg11(
-    input_shape: tuple[int, ...], num_classes: int, *, normalization: Normalization = "none"
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    normalization: Normalization = "none",
+    width: float = 1.0,
 ) -> nn.Module:
     """Build VGG11 as Sparse-Push trains it: 9,488,266 parameters for 10 classes.
 
@@ -28,9 +32,11 @@ def vgg11(
         input_shape: (channels, 32, 32).
         num_classes: Number of classes: the size of the output.
         normalization: Kind of normalization after each convolution.
+        width: Factor on the channels and hidden units, in (0, 4].
 
     Raises:
-        ValueError: If `input_shape` is not of such pictures, or `normalization` is unknown.
+        ValueError: If `input_shape` is not of such pictures, `width` is out of range, or
+            `normalization` is unknown.
 
     References:
         Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
@@ -38,7 +44,7 @@ def vgg11(
         Aketi, Singh and Rabaey, "Sparse-Push", arXiv:2102.05715; the head is that of the
         first author's published code.
     """
-    return _vgg("vgg11", CONFIGURATION_A, input_shape, num_classes, normalization)
+    return _vgg("vgg11", CONFIGURATION_A, input_shape, num_classes, normalization, width)
 
 
 def vgg16(
@@ -71,7 +77,7 @@ def _vgg(
     input_shape: tuple[int, ...],
     num_classes: int,
     normalization: Normalization,
-    width: float = 1.0,
+    width: float,
 ) -> nn.Module:
     num_inputs, _ = picture_shape(name, input_shape, (32,))
     layers: list[nn.Module] = []

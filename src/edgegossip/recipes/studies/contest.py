@@ -34,6 +34,7 @@ class Contender:
         lr_factor: Factor for the task's learning rate, for algorithms with longer steps.
         ending: Prefix of the options for final rounds that add a tenth to the bytes; None for
             no such rounds.
+        per_layer: Whether to compress each layer separately.
         accuracy_aware: Choice of samples of an `EdgeGossip` around the algorithm; None for no
             `EdgeGossip`.
         balancing: Other arguments of that `EdgeGossip`.
@@ -50,6 +51,7 @@ class Contender:
     has_momentum: bool = True
     lr_factor: float = 1.0
     ending: str | None = None
+    per_layer: bool = False
     accuracy_aware: AccuracyAware | None = None
     balancing: Mapping[str, Any] = field(default_factory=dict)
     control: float = 0.0
@@ -86,7 +88,14 @@ class Contender:
     def plain(self, num_workers: int) -> dict[str, Any]:
         """Everything that the contender's rows depend on, as JSON values."""
         described: dict[str, Any] = describe(self)
-        later = ("accuracy_aware", "balancing", "control", "has_profiles", "draws_exchanges")
+        later = (
+            "per_layer",
+            "accuracy_aware",
+            "balancing",
+            "control",
+            "has_profiles",
+            "draws_exchanges",
+        )
         for name in later:
             if not getattr(self, name):
                 del described[name]  # older folders have none, and can be resumed

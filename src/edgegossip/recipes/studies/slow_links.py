@@ -25,7 +25,13 @@ from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.experiments.traffic import Traffic, traffic
 from edgegossip.learning.partition import Partition
 from edgegossip.learning.task import Task
-from edgegossip.recipes.push_sum_comparison import BYTES_PER_MEGABIT, DENSE, LATENCY, num_steps
+from edgegossip.recipes.push_sum_comparison import (
+    BYTES_PER_MEGABIT,
+    DENSE,
+    LATENCY,
+    num_steps,
+    per_layer,
+)
 from edgegossip.recipes.studies.contest import Contender, Contenders, Contest
 from edgegossip.recipes.studies.scoreboard import (
     ContestKey,
@@ -88,20 +94,27 @@ class SlowLinkContest(Contest):
         """The learning task of a contender."""
         return replace(contender.task(self.problem.task(data_dir)), partition=self.partition)
 
-    def row(self, data_dir: Path, name: str, session: Session) -> Row:
-        """Run a contender."""
+    def experiment(self, data_dir: Path, name: str) -> Experiment:
+        """The experiment of a contender."""
         contender, settings = self.contenders[name], self.problem.settings
         task = self.task(data_dir, contender)
         steps = num_steps(task, self.num_workers, settings.num_epochs)
-        experiment = Experiment(
+        options = dict(contender.options)
+        if contender.per_layer:
+            options["compressor"] = per_layer(options["compressor"], task)
+        return Experiment(
             task=task,
-            algorithm=contender.build(self.num_workers, steps),
+            algorithm=contender.build(self.num_workers, steps, **options),
             platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
             links=Links(default=SLOW_LINK),
             seed=self.seed,
             evaluation_epochs=settings.num_epochs / NUM_EVALUATIONS,
             name=name.replace(" ", "-"),
         )
+
+    def row(self, data_dir: Path, name: str, session: Session) -> Row:
+        """Run a contender."""
+        experiment = self.experiment(data_dir, name)
         return {
             "group": self.group,
             "setting": self.setting,
