@@ -138,6 +138,9 @@ def test_a_limit_of_work_is_kept_to(tmp_path: Path) -> None:
     [baseline, other] = run_study(study, out=tmp_path, num_threads=0).values()
     times = baseline["setups"]["uneven"]
     assert other["times"][-1] == 0.5 * times["epoch_ends"][-1] / times["throughput_bound"]
+    # A kept row says what ran, and on which machines.
+    assert other["contender"] == CONTROLS["gosgd"].plain(4)
+    assert other["throughputs"] == [platform.total_throughput for platform in uneven(4)]
 
 
 def test_a_rehearsal_takes_as_long_as_an_epoch_on_the_slowest() -> None:
@@ -172,6 +175,15 @@ def test_a_race_takes_place_on_machines_of_given_speeds() -> None:
     for study, speeds in product((speedup, skew), ((1.0,), (1.0, 0.0), (1.0, -1.0))):
         with pytest.raises(ValueError, match="speeds must"):
             study(short, speeds=speeds)
+
+
+def test_a_race_is_as_long_as_it_is_told() -> None:
+    [problem] = speedup(SHORT, num_epochs=7).settings["problems"]
+    assert problem["num_epochs"] == 7
+    [usual] = speedup(SHORT).settings["problems"]
+    assert usual == DIGITS_MLP.plain()
+    with pytest.raises(ValueError, match="num_epochs must be at least 1 or None, got 0"):
+        speedup(SHORT, num_epochs=0)
 
 
 def test_a_window_of_no_samples_is_refused() -> None:

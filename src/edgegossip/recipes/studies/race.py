@@ -2,6 +2,7 @@
 
 Fields of a row:
     group, problem, setup, run, seed: Names of the race and the run.
+    contender, throughputs, link: What ran, on which machines; not in EpochGossip's row.
     accuracies: EpochGossip's at the start and after each of its epochs; a contender's, with
         `times`, at each change and at the end.
     setups: In EpochGossip's row, for each set of machines: `epoch_ends`, `round_seconds` (an
@@ -233,7 +234,13 @@ class Race(Contest):
                 name=name,
             )
         )
-        return self._facts(setup.name, name) | _found(results, session.folder, self.problem)
+        machines = {
+            "contender": contender.plain(self.num_workers),
+            "throughputs": [platform.total_throughput for platform in setup.platforms],
+            "link": describe(HOME_LINK),
+        }
+        found = _found(results, session.folder, self.problem)
+        return self._facts(setup.name, name) | machines | found
 
     def _served(self, algorithm: Algorithm[Any], rounds_an_epoch: float) -> Algorithm[Any]:
         """Average over `window`, given the number of rounds per epoch of all workers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -24,6 +24,7 @@ from edgegossip.recipes.studies.problems import (
     IMAGENET8X8_EIGHT_LAYERS,
     MNIST_LENET5,
     Problem,
+    with_epochs,
 )
 from edgegossip.recipes.studies.race import (
     AS_PUBLISHED,
@@ -78,6 +79,7 @@ def speedup(
     max_work: float | None = MAX_WORK,
     window: float | None = None,
     speeds: tuple[float, ...] = (),
+    num_epochs: int | None = None,
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, on uneven machines.
 
@@ -94,7 +96,13 @@ def speedup(
             averaged before evaluation; None evaluates the newest models.
         speeds: Relative speeds of the machines, at least two; without them, four machines have
             imbalances 2, 4 and 8. Controls then run unless `controls` is none.
+        num_epochs: Number of EpochGossip's epochs; by default each problem's.
+
+    Raises:
+        ValueError: If `num_epochs` is less than 1, or there is one speed, or one that is not
+            positive and finite.
     """
+    check_range("num_epochs", num_epochs, "at least 1 or None")
     limit = work_limit(settings, max_work)
     return race_study(
         "speedup",
@@ -102,7 +110,7 @@ def speedup(
         settings,
         [
             race
-            for problem in _problems(settings)
+            for problem in _problems(settings, num_epochs)
             for race in races_of(
                 problem, _setups(problem, controls, speeds), settings, max_work, window
             )
@@ -123,6 +131,7 @@ def speedup(
         target_gap=TARGET_GAP,
         window=window,
         speeds=speeds or None,
+        num_epochs=num_epochs,
     )
 
 
@@ -163,10 +172,8 @@ def selections(settings: StudySettings = StudySettings()) -> Study:
     )
 
 
-def _problems(settings: StudySettings) -> tuple[Problem, ...]:
-    if settings.short:
-        return (DIGITS_MLP,)
-    return (
+def _problems(settings: StudySettings, num_epochs: int | None) -> Sequence[Problem]:
+    problems: Sequence[Problem] = (
         MNIST_LENET5,
         HAR_CNN,
         CIFAR10_LENET5,
@@ -174,6 +181,11 @@ def _problems(settings: StudySettings) -> tuple[Problem, ...]:
         CIFAR10_RESNET20,
         IMAGENET8X8_EIGHT_LAYERS,
     )
+    if settings.short:
+        problems = (DIGITS_MLP,)
+    if num_epochs is None:
+        return problems
+    return [with_epochs(each, num_epochs) for each in problems]
 
 
 def _setups(
@@ -181,10 +193,10 @@ def _setups(
 ) -> tuple[Setup, ...]:
     if speeds:
         runs = ALONE if controls == "none" else CONTROLLED_RUNS
-        if problem is CIFAR10_RESNET20:
+        if problem.name == CIFAR10_RESNET20.name:
             runs = EQUAL_TIME
         return (setup_of_speeds(problem, speeds, runs),)
-    if problem is CIFAR10_RESNET20:  # more runs would take too long
+    if problem.name == CIFAR10_RESNET20.name:  # more runs would take too long
         return (uneven_setup(problem, CONTROLLED, EQUAL_TIME),)
     controlled = {"none": (), "at-4": (CONTROLLED,), "all": IMBALANCES}[controls]
     return tuple(
