@@ -22,13 +22,14 @@ def baseline_row(**changes: Any) -> Row:  # noqa: ANN401
         "time_ratio": 4.0,
     }
     row = {"group": "g", "problem": "p", "setup": None, "run": BASELINE, "seed": 0}
-    return row | {"accuracies": [0.1, 0.7, 0.8, 0.9], "setups": {"uneven": times}} | changes
+    row |= {"accuracies": [0.1, 0.7, 0.8, 0.9], "setups": {"uneven": times}}
+    return row | {"num_epochs": 3, "num_train": 100} | changes
 
 
 def other_row(**changes: Any) -> Row:  # noqa: ANN401
     row = {"group": "g", "problem": "p", "setup": "uneven", "run": "random", "seed": 0}
     curve = {"times": [0.0, 10.0, 20.0, 30.0, 40.0], "accuracies": [0.1, 0.6, 0.7, 0.85, 0.91]}
-    return row | curve | {"equal_epochs_time": 30.0} | changes
+    return row | curve | {"equal_epochs_time": 30.0, "samples_processed": 360} | changes
 
 
 def test_a_speedup_is_the_baselines_time_to_the_target_over_ones_own() -> None:
@@ -42,6 +43,16 @@ def test_a_speedup_is_the_baselines_time_to_the_target_over_ones_own() -> None:
     assert other["accuracy loss, equal epochs"] == pytest.approx(0.05)
     assert other[LOSS] == pytest.approx(-0.01)
     assert own["of the bound"] is None
+
+
+def test_final_accuracy_is_also_that_after_as_many_samples_as_the_baseline() -> None:
+    own, other = standings([baseline_row(), other_row()], 0.1)
+    assert other["final accuracy"] == pytest.approx(0.85)  # from 32 to 40 s
+    # 300 of 360 samples take 33.3 s; the last fifth begins at 26.7 s.
+    assert other["final accuracy, equal samples"] == pytest.approx((0.7 + 0.85) / 2)
+    assert own["final accuracy, equal samples"] == own["final accuracy"] == pytest.approx(0.8)
+    _, shorter = standings([baseline_row(), other_row(samples_processed=290)], 0.1)
+    assert shorter["final accuracy, equal samples"] is None
 
 
 def test_runs_are_compared_with_their_own_seed_only() -> None:
