@@ -1,8 +1,9 @@
-"""The time to collect and store one sample of telemetry: the paper's Fig. 11.
+"""The time to collect and store one sample of telemetry, as in the paper's Fig. 11.
 
     python -m benchmarks.telemetry           a table
     python -m benchmarks.telemetry --json    one JSON object
 
+By workload: without a load, and while one process per core counts words or sorts a file.
 Milliseconds: the median, and what 95 % of samples stay below. "collecting" is reading all
 counters of this machine and of a process tree of `--children` children, and the mean of a
 minute; "collecting and storing" adds one store. A Redis server is started if there is one.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import socket
 import statistics
@@ -28,6 +30,7 @@ from benchmarks.kept import about
 
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.history import History
+from edgegossip.machine.loads import KINDS, MB, Load
 from edgegossip.machine.telemetry import Sample, TelemetryStore, open_telemetry
 
 
@@ -107,6 +110,15 @@ def measure_all(repeats: int, num_children: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def by_workload(repeats: int, num_children: int) -> dict[str, dict[str, dict[str, float]]]:
+    found = {"none": measure_all(repeats, num_children)}
+    for kind in KINDS:
+        load = Load(kind=kind, num_bytes=20 * MB, num_processes=os.cpu_count() or 1)
+        with load.running():
+            found[kind] = measure_all(repeats, num_children)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true")
@@ -114,16 +126,17 @@ def main() -> None:
     parser.add_argument("--children", type=int, default=4)
     options = parser.parse_args()
     origin = about(options)
-    found = measure_all(options.repeats, options.children)
+    found = by_workload(options.repeats, options.children)
     if options.json:
         print(json.dumps({**origin, "milliseconds": found}))
         return
-    print("                                median ms    95 %   worst")
-    for name, values in found.items():
-        print(
-            f"{name:30s} {values['median']:10.2f} {values['percentile_95']:7.2f} "
-            f"{values['worst']:7.2f}"
-        )
+    for workload, rows in found.items():
+        print(f"workload: {workload:20s} median ms    95 %   worst")
+        for name, values in rows.items():
+            print(
+                f"{name:30s} {values['median']:10.2f} {values['percentile_95']:7.2f} "
+                f"{values['worst']:7.2f}"
+            )
 
 
 if __name__ == "__main__":
