@@ -183,6 +183,7 @@ from .learning.sampling.selection import (
     Pruned as Pruned,
     Random as Random,
     Ranked as Ranked,
+    RankedInBatches as RankedInBatches,
     RankedPerClass as RankedPerClass,
     RankedShuffled as RankedShuffled,
     Sampled as Sampled,

@@ -21,6 +21,7 @@ from edgegossip.learning.sampling.selection import (
     Pruned,
     Random,
     Ranked,
+    RankedInBatches,
     RankedPerClass,
     RankedShuffled,
     Sampled,
@@ -101,9 +102,25 @@ def test_ranked_per_class_keeps_classes_balanced_within_one_sample(num_samples: 
     assert abs(int(counts[0] - counts[1])) <= 1
 
 
+def test_ranked_in_batches_takes_the_hardest_points_of_each_batch_together() -> None:
+    # Ten points of three samples each; the higher the number, the harder.
+    offered = candidates([float(i) for i in range(10)], [0] * 10, [*range(10)] * 3)
+    order = choose(RankedInBatches(num_points_per_batch=2), offered, 15).order
+    points = offered.subset_of[order].tolist()
+    pairs = [points[i : i + 3] for i in range(0, 15, 3)]
+    assert all(len(set(each)) == 1 for each in pairs)  # half of each batch: one of two points
+    kept = {each[0] for each in pairs}
+    assert len(kept) == 5
+    assert 9 in kept
+    assert 0 not in kept
+    assert kept != {5, 6, 7, 8, 9}  # as `Ranked` would
+    whole = choose(RankedInBatches(), offered, 15).order  # one batch of all points
+    assert set(offered.subset_of[whole].tolist()) == {5, 6, 7, 8, 9}
+
+
 def test_a_subset_larger_than_the_choice_is_cut() -> None:
     offered = candidates([3.0, 1.0], [0, 0], [0] * 8 + [1] * 2)
-    for chosen in (Ranked(), RankedShuffled(), RankedPerClass()):
+    for chosen in (Ranked(), RankedShuffled(), RankedPerClass(), RankedInBatches()):
         order = choose(chosen, offered, 5).order
         assert set(order.tolist()) <= set(range(8))
         assert len(set(order.tolist())) == 5
