@@ -17,7 +17,7 @@ from edgegossip.core.protocol import Epochs, Steps, Train
 from edgegossip.core.snapshot import assemble, dismantle
 from edgegossip.learning.loss import Loss
 from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
+from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.sampling.selection import (
     Candidates,
     Choice,
@@ -105,6 +105,18 @@ def test_it_says_how_much_was_chosen_for_its_loss() -> None:
     ranked = learner(accuracy_aware=AccuracyAware(selection=Ranked()))
     assert ranked.train(Train(start(ranked), Epochs())).metrics["focus"] == 1
     assert learner().train(Train(start(learner()), Epochs())).metrics["focus"] == 0
+
+
+def test_focused_with_nothing_to_focus_on_trains_as_random_does_to_the_last_bit() -> None:
+    focused = learner(accuracy_aware=AccuracyAware(selection=Focused(min_focus=1.0)))
+    random = learner(accuracy_aware=PLAIN)
+    params = start(random)
+    for share in (1.0, 0.3, 0.7, 1.0):
+        results = [each.train(Train(params, Epochs(share))) for each in (focused, random)]
+        assert results[0].loss == results[1].loss
+        assert torch.equal(focused.model.params, random.model.params)
+        params = start(random)
+    assert focused.batches.epoch_cost > random.batches.epoch_cost  # it has looked
 
 
 def test_data_that_comes_back_is_visited_in_another_order() -> None:
