@@ -5,10 +5,10 @@
 A seed draws each set-up: 3 to 8 machines, the fastest 8 to 64 times as fast as the slowest and
 the others in between; learning rate, momentum and batch size. A small MLP learns 12,000
 pictures of MNIST for 12 rounds by EdgeGossip with random shares and with `Focused`, each with
-the limit of the correction (`max_mean_factor`) and without, and without a correction. A run has
-diverged if its loss is not finite, or at the end above that of the untrained model; accuracies
-are those of the averaged model on 2,000 pictures of the test split, means of the last three
-rounds.
+the limit of the correction (`max_mean_factor`) and without, without a correction, and with
+control variates instead. A run has diverged if its loss is not finite, or at the end above that
+of the untrained model; accuracies are those of the averaged model on 2,000 pictures of the test
+split, means of the last three rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from benchmarks.kept import about
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.core.errors import EdgeGossipError
 from edgegossip.core.topology import complete
@@ -41,18 +40,22 @@ from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.readers import mnist
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
 from edgegossip.learning.task import Task
+from edgegossip.recipes.baselines import balanced
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE, default_data_dir
 from edgegossip.sim.platform import Platform
 
 NUM_ROUNDS = 12
 FASTEST = 1000.0
 Run = tuple[AccuracyAware, dict[str, float]]
+"""Choice of samples, and other arguments of `balanced`."""
 RUNS: Mapping[str, Run] = {
     "random": (PLAIN, {}),
     "random, no limit": (PLAIN, {"max_mean_factor": math.inf}),
     "random, no correction": (PLAIN, {"correction": 0.0}),
     "focused": (ACCURACY_AWARE, {}),
     "focused, no limit": (ACCURACY_AWARE, {"max_mean_factor": math.inf}),
+    "random, controlled": (PLAIN, {"control": 1.0}),
+    "focused, controlled": (ACCURACY_AWARE, {"control": 1.0}),
 }
 
 
@@ -92,7 +95,7 @@ def train(set_up: Mapping[str, Any], name: str, dataset: Dataset, folder: Path) 
     round_seconds = len(dataset.train) / len(set_up["speeds"]) / FASTEST
     experiment = Experiment(
         task=task,
-        algorithm=EdgeGossip(inner=inner, **settings),  # type: ignore[arg-type]
+        algorithm=balanced(inner, **settings),
         platforms=tuple(Platform(throughput=speed) for speed in set_up["speeds"]),
         evaluation_interval=round_seconds,
     )
