@@ -41,6 +41,7 @@ from typing import Any
 
 import psutil
 import torch
+from benchmarks.kept import about
 from tests.crew import (
     NUM_WORKERS,
     RECIPE,
@@ -339,6 +340,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    origin = about(options)
     torch.set_num_threads(1)
     recipe = [RECIPE, "--only", options.only]
     endless = [*recipe, "--num-epochs", "20000"]
@@ -349,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         found = soak(endless, options.minutes, options.seed)
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps({**origin, **found}, indent=2))
     else:
         for name, value in found.items():
             print(f"{name:30}{value}")
