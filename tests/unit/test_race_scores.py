@@ -22,8 +22,8 @@ def baseline_row(**changes: Any) -> Row:  # noqa: ANN401
         "time_ratio": 4.0,
     }
     row = {"group": "g", "problem": "p", "setup": None, "run": BASELINE, "seed": 0}
-    row |= {"accuracies": [0.1, 0.7, 0.8, 0.9], "setups": {"uneven": times}}
-    return row | {"num_epochs": 3, "num_train": 100} | changes
+    curve = {"accuracies": [0.1, 0.7, 0.8, 0.9], "setups": {"uneven": times}}
+    return row | curve | {"num_epochs": 3, "num_train": 100} | changes
 
 
 def other_row(**changes: Any) -> Row:  # noqa: ANN401
