@@ -9,6 +9,7 @@ import pytest
 
 from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.trailing_average import TrailingAverage
 from edgegossip.experiments.runner import run
 from edgegossip.learning.models import mlp
 from edgegossip.learning.readers import digits
@@ -47,6 +48,22 @@ def test_getting_ready_takes_no_worker_of_the_quickstart_a_tenth_of_the_run() ->
         for rank, platform in enumerate(experiment.platforms):
             seconds = platform.duration(0.0, workload.make_trainer(rank).setup_cost)
             assert seconds < 0.1 * (experiment.max_seconds or 1.0)
+
+
+def test_all_models_are_averaged_over_as_many_samples() -> None:
+    averaged = quickstart(replace(DEFAULTS, window=2.0)).experiments
+    plain = quickstart().experiments
+    windows = {}
+    for name, experiment in averaged.items():
+        algorithm = experiment.algorithm
+        assert isinstance(algorithm, TrailingAverage)
+        assert algorithm.inner == plain[name].algorithm
+        windows[name] = algorithm.window
+    steps = len(plain["gosgd"].task.dataset.train) / 4 / DEFAULTS.batch_size
+    shares = (1 + 0.8 + 0.33 + 0.25) / 4
+    assert windows.pop("epoch-gossip") == 2
+    assert windows.pop("edge-gossip") == pytest.approx(2 / shares)
+    assert set(windows.values()) == {2 * steps}
 
 
 def test_control_variates_take_the_place_of_edge_gossips_correction() -> None:

@@ -15,15 +15,16 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.trailing_average import TrailingAverage
 from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
-from edgegossip.core.ranges import check_range
+from edgegossip.core.ranges import check_range, check_ranges
 from edgegossip.core.topology import Topology, complete, ring
-from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.partition import IID, Partition
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.task import Workload
+from edgegossip.learning.task import Task, Workload
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE, Settings
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.tasks import make_task
@@ -63,7 +64,7 @@ def compare_baselines(
         ValueError: If a setting is out of range.
     """
     check_range("num_epochs", settings.num_epochs, "at least 1")
-    check_range("control", settings.control, "in [0, 1]")
+    check_ranges(settings, control="in [0, 1]", window="above 0 or None")
     task = make_task(
         dataset,
         model,
@@ -78,24 +79,26 @@ def compare_baselines(
     run = partial(
         Experiment, platforms=platforms, links=Links(default=link), seed=settings.seed
     )
-    aware = replace(task, accuracy_aware=accuracy_aware)
     everyone = complete(len(platforms))
-    epochs = partial(EpochGossip, topology=everyone)
-    experiments = [
-        run(task=task, algorithm=epochs(num_rounds=settings.num_epochs)),
-        run(
-            task=aware,
-            algorithm=balanced(epochs(num_rounds=UNTIL_CUT_OFF), settings.control),
-            max_seconds=max_seconds,
-            name="edge-gossip",  # with control variates, too, so that a sweep may change them
-        ),
-        *(
-            run(task=task, algorithm=each, max_seconds=max_seconds)
-            for each in _rivals(everyone, settings)
-        ),
-    ]
+    steps = len(task.dataset.train) / len(platforms) / task.batch_size
+
+    def epochs(num_rounds: int) -> EpochGossip:
+        return EpochGossip(topology=everyone, num_rounds=num_rounds)
+
+    def raced(inner: Algorithm[Any], rounds_per_epoch: float, task: Task = task) -> Experiment:
+        algorithm = averaged(inner, settings.window, rounds_per_epoch)
+        return run(task=task, algorithm=algorithm, max_seconds=max_seconds)
+
+    rounds = rounds_per_epoch(platforms)
+    aware = replace(task, accuracy_aware=accuracy_aware)
+    edge_gossip = balanced(epochs(UNTIL_CUT_OFF), settings.control)
+    experiments = {  # names without wrappers, so that a sweep may change these
+        "epoch-gossip": replace(raced(epochs(settings.num_epochs), 1.0), max_seconds=None),
+        "edge-gossip": raced(edge_gossip, rounds, aware),
+        **{algorithm_name(each): raced(each, steps) for each in _rivals(everyone, settings)},
+    }
     return Comparison(
-        experiments={each.run_name: each for each in experiments},
+        experiments={name: replace(each, name=name) for name, each in experiments.items()},
         baseline="epoch-gossip",
         target=target,
         tunable={"gosgd": {"exchange_probability": _around(settings.exchange_probability)}},
@@ -119,6 +122,32 @@ def balanced(
         return EdgeGossip(inner=inner, **balancing)
     balancing.setdefault("correction", 0.0)
     return ControlVariates(inner=EdgeGossip(inner=inner, **balancing), weight=control)
+
+
+def averaged(
+    algorithm: Algorithm[Any], window: float | None, rounds_per_epoch: float
+) -> Algorithm[Any]:
+    """Put `TrailingAverage` around `algorithm`, so that all runs average as many samples.
+
+    Args:
+        algorithm: Any algorithm that counts rounds.
+        window: In epochs' worth of samples, at least a round; None for no average.
+        rounds_per_epoch: Number of the algorithm's rounds per epoch's worth of samples.
+    """
+    if window is None:
+        return algorithm
+    return TrailingAverage(inner=algorithm, window=max(1.0, window * rounds_per_epoch))
+
+
+def rounds_per_epoch(platforms: tuple[Platform, ...]) -> float:
+    """EdgeGossip's rounds per epoch's worth of samples on idle platforms with equal shards.
+
+    >>> from edgegossip.sim.platform import uneven
+    >>> round(rounds_per_epoch(uneven(4)), 2)  # the fastest visits all data, the mean 60 %
+    1.68
+    """
+    speeds = [platform.total_throughput for platform in platforms]
+    return max(speeds) * len(speeds) / sum(speeds)
 
 
 def _around(probability: float) -> tuple[float, ...]:

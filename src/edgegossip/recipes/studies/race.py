@@ -24,8 +24,7 @@ from typing import Any
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.trailing_average import TrailingAverage
-from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.core.algorithm import UNTIL_CUT_OFF
 from edgegossip.core.errors import TrainingError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.ranges import check_ranges
@@ -39,7 +38,7 @@ from edgegossip.learning.sampling.accuracy_aware import PLAIN
 from edgegossip.learning.sampling.selection import Ranked
 from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profile import Profile
-from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.baselines import HOME_LINK, averaged, rounds_per_epoch
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.studies.contest import (
@@ -163,11 +162,12 @@ class Race(Contest):
         results = session.run(
             Experiment(
                 task=task,
-                algorithm=self._served(
+                algorithm=averaged(
                     EpochGossip(
                         topology=complete(self.num_workers), num_rounds=settings.num_epochs
                     ),
-                    rounds_an_epoch=1.0,
+                    self.window,
+                    rounds_per_epoch=1.0,
                 ),
                 platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
                 seed=self.seed,
@@ -215,16 +215,16 @@ class Race(Contest):
         )
         is_synchronous = algorithm.traits.is_synchronous
         if is_synchronous:
-            rounds_an_epoch = times["time_ratio"] / times["throughput_bound"]
+            rounds = rounds_per_epoch(setup.platforms)
         else:  # each round is a step
             num_train = session.rows[baseline]["num_train"]
-            rounds_an_epoch = num_train / self.num_workers / settings.batch_size
+            rounds = num_train / self.num_workers / settings.batch_size
         # An unchanged model is not measured again; without rounds, models always change.
         looks = 10 if is_synchronous else 2
         results = session.run(
             Experiment(
                 task=contender.task(self.task(data_dir)),
-                algorithm=self._served(algorithm, rounds_an_epoch),
+                algorithm=averaged(algorithm, self.window, rounds),
                 platforms=setup.platforms,
                 profiles=_profiles(setup.platforms) if contender.has_profiles else {},
                 links=Links(default=HOME_LINK),
@@ -241,12 +241,6 @@ class Race(Contest):
         }
         found = _found(results, session.folder, self.problem)
         return self._facts(setup.name, name) | machines | found
-
-    def _served(self, algorithm: Algorithm[Any], rounds_an_epoch: float) -> Algorithm[Any]:
-        """Average over `window`, given the number of rounds per epoch of all workers."""
-        if self.window is None:
-            return algorithm
-        return TrailingAverage(inner=algorithm, window=max(1.0, self.window * rounds_an_epoch))
 
     def _facts(self, setup: str | None, run: str) -> dict[str, Any]:
         return {
