@@ -8,8 +8,8 @@ Forecasts: on four uneven platforms (two of them with four executors), each unde
 own that come and go, a worker asks for a forecast, trains for about `horizon` seconds, and asks
 again. "oracle" knows the present speed exactly, and nothing of the future: what it misses comes
 from loads that change meanwhile. "throttled" platforms are also 1.4 times slower for 30 s of
-every 200 s, which no monitor shows. Workloads: the same by kind of job: like
-WordCount, like Sort, or both at random.
+every 200 s, which no monitor shows. Workloads: the same by kind of job
+(like WordCount, like Sort, or both at random).
 
 Regressors: mean error of the time under loads that were not profiled, 2 % measurement noise.
 """

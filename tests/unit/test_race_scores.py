@@ -46,13 +46,15 @@ def test_a_speedup_is_the_baselines_time_to_the_target_over_ones_own() -> None:
 
 
 def test_final_accuracy_is_also_that_after_as_many_samples_as_the_baseline() -> None:
-    own, other = standings([baseline_row(), other_row()], 0.1)
-    assert other["final accuracy"] == pytest.approx(0.85)  # from 32 to 40 s
-    # 300 of 360 samples take 33.3 s; the last fifth begins at 26.7 s.
-    assert other["final accuracy, equal samples"] == pytest.approx((0.7 + 0.85) / 2)
-    assert own["final accuracy, equal samples"] == own["final accuracy"] == pytest.approx(0.8)
-    _, shorter = standings([baseline_row(), other_row(samples_processed=290)], 0.1)
-    assert shorter["final accuracy, equal samples"] is None
+    for is_smoothed in (False, True):  # a smoothed curve ends before the run does
+        own, other = standings([baseline_row(), other_row()], 0.1, is_smoothed=is_smoothed)
+        # 300 of 360 samples take 33.3 s; from 26.7 s on the curve is at 0.8, 0.85 and 0.87.
+        assert other["final accuracy, equal samples"] == pytest.approx((0.825 + 0.86) / 2)
+        # From 96 of 120 s the curve rises from 0.84 to 0.9.
+        assert own["final accuracy, equal samples"] == pytest.approx(0.87)
+    for samples, is_known in ((290, False), (298, True)):
+        _, other = standings([baseline_row(), other_row(samples_processed=samples)], 0.1)
+        assert (other["final accuracy, equal samples"] is not None) == is_known
 
 
 def test_runs_are_compared_with_their_own_seed_only() -> None:

@@ -85,16 +85,16 @@ def compare_baselines(
     def epochs(num_rounds: int) -> EpochGossip:
         return EpochGossip(topology=everyone, num_rounds=num_rounds)
 
-    def raced(inner: Algorithm[Any], rounds_per_epoch: float, task: Task = task) -> Experiment:
-        algorithm = averaged(inner, settings.window, rounds_per_epoch)
+    def raced(inner: Algorithm[Any], rounds: float, task: Task = task) -> Experiment:
+        algorithm = averaged(inner, settings.window, rounds)
         return run(task=task, algorithm=algorithm, max_seconds=max_seconds)
 
-    rounds = rounds_per_epoch(platforms)
+    shares = rounds_per_epoch(platforms)
     aware = replace(task, accuracy_aware=accuracy_aware)
     edge_gossip = balanced(epochs(UNTIL_CUT_OFF), settings.control)
     experiments = {  # names without wrappers, so that a sweep may change these
         "epoch-gossip": replace(raced(epochs(settings.num_epochs), 1.0), max_seconds=None),
-        "edge-gossip": raced(edge_gossip, rounds, aware),
+        "edge-gossip": raced(edge_gossip, shares, aware),
         **{algorithm_name(each): raced(each, steps) for each in _rivals(everyone, settings)},
     }
     return Comparison(
@@ -124,19 +124,17 @@ def balanced(
     return ControlVariates(inner=EdgeGossip(inner=inner, **balancing), weight=control)
 
 
-def averaged(
-    algorithm: Algorithm[Any], window: float | None, rounds_per_epoch: float
-) -> Algorithm[Any]:
+def averaged(algorithm: Algorithm[Any], window: float | None, rounds: float) -> Algorithm[Any]:
     """Put `TrailingAverage` around `algorithm`, so that all runs average as many samples.
 
     Args:
         algorithm: Any algorithm that counts rounds.
         window: In epochs' worth of samples, at least a round; None for no average.
-        rounds_per_epoch: Number of the algorithm's rounds per epoch's worth of samples.
+        rounds: Number of the algorithm's rounds per epoch's worth of samples.
     """
     if window is None:
         return algorithm
-    return TrailingAverage(inner=algorithm, window=max(1.0, window * rounds_per_epoch))
+    return TrailingAverage(inner=algorithm, window=max(1.0, window * rounds))
 
 
 def rounds_per_epoch(platforms: tuple[Platform, ...]) -> float:

@@ -52,7 +52,8 @@ class Settings(CommonSettings):
         exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
         control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none.
         window: Epochs' worth of samples over which all models are averaged before evaluation
-            (`TrailingAverage`); None evaluates the newest models.
+            (`TrailingAverage`), if machines are idle and shards equal; None evaluates the
+            newest models.
     """
 
     exchange_probability: float = 0.02

@@ -2,7 +2,8 @@
 
 Fields of a row:
     problem, ratio: Model and data; samples for each aggregated point. Rows without these fields
-        are LeNet-5's, at ratio 10.
+        are LeNet-5's, at ratio 10. Newer rows also have `num_samples` and the problem's
+        settings.
     technique, seed: Combination of reduction and division, or a control.
     wall_reduction, wall_division, wall_means: Processor time of the three steps.
     num_points, num_steps: Points that the model learned from, and its steps.
@@ -14,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,12 +81,6 @@ class _FromPoints:
             f"for how long. {self.smaller}"
         ).rstrip()
 
-    def plain(self) -> dict[str, Any]:
-        """Everything that the part's rows depend on, as JSON values."""
-        problem = self.problem.plain()
-        counts = ("ratio", "num_samples", "num_steps")
-        return problem | {name: getattr(self, name) for name in counts}
-
 
 LENET = _FromPoints(problem=CIFAR10_LENET5, num_samples=12_500, num_steps=2_000)
 ALEXNET = _FromPoints(
@@ -143,7 +137,13 @@ def fig3(settings: StudySettings = StudySettings()) -> Study:
             "accurate. No other numbers are printed.",
         ),
         scaled_down=(CLOCK,),
-        settings={**settings.plain(), "parts": [part.plain() for part in parts]},
+        settings={
+            **settings.plain(),
+            # Of the first part, so that older folders can be resumed; rows tell the rest.
+            "problem": first.problem.plain(),
+            "num_samples": first.num_samples,
+            "num_steps": first.num_steps,
+        },
         cells=tuple(cells),
         exhibit=partial(_fig3_exhibits, first),
     )
@@ -157,7 +157,7 @@ def _combination(
     dataset = problem.load(settings.data_dir)
     order = torch.randperm(len(dataset.train), generator=generator(seed, "study"))
     x, y = dataset.train.batch(order[: part.num_samples])
-    row: dict[str, Any] = {"problem": problem.name, "ratio": ratio}
+    row = {**problem.plain(), "ratio": ratio, "num_samples": part.num_samples}
     row |= {"technique": technique, "seed": seed}
     if technique == RANDOM:
         x, y = x[: round(part.num_samples / ratio)], y[: round(part.num_samples / ratio)]

@@ -246,4 +246,7 @@ def with_epochs(problem: Problem, num_epochs: int) -> Problem:
     """Return `problem` with a different number of EpochGossip's epochs."""
     settings = replace(problem.settings, num_epochs=num_epochs)
     reason = f"{problem.name}: {num_epochs} epochs of EpochGossip; the paper prints no number."
-    return replace(problem, settings=settings, scaled_down=problem.scaled_down or reason)
+    usual = problem.scaled_down
+    if usual:
+        reason = f"{usual} Here, EpochGossip trains for {num_epochs} epochs."
+    return replace(problem, settings=settings, scaled_down=reason)

@@ -167,7 +167,7 @@ class Race(Contest):
                         topology=complete(self.num_workers), num_rounds=settings.num_epochs
                     ),
                     self.window,
-                    rounds_per_epoch=1.0,
+                    rounds=1.0,
                 ),
                 platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
                 seed=self.seed,

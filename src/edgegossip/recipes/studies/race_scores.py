@@ -16,6 +16,8 @@ from edgegossip.recipes.studies.smoothing import smoothed
 
 PAPER_LOSS = 0.0078
 """The paper's mean loss of accuracy."""
+_ENOUGH = 0.98
+"""Share of EpochGossip's samples that counts as all, as messages take time, too."""
 LOSS = "loss of best accuracy"
 """A measure that only figures show."""
 
@@ -64,10 +66,11 @@ def on_each_setup(rows: Iterable[Row]) -> list[Row]:
         for setup, times in baseline["setups"].items():
             added = {"setting": setup, "machines": times}
             ends = times["epoch_ends"]
-            found.append({**baseline, **added, "times": ends, "equal_epochs_time": ends[-1]})
+            curve = {**baseline, **added, "times": ends, "equal_epochs_time": ends[-1]}
+            found.append({**curve, "at_equal_samples": _interpolated_final(curve, ends[-1])})
             own = (baseline["group"], baseline["seed"], setup)
             found += [
-                {**row, **added}
+                {**row, **added, "at_equal_samples": _at_equal_samples(row, baseline)}
                 for row in rows
                 if (row["group"], row["seed"], row["setup"]) == own
             ]
@@ -94,8 +97,8 @@ def _measures(
         "speed-up": ("times", speedup),
         "of the bound": ("percent", of_bound),
         "best accuracy": ("percent", best),
-        "final accuracy": ("percent", _final_accuracy(row, row["times"][-1])),
-        "final accuracy, equal samples": ("percent", _at_equal_samples(row, baseline)),
+        "final accuracy": ("percent", _final_accuracy(row)),
+        "final accuracy, equal samples": ("percent", row["at_equal_samples"]),
         # The paper's measures: EpochGossip's time for all of its epochs / the run's for as many
         # rounds, and the accuracy lost by then; None without rounds.
         "speed-up, equal epochs": ("times", ends / end if end else None),
@@ -113,19 +116,40 @@ def _accuracy_at(row: Row, time: Seconds) -> float | None:
     return accuracy
 
 
+def _final_accuracy(row: Row) -> float:
+    """The mean accuracy over the run's last fifth, because a single evaluation is noisy."""
+    times: list[Seconds] = row["times"]
+    end, total = times[-1], 0.0
+    since = 0.8 * end
+    for (start, stop), accuracy in zip(pairwise(times), row["accuracies"], strict=False):
+        total += max(0.0, stop - max(start, since)) * accuracy
+    return total / (end - since)
+
+
 def _at_equal_samples(row: Row, baseline: Row) -> float | None:
-    """The final accuracy if the run had ended after as many samples as EpochGossip's."""
-    if row["run"] == BASELINE:
-        return _final_accuracy(row, row["times"][-1])
+    """The final accuracy if the run had ended after as many samples as EpochGossip's.
+
+    None if it ended after fewer than 98 % of them.
+    """
     share = baseline["num_epochs"] * baseline["num_train"] / row["samples_processed"]
-    return _final_accuracy(row, share * row["times"][-1]) if share <= 1 else None
+    if share > 1 / _ENOUGH:
+        return None
+    return _interpolated_final(row, min(1.0, share) * row["times"][-1])
 
 
-def _final_accuracy(row: Row, end: Seconds) -> float:
-    """The mean accuracy over the last fifth before `end`; a single evaluation is noisy."""
+def _interpolated_final(row: Row, end: Seconds) -> float:
+    """The mean over the last fifth before `end` of a curve that is linear between evaluations.
+
+    If each accuracy held until the next, a rising curve would be lower the fewer its
+    evaluations, and EpochGossip has fewer.
+    """
     since, total = 0.8 * end, 0.0
-    for (start, stop), accuracy in zip(pairwise(row["times"]), row["accuracies"], strict=False):
-        total += max(0.0, min(stop, end) - max(start, since)) * accuracy
+    points = zip(row["times"], row["accuracies"], strict=True)
+    for (start, first), (stop, last) in pairwise(points):
+        left, right = max(start, since), min(stop, end)
+        if left < right:
+            middle = ((left + right) / 2 - start) / (stop - start)
+            total += (right - left) * (first + middle * (last - first))
     return total / (end - since)
 
 
@@ -147,7 +171,8 @@ def race_table(
         "bound is the gain in samples per second from eliminating waiting alone: sum(v) / (E "
         "v_min). At equal epochs, the paper's measure, a slow platform does less work than in "
         "EpochGossip and the bound is T_max / T_min: read it together with the loss of "
-        "accuracy. Final accuracy is the mean over the last fifth of the time, and at equal "
-        "samples over the last fifth of EpochGossip's number of samples."
+        "accuracy. Final accuracy is the mean over the last fifth of the time; at equal "
+        "samples, over the last fifth of the time until a run has processed as many samples as "
+        "EpochGossip, with curves interpolated (a dash: it processed fewer)."
     )
     return score_table(found, heading=heading, note=note, setting="machines", left_out={LOSS})

@@ -99,8 +99,8 @@ def speedup(
         num_epochs: Number of EpochGossip's epochs; by default each problem's.
 
     Raises:
-        ValueError: If `num_epochs` is less than 1, or there is one speed, or one that is not
-            positive and finite.
+        ValueError: If `num_epochs` or `window` is out of range, or there is one speed, or one
+            that is not positive and finite.
     """
     check_range("num_epochs", num_epochs, "at least 1 or None")
     limit = work_limit(settings, max_work)
