@@ -88,7 +88,8 @@ class ControlVariates(Wrapper[ControlledState]):
 
     A trainer cannot be interrupted, so the drift of several steps is added after each piece of
     training that the inner algorithm asks for. Around `EdgeGossip`, these are its blocks. An
-    algorithm that trains in one piece between two averages gains little.
+    algorithm that trains in one piece between two averages gains little. If the learning rate
+    over (1 - momentum) is above about 0.3, control variates are noisy and cost accuracy.
 
     Args:
         inner: Any algorithm that averages parameters, best `EdgeGossip` on a complete graph.
