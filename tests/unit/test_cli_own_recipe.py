@@ -12,6 +12,7 @@ from tests.tiers import thorough
 
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
+from edgegossip.core.errors import Interrupted
 
 OWN = """
 from dataclasses import replace
@@ -220,6 +221,21 @@ def test_ctrl_c_leaves_a_folder_that_resume_goes_on_with(
     assert go("stopped", "--resume") == 0  # finished by now: it is read
     assert main([*command.split(), "--out", "tpyo", "--resume"]) == 1
     assert "there is no folder tpyo to resume" in complaint(capsys)
+
+
+def test_ctrl_c_before_the_first_run_says_so(
+    own: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edgegossip.report.page import write_report
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise Interrupted("interrupted before the first run")
+
+    monkeypatch.setattr(commands, "write_report", write_report)
+    monkeypatch.setattr(commands, "compare", interrupted)
+    assert main(["compare", "own.py:both", "--out", "out"]) == 130
+    line = complaint(capsys)
+    assert line.startswith("edgegossip: interrupted before the first run; out holds everything")
 
 
 def test_ctrl_c_outside_of_a_run_has_no_traceback_either(

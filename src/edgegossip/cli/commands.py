@@ -23,7 +23,13 @@ from edgegossip.cli.options import ManyRunsOptions, Options, TrackOptions, check
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.cluster.ray_pool import RayPool
-from edgegossip.core.errors import Interrupted, TrainingError, UsageError, without_password
+from edgegossip.core.errors import (
+    Interrupted,
+    RunFolderError,
+    TrainingError,
+    UsageError,
+    without_password,
+)
 from edgegossip.experiments.batching import Batched, batched
 from edgegossip.experiments.comparison import compare
 from edgegossip.experiments.experiment import Comparison, Experiment
@@ -121,7 +127,7 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
                 experiment = batched(pick(name, chosen, options.only), options.batched)
                 results = {experiment.run_name: run(experiment, progress=view, **settings)}
     except (Interrupted, TrainingError):
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt, RunFolderError):  # perhaps no run has begun
             write_report(out)  # what there is so far is worth looking at
         raise
     print_table(results)
