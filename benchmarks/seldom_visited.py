@@ -118,6 +118,7 @@ REMEDIES = {
     "points 0.25": Remedy(points=0.25),
     "control 1 in blocks": Remedy(control=1.0, in_blocks=True),
     "control 1 in blocks correction 0": Remedy(control=1.0, in_blocks=True, beta=0.0),
+    "control 0.3 in blocks correction 0": Remedy(control=0.3, in_blocks=True, beta=0.0),
     "control 1 in blocks correction 0, half rounds": Remedy(
         control=1.0, in_blocks=True, beta=0.0, length=0.5
     ),
