@@ -89,7 +89,8 @@ class ControlVariates(Wrapper[ControlledState]):
     A trainer cannot be interrupted, so the drift of several steps is added after each piece of
     training that the inner algorithm asks for. Around `EdgeGossip`, these are its blocks. An
     algorithm that trains in one piece between two averages gains little. If the learning rate
-    over (1 - momentum) is above about 0.3, control variates are noisy and cost accuracy.
+    over (1 - momentum) is above about 0.3, drifts are noisy, and a weight of 1 costs accuracy;
+    0.3 does not.
 
     Args:
         inner: Any algorithm that averages parameters, best `EdgeGossip` on a complete graph.
