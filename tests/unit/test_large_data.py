@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from edgegossip.core.errors import DataError
 from edgegossip.core.topology import complete
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
-from edgegossip.learning.dataset import Dataset, Split, from_torch
+from edgegossip.learning.dataset import ArraySplit, Dataset, Split, from_torch
 from edgegossip.learning.holding_out import hold_out
 from edgegossip.learning.numpy_split import NumpySplit, from_numpy
 from edgegossip.learning.pooled_split import PooledSplit
@@ -173,6 +175,25 @@ def test_held_out_samples_are_read_ahead_too() -> None:
     expected = data.train.batch(torch.tensor([0, 1]))
     assert torch.equal(x, expected[0])
     assert torch.equal(y, expected[1])
+
+
+def test_learners_that_begin_at_once_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[PooledSplit] = []
+    make = PooledSplit._make_pool
+
+    def slowly(split: PooledSplit) -> Executor:
+        made.append(split)
+        time.sleep(0.1)
+        return make(split)
+
+    monkeypatch.setattr(PooledSplit, "_make_pool", slowly)
+    split = PooledSplit(ArraySplit(torch.from_numpy(X), torch.from_numpy(Y)), num_workers=2)
+    with ThreadPoolExecutor(4) as learners:
+        started = list(learners.map(split.start, [torch.tensor([1])] * 4))
+    for each in started:
+        x, _ = each.result()
+        assert torch.equal(x, torch.from_numpy(X[1:2]))
+    assert made == [split]
 
 
 def test_a_killed_process_that_reads_ends_in_one_clear_line(

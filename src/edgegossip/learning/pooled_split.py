@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import weakref
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,11 @@ BATCHES_A_WORKER = 2
 """
 MOST_AHEAD = 64
 """Maximum batches in progress for one worker, for any number of readers."""
+
+# Learners that begin at once share one pool. A first batch forks the pool's processes: if two
+# pools forked at once, each could inherit the other's pipes, and the death of a process would
+# go unnoticed.
+_STARTING = threading.Lock()
 
 
 class PooledSplit:
@@ -66,12 +72,12 @@ class PooledSplit:
 
     def start(self, indices: Tensor) -> Future[Nested]:
         """Begin to read a batch."""
-        if self._pool is None:
-            self._pool = self._make_pool()
-            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-        if self._in_processes:
-            return self._pool.submit(_read, indices)
-        return self._pool.submit(self.split.batch, indices)
+        read = _read if self._in_processes else self.split.batch
+        with _STARTING:
+            if self._pool is None:
+                self._pool = self._make_pool()
+                weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+            return self._pool.submit(read, indices)
 
     def _make_pool(self) -> Executor:
         if not self._in_processes:
