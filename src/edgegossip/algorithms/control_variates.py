@@ -90,7 +90,7 @@ class ControlVariates(Wrapper[ControlledState]):
     training that the inner algorithm asks for. Around `EdgeGossip`, these are its blocks. An
     algorithm that trains in one piece between two averages gains little. If the learning rate
     over (1 - momentum) is above about 0.3, drifts are noisy, and a weight of 1 costs accuracy;
-    0.3 does not.
+    0.3 costs little.
 
     Args:
         inner: Any algorithm that averages parameters, best `EdgeGossip` on a complete graph.

@@ -24,7 +24,7 @@ from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.learner import Augmentation
 from edgegossip.learning.partition import IID, Partition
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.task import Task, Workload
+from edgegossip.learning.task import Workload
 from edgegossip.recipes.recipe_settings import ACCURACY_AWARE, Settings
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.tasks import make_task
@@ -79,23 +79,23 @@ def compare_baselines(
     run = partial(
         Experiment, platforms=platforms, links=Links(default=link), seed=settings.seed
     )
+    timed = partial(run, max_seconds=max_seconds)
+    served = partial(averaged, window=settings.window)
     everyone = complete(len(platforms))
-    steps = len(task.dataset.train) / len(platforms) / task.batch_size
-
-    def epochs(num_rounds: int) -> EpochGossip:
-        return EpochGossip(topology=everyone, num_rounds=num_rounds)
-
-    def raced(inner: Algorithm[Any], rounds: float, task: Task = task) -> Experiment:
-        algorithm = averaged(inner, settings.window, rounds)
-        return run(task=task, algorithm=algorithm, max_seconds=max_seconds)
-
-    shares = rounds_per_epoch(platforms)
+    epochs = partial(EpochGossip, topology=everyone)
+    edge_gossip = balanced(epochs(num_rounds=UNTIL_CUT_OFF), settings.control)
     aware = replace(task, accuracy_aware=accuracy_aware)
-    edge_gossip = balanced(epochs(UNTIL_CUT_OFF), settings.control)
+    shares = rounds_per_epoch(platforms)
+    steps = len(task.dataset.train) / len(platforms) / task.batch_size
     experiments = {  # names without wrappers, so that a sweep may change these
-        "epoch-gossip": replace(raced(epochs(settings.num_epochs), 1.0), max_seconds=None),
-        "edge-gossip": raced(edge_gossip, shares, aware),
-        **{algorithm_name(each): raced(each, steps) for each in _rivals(everyone, settings)},
+        "epoch-gossip": run(
+            task=task, algorithm=served(epochs(num_rounds=settings.num_epochs), rounds=1.0)
+        ),
+        "edge-gossip": timed(task=aware, algorithm=served(edge_gossip, rounds=shares)),
+        **{
+            algorithm_name(each): timed(task=task, algorithm=served(each, rounds=steps))
+            for each in _rivals(everyone, settings)
+        },
     }
     return Comparison(
         experiments={name: replace(each, name=name) for name, each in experiments.items()},

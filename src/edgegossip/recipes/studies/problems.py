@@ -246,7 +246,6 @@ def with_epochs(problem: Problem, num_epochs: int) -> Problem:
     """Return `problem` with a different number of EpochGossip's epochs."""
     settings = replace(problem.settings, num_epochs=num_epochs)
     reason = f"{problem.name}: {num_epochs} epochs of EpochGossip; the paper prints no number."
-    usual = problem.scaled_down
-    if usual:
-        reason = f"{usual} Here, EpochGossip trains for {num_epochs} epochs."
+    if problem.scaled_down:
+        reason = f"{problem.scaled_down} Here, EpochGossip trains for {num_epochs} epochs."
     return replace(problem, settings=settings, scaled_down=reason)

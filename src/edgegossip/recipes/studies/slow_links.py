@@ -99,12 +99,12 @@ class SlowLinkContest(Contest):
         contender, settings = self.contenders[name], self.problem.settings
         task = self.task(data_dir, contender)
         steps = num_steps(task, self.num_workers, settings.num_epochs)
-        options = dict(contender.options)
+        others = {}
         if contender.per_layer:
-            options["compressor"] = per_layer(options["compressor"], task)
+            others["compressor"] = per_layer(contender.options["compressor"], task)
         return Experiment(
             task=task,
-            algorithm=contender.build(self.num_workers, steps, **options),
+            algorithm=contender.build(self.num_workers, steps, **others),
             platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
             links=Links(default=SLOW_LINK),
             seed=self.seed,
