@@ -11,7 +11,7 @@ from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import DIGITS_MLP, HAR_CNN, MNIST_LENET5, Problem
 from edgegossip.recipes.studies.race import (
     AS_PUBLISHED,
-    CONTROLS,
+    CONTENDERS,
     EDGE_GOSSIP,
     Setup,
     less_work,
@@ -25,17 +25,28 @@ from edgegossip.recipes.studies.speedup import (
     speedup_exhibits,
 )
 from edgegossip.recipes.studies.study_settings import StudySettings
-from edgegossip.sim.traces import batch_jobs
 
-ONE_FORECAST = {"block_share": 1.0}
+LOADS = (
+    "Loads are drawn, in phases of 8 s on average, like those of WordCount and Sort; each seed "
+    "has its own. The bound is that of idle machines."
+)
+
+
+def with_profiles(runs: Contenders) -> Contenders:
+    """Give contenders that forecast a profile; add those with one forecast an epoch."""
+    one_forecast = replace(EDGE_GOSSIP, balancing={"block_share": 1.0})
+    return {
+        **{
+            name: replace(run, has_profiles=run.accuracy_aware is not None)
+            for name, run in {**runs, "one-forecast": one_forecast}.items()
+        },
+        "one-forecast-no-profile": one_forecast,
+    }
+
+
 RUNS: Contenders = {
-    "edge-gossip": replace(EDGE_GOSSIP, has_profiles=True),
+    **with_profiles({**CONTENDERS, "as-published": AS_PUBLISHED}),
     "no-profile": EDGE_GOSSIP,
-    "one-forecast": replace(EDGE_GOSSIP, has_profiles=True, balancing=ONE_FORECAST),
-    "one-forecast-no-profile": replace(EDGE_GOSSIP, balancing=ONE_FORECAST),
-    "random": replace(CONTROLS["random"], has_profiles=True),
-    "gosgd": CONTROLS["gosgd"],
-    "as-published": replace(AS_PUBLISHED, has_profiles=True),
 }
 
 
@@ -61,18 +72,18 @@ def contention(
         [
             race
             for problem in problems
-            for race in races_of(problem, _setups(problem), settings, window=window)
+            for race in races_of(
+                problem, _setups(problem), settings, window=window, loaded=True
+            )
         ],
         partial(speedup_exhibits, "contention"),
         printed=(
             "The paper forecasts once per epoch, from a profile; it runs WordCount and "
             "Sort during training, and prints no numbers for this comparison.",
         ),
-        scaled_down=(
-            "Loads are drawn, in phases of 8 s on average, like those of WordCount and Sort. "
-            "The bound is that of idle machines.",
-            *less_work(limit),
-        ),
+        scaled_down=(LOADS, *less_work(limit)),
+        # In older folders, all seeds have the loads of seed 0.
+        loads="by seed",
         max_work=limit,
         target_gap=TARGET_GAP,
         window=window,
@@ -83,12 +94,7 @@ def _setups(problem: Problem) -> tuple[Setup, ...]:
     return tuple(
         Setup(
             name=name,
-            platforms=tuple(
-                replace(each, trace=batch_jobs(seed=rank))
-                for rank, each in enumerate(
-                    imbalanced(4, problem.settings.throughput, imbalance)
-                )
-            ),
+            platforms=imbalanced(4, problem.settings.throughput, imbalance),
             runs=RUNS,
         )
         for name, imbalance in (("equal, loaded", 1.0), ("4 times, loaded", CONTROLLED))

@@ -54,6 +54,7 @@ from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.sim.forecasting import profile
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
+from edgegossip.sim.traces import batch_jobs
 
 BASELINE = "epoch-gossip"
 MAX_WORK = 1.2
@@ -106,6 +107,15 @@ class Setup:
     name: str
     platforms: tuple[Platform, ...]
     runs: Contenders
+
+    def loaded(self, seed: int) -> Setup:
+        """Run jobs like WordCount and Sort on these machines; each seed has its own."""
+        first = seed * len(self.platforms)
+        loaded = (
+            replace(each, trace=batch_jobs(seed=first + rank))
+            for rank, each in enumerate(self.platforms)
+        )
+        return replace(self, platforms=tuple(loaded))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,11 +301,19 @@ def races_of(
     settings: StudySettings,
     max_work: float | None = MAX_WORK,
     window: float | None = None,
+    *,
+    loaded: bool = False,
 ) -> list[Race]:
-    """Make the races on these machines, one for each seed."""
+    """Make the races on these machines, `loaded` by other programs or not, one per seed."""
     limit = work_limit(settings, max_work)
     return [
-        Race(problem=problem, setups=setups, seed=seed, max_work=limit, window=window)
+        Race(
+            problem=problem,
+            setups=tuple(each.loaded(seed) if loaded else each for each in setups),
+            seed=seed,
+            max_work=limit,
+            window=window,
+        )
         for seed in settings.seeds
     ]
 

@@ -13,6 +13,7 @@ from edgegossip.experiments.exhibits import Exhibits, Figure, Panel
 from edgegossip.experiments.study import Row, Study
 from edgegossip.learning.sampling.aggregation import aggregator
 from edgegossip.recipes.studies.contest import Contender, Contenders
+from edgegossip.recipes.studies.loaded_machines import LOADS, with_profiles
 from edgegossip.recipes.studies.platforms import fast_and_slow
 from edgegossip.recipes.studies.problems import (
     CIFAR10_ALEXNET_QUARTER,
@@ -60,7 +61,7 @@ NAMES = (
 RUNS: Contenders = {**CONTENDERS, "as-published": AS_PUBLISHED}
 
 
-def fig5(settings: StudySettings = StudySettings()) -> Study:
+def fig5(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> Study:
     """Accuracy over time: four models, three aggregations, and the controls.
 
     Models: LeNet-5, AlexNet, SqueezeNet and MobileNet-v2. Data: MNIST and CIFAR-10. On one
@@ -69,6 +70,7 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
 
     Args:
         settings: Settings of the study.
+        loaded: Whether other programs load the platforms, as in the paper.
     """
     problems = (
         with_epochs(MNIST_LENET5, 8),
@@ -77,11 +79,13 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
         CIFAR10_MOBILENET_V2_QUARTER,
     )
     techniques = {name: _with_aggregator(name) for name in SELECTED}
-    runs: Contenders = {**techniques, **CONTROLS, "as-published": AS_PUBLISHED}
+    runs = _runs({**techniques, **CONTROLS, "as-published": AS_PUBLISHED}, loaded)
     races = [
         race
         for problem in _or_short(problems, settings)
-        for race in races_of(problem, (_paper_machines(problem, runs),), settings)
+        for race in races_of(
+            problem, (_paper_machines(problem, runs),), settings, loaded=loaded
+        )
     ]
 
     return race_study(
@@ -99,7 +103,9 @@ def fig5(settings: StudySettings = StudySettings()) -> Study:
             settings,
             "Two platforms are three times as fast as the other two. The paper prints no "
             "speeds.",
+            loaded,
         ),
+        loaded=loaded or None,
     )
 
 
@@ -120,13 +126,14 @@ def _fig5_exhibits(races: Sequence[Race], seed: int, rows: Mapping[str, Row]) ->
     return _figure_and_table("fig5", "Accuracy over time", caption, panels, found)
 
 
-def fig6(settings: StudySettings = StudySettings()) -> Study:
+def fig6(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> Study:
     """Time to target and loss of accuracy with 4, 8, 16 and 32 platforms.
 
     Data: MNIST. Duration: about 50 minutes on one core.
 
     Args:
         settings: Settings of the study.
+        loaded: As in edgegossip/fig5.
     """
     [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
     numbers = (4, 8) if settings.short else (4, 8, 16, 32)
@@ -134,11 +141,15 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
         Setup(
             name=f"{number} platforms",
             platforms=uneven(number, problem.settings.throughput),
-            runs=RUNS,
+            runs=_runs(RUNS, loaded),
         )
         for number in numbers
     ]
-    races = [race for setup in setups for race in races_of(problem, (setup,), settings)]
+    races = [
+        race
+        for setup in setups
+        for race in races_of(problem, (setup,), settings, loaded=loaded)
+    ]
     return race_study(
         "fig6",
         "Are the results similar with more platforms?",
@@ -152,24 +163,27 @@ def fig6(settings: StudySettings = StudySettings()) -> Study:
         scaled_down=_differences(
             settings,
             "LeNet-5 on MNIST only; platforms repeat the speeds 1 : 0.8 : 0.33 : 0.25.",
+            loaded,
         ),
+        loaded=loaded or None,
     )
 
 
-def fig12(settings: StudySettings = StudySettings()) -> Study:
+def fig12(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> Study:
     """Time to target and loss of accuracy with two of four platforms 3 or 5 times as fast.
 
     Data: MNIST. Duration: about 16 minutes on one core of a busy machine.
 
     Args:
         settings: Settings of the study.
+        loaded: As in edgegossip/fig5.
     """
     [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
     setups = tuple(
         Setup(
             name=f"{factor} times",
             platforms=fast_and_slow(factor, problem.settings.throughput),
-            runs=RUNS,
+            runs=_runs(RUNS, loaded),
         )
         for factor in (3, 5)
     )
@@ -177,7 +191,7 @@ def fig12(settings: StudySettings = StudySettings()) -> Study:
         "fig12",
         "Are the results similar if platforms are more uneven?",
         settings,
-        races_of(problem, setups, settings),
+        races_of(problem, setups, settings, loaded=loaded),
         _time_and_loss(
             "fig12",
             "More uneven platforms",
@@ -192,7 +206,9 @@ def fig12(settings: StudySettings = StudySettings()) -> Study:
             settings,
             "LeNet-5 on MNIST only; the fast platforms keep their speed, the slow ones get "
             "slower.",
+            loaded,
         ),
+        loaded=loaded or None,
     )
 
 
@@ -236,6 +252,10 @@ def _with_aggregator(
     return replace(contender, accuracy_aware=aware)
 
 
+def _runs(runs: Contenders, loaded: bool) -> Contenders:
+    return with_profiles(runs) if loaded else runs
+
+
 def _or_short(problems: Iterable[Problem], settings: StudySettings) -> list[Problem]:
     return [DIGITS_MLP] if settings.short else list(problems)
 
@@ -255,8 +275,11 @@ def _figure_and_table(
     return Exhibits(figures=(figure,), tables=(table,)) if found else Exhibits()
 
 
-def _differences(settings: StudySettings, difference: str) -> tuple[str, ...]:
-    return () if settings.short else (difference, *less_work())
+def _differences(
+    settings: StudySettings, difference: str, loaded: bool = False
+) -> tuple[str, ...]:
+    loads = (LOADS,) if loaded else ()
+    return loads if settings.short else (difference, *loads, *less_work())
 
 
 def _time_and_loss(
