@@ -70,7 +70,7 @@ class Speaker(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
-        places = torch.arange(1, ids.shape[1] + 1).view(-1, 1)
+        places = torch.arange(1, ids.shape[1] + 1, device=ids.device).view(-1, 1)
         logits: Tensor = self.head(torch.cat([x, x.cumsum(1) / places], dim=-1))
         return logits
 

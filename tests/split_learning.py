@@ -154,13 +154,13 @@ class PartTrainer(Trainer):
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.model.trained.numel())
+        return Layout(self.model.num_trained)
 
     def cost(self, request: Train) -> float:
         return self.batch_size / 3
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        self.model.params.copy_(request.params)
+        self.model.load(request.params)
         self.model.zero_grad()
         inputs, loss = request.inputs, 0.0
         if "labels" in inputs:

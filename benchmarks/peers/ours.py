@@ -113,7 +113,7 @@ def loss_of(job: Job, params: torch.Tensor) -> float:
     x, y = pictures(job.samples)
     model = FlatModel(MODELS[job.model]())
     with torch.inference_mode():
-        model.params.copy_(params)
+        model.load(params)
         return torch.nn.functional.cross_entropy(model.module(x[:1000]), y[:1000]).item()
 
 

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.small_runs import small_model
+from tests.small_learners import OPTIMIZERS
+from tests.small_runs import small_model, small_run, small_task, tensors
+from tests.stage_runs import STAGE_SETTINGS, staged_run, staged_task
 from torch import Tensor, nn
 
+from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.runner import run
+from edgegossip.learning import evaluator, model_copies
 from edgegossip.learning.flat import FlatModel
+from edgegossip.learning.stages.decoupled_stage import DecoupledStage
+from edgegossip.learning.stages.local_losses import LocalLosses
+from edgegossip.learning.stages.pipelined_stage import PipelinedStage
 
 
 def seeded_model() -> nn.Module:
@@ -85,6 +99,52 @@ def test_counters_never_travel() -> None:
     flat.module.train()(pictures())
     assert int(flat.module[1].num_batches_tracked) == 1  # type: ignore[index]
     assert flat.num_params - flat.trained.numel() == 8  # running mean and variance of 4
+
+
+def test_aligned_tensors_have_gaps_that_nobody_sees() -> None:
+    flat, aligned = FlatModel(seeded_model()), FlatModel(seeded_model(), alignment=64)
+    for tensor in [*aligned.module.parameters(), *aligned.moved_buffers]:
+        assert tensor.storage_offset() % 16 == 0
+    assert len(aligned.values) > aligned.num_params == flat.num_params
+    assert torch.equal(aligned.params, flat.params)
+    assert aligned.num_trained == flat.num_trained == flat.trained.numel()
+    y = torch.tensor([0, 1, 2, 0, 1])
+    for some in (flat, aligned):
+        F.cross_entropy(some.module.eval()(pictures()), y).backward()  # type: ignore[no-untyped-call]
+    for first, second in zip(
+        flat.module.parameters(), aligned.module.parameters(), strict=True
+    ):
+        assert first.grad is not None
+        assert second.grad is not None
+        torch.testing.assert_close(first.grad, second.grad)
+    written = torch.arange(float(flat.num_params))
+    aligned.load(written)
+    assert torch.equal(aligned.params, written)
+    assert int(aligned.values.count_nonzero()) == flat.num_params - 1
+
+
+def whole_or_stages(name: str) -> Experiment:
+    if name in OPTIMIZERS:
+        return small_run(task=small_task(optimizer=OPTIMIZERS[name]))
+    kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "decoupled": (Decoupled, DecoupledStage, {"teacher": LocalLosses()}),
+        "pipelined": (Pipelined, PipelinedStage, {"max_passed": 9}),
+    }
+    kind, trainer, options = kinds[name]
+    task = staged_task(trainer, options=options)
+    inner = Alone(num_rounds=3, local_steps=4)
+    return staged_run(kind(inner=inner, **STAGE_SETTINGS), task)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "decoupled", "pipelined"])
+def test_runs_see_no_gaps(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(whole_or_stages(name), out=tmp_path / "without", num_threads=1)
+    monkeypatch.setattr(model_copies, "FlatModel", partial(FlatModel, alignment=64))
+    monkeypatch.setattr(evaluator, "FlatModel", partial(FlatModel, alignment=64))
+    run(whole_or_stages(name), out=tmp_path / "with", num_threads=1)
+    without, found = tensors(tmp_path / "without"), tensors(tmp_path / "with")
+    for key, tensor in without.items():
+        torch.testing.assert_close(found[key], tensor)
 
 
 def test_a_copy_shares_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.core.errors import TrainingError
 from edgegossip.deploy.join import seconds_per_sample
 from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.runner import run
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.stages.decoupled_stage import DecoupledStage
 from edgegossip.learning.stages.local_losses import LocalLosses
@@ -25,8 +27,11 @@ from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
 from edgegossip.learning.stages.teacher import TeacherFactory
 from edgegossip.learning.task import Task
 from edgegossip.machine.profiling import TimedTraining
+from edgegossip.recipes.staged_training import quickstart
 from edgegossip.sim.platform import Platform
 
+LEARNED = {"synthetic-gradients": 0.15, "greedy, gradients": 0.8}
+"""Accuracies on ten classes that a run which diverges does not attain."""
 PIPELINED = partial(PipelinedStage, max_passed=3)
 
 
@@ -85,6 +90,15 @@ def test_a_first_stage_is_timed_by_itself_if_it_waits_for_nobody() -> None:
     assert seconds_per_sample(decoupled, 1) is None  # has no data
     pipelined = run_of(Pipelined, staged(whole(), (1, 2), PIPELINED))
     assert seconds_per_sample(pipelined, 0) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNED)
+def test_synthetic_gradients_do_not_diverge_in_the_quickstart(
+    tmp_path: Path, name: str
+) -> None:
+    results = run(quickstart().experiments[name], out=tmp_path, num_threads=1)
+    assert results.final_accuracy > LEARNED[name]
 
 
 def test_one_that_cannot_be_timed_says_so() -> None:

@@ -84,7 +84,8 @@ class _Dismantling:
         if id(item) not in self._names:
             self._names[id(item)] = f"t{len(self._names)}"
             # A view of a larger tensor is copied, because files hold no shared memory.
-            self.tensors[self._names[id(item)]] = item.detach().clone().contiguous()
+            copied = item.detach().to("cpu", copy=True)
+            self.tensors[self._names[id(item)]] = copied.contiguous()
         return self._names[id(item)]
 
     def _take_dataclass(self, item: Any) -> Json:  # noqa: ANN401

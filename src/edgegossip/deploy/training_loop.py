@@ -132,7 +132,7 @@ class TrainingLoop:
         if evaluate is not None:
             judge = partial(_judge, evaluate, flat(copy.deepcopy(model)))
         self._flat = flat(model)
-        self._work = _OwnWork(num_samples, Layout(self._flat.trained.numel()))
+        self._work = _OwnWork(num_samples, Layout(self._flat.num_trained))
         params = self._flat.params.to("cpu", copy=True)
         described = {
             "num_workers": num_workers,
@@ -214,7 +214,7 @@ class TrainingLoop:
                 the run has failed.
         """
         if self.is_over:
-            self._flat.params.copy_(self._host.state.estimate)  # undo this step
+            self._flat.load(self._host.state.estimate)  # undo this step
             return
         piece = self._present
         assert piece is not None, "step is called within `with`"
@@ -244,11 +244,11 @@ class TrainingLoop:
             self.is_over = True
             if self._error is not None:
                 raise self._error
-            self._flat.params.copy_(self._host.state.estimate)
+            self._flat.load(self._host.state.estimate)
             return
         self._present = piece
         with torch.no_grad():
-            self._flat.params.copy_(piece.params)
+            self._flat.load(piece.params)
 
     def _run(self) -> None:
         host = self._host
@@ -310,7 +310,7 @@ def _judge(
 ) -> tuple[float, Mapping[str, float]]:
     """Measure `params` ([num_params]) with the caller's function."""
     with torch.no_grad():
-        model.params.copy_(params)
+        model.load(params)
         found = evaluate(model.module.eval())
     loss, metrics = found if isinstance(found, tuple) else (found, {})
     if not isinstance(metrics, Mapping):

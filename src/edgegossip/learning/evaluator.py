@@ -115,12 +115,12 @@ class Evaluator:
             return {name: tensor.cpu().clone() for name, tensor in tensors.items()}
 
     def _load(self, params: Tensor) -> nn.Module:
-        if params.shape != self._model.params.shape:
+        if params.shape != (self._model.num_params,):
             raise LocalProtocolError(
                 f"asked to evaluate {list(params.shape)} parameters, but the whole model has "
                 f"{self._model.num_params}; a part alone cannot be measured"
             )
-        self._model.params.copy_(params)
+        self._model.load(params)
         module = self._model.module.eval()
         if self._statistics:
             self._recalibrate()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+_GPU_ALIGNMENT = 256
+"""Bytes at whose multiples tensors begin on a GPU, as they do in memory that CUDA allocates.
+cuDNN's batch norm fails without alignment, and other kernels are slower."""
 _NUM_COMPARED = 1024
 """Approximate number of values of a frozen tensor that are compared."""
 
@@ -20,6 +23,9 @@ class FlatModel:
     the order of entries in the vector. Frozen parameters (``requires_grad = False``) stay with
     the module.
 
+    On a GPU, there are gaps between the tensors, because kernels need aligned memory. Gaps are
+    zeros in `values` and `trained`, and are not part of `params`.
+
     Args:
         module: Module to change in place.
         has_buffers: Include floating-point buffers (running means and variances) after the
@@ -28,12 +34,16 @@ class FlatModel:
         channels_last: Use this layout for weights of convolutions; fast for inputs in the same
             layout.
         torch_device: Device of the module.
+        alignment: Bytes at whose multiples the tensors begin; by default 256 on a GPU, and no
+            alignment, so no gaps, on a CPU.
 
     Attributes:
         module: The module.
-        params: [num_params] all values.
+        values: All values and the gaps.
         sizes: Entries of each tensor in `params`, in order.
-        trained: [num_trained] the parameters only: a view of `params` whose ``grad`` the
+        num_params: Number of entries of `params`.
+        num_trained: Number of entries of `params` that are parameters; they come first.
+        trained: The parameters and their gaps only: a view of `values` whose ``grad`` the
             module's backward pass fills.
         moved_buffers: Buffers in the vector.
     """
@@ -45,13 +55,15 @@ class FlatModel:
         has_buffers: bool = True,
         channels_last: bool = True,
         torch_device: torch.device | str = "cpu",
+        alignment: int | None = None,
     ) -> None:
         self.module = module.to(torch_device)
         parameters = [p for p in self.module.parameters() if p.requires_grad]
         buffers = list(_floating_buffers(self.module)) if has_buffers else []
         tensors = laid_out(self.module, has_buffers)
         self.sizes = tuple(tensor.numel() for tensor in tensors)
-        num_trained = sum(parameter.numel() for parameter in parameters)
+        self.num_params = sum(self.sizes)
+        self.num_trained = sum(parameter.numel() for parameter in parameters)
         dtypes = {tensor.dtype for tensor in tensors}
         if len(dtypes) != 1:
             raise ValueError(
@@ -59,28 +71,59 @@ class FlatModel:
                 f"{sorted(map(str, dtypes))}; one flat vector needs a single floating-point "
                 "type: train in one, or leave the buffers out with has_buffers=False"
             )
-        self.params = torch.empty(sum(self.sizes), dtype=dtypes.pop(), device=torch_device)
-        gradients = torch.zeros_like(self.params[:num_trained])
-        self.trained = nn.Parameter(self.params[:num_trained])
+        if alignment is None:
+            alignment = 1 if torch.device(torch_device).type == "cpu" else _GPU_ALIGNMENT
+        dtype = dtypes.pop()
+        *offsets, end = _offsets(self.sizes, max(1, alignment // dtype.itemsize))
+        self.values = torch.zeros(end, dtype=dtype, device=torch_device)
+        end_of_trained = [*offsets, end][len(parameters)]
+        gradients = torch.zeros_like(self.values[:end_of_trained])
+        self.trained = nn.Parameter(self.values[:end_of_trained])
         self.trained.grad = gradients
-        offset = 0
-        for parameter in parameters:
-            parameter.data = _move(parameter.data, self.params, offset, channels_last)
+        for parameter, offset in zip(parameters, offsets, strict=False):
+            parameter.data = _move(parameter.data, self.values, offset, channels_last)
             parameter.grad = _view(gradients, parameter, offset)
-            offset += parameter.numel()
-        for owner, name, buffer in buffers:
-            setattr(owner, name, _move(buffer, self.params, offset, channels_last))
-            offset += buffer.numel()
+        for (owner, name, buffer), offset in zip(
+            buffers, offsets[len(parameters) :], strict=True
+        ):
+            setattr(owner, name, _move(buffer, self.values, offset, channels_last))
         self.moved_buffers = [getattr(owner, name) for owner, name, _ in buffers]
+        self._has_gaps = end > self.num_params
+        self._pieces = [
+            self.values[offset : offset + size]
+            for offset, size in zip(offsets, self.sizes, strict=True)
+        ]
 
     @property
-    def num_params(self) -> int:
-        return self.params.numel()
+    def params(self) -> Tensor:
+        """[num_params] all values, to read; on a GPU a copy. `load` writes them."""
+        return torch.cat(self._pieces) if self._has_gaps else self.values
+
+    def load(self, params: Tensor) -> None:
+        """Replace all values by `params`, [num_params], from any device."""
+        if self._has_gaps:
+            moved = params.to(self.values.device)
+            torch._foreach_copy_(self._pieces, torch.split(moved, [*self.sizes]))
+        else:
+            self.values.copy_(params)
 
     def zero_grad(self) -> None:
         """Zero all gradients, in one pass."""
         assert self.trained.grad is not None
         self.trained.grad.zero_()
+
+
+def _offsets(sizes: Iterable[int], step: int) -> Iterator[int]:
+    """The beginning of each of several tensors, all multiples of `step`, and the end.
+
+    >>> [*_offsets([3, 4, 5], step=4)]
+    [0, 4, 8, 16]
+    """
+    offset = 0
+    for size in sizes:
+        yield offset
+        offset += -(-size // step) * step
+    yield offset
 
 
 def laid_out(module: nn.Module, has_buffers: bool) -> list[Tensor]:

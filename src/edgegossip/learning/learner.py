@@ -140,7 +140,7 @@ class Learner(Trainer):
     def _at_work(self) -> ModelCopy:
         if self._copy is None:
             self._copy = copy = self._copies.borrow()
-            copy.model.params.copy_(self._copies.initial_params)
+            copy.model.load(self._copies.initial_params)
             self._restore(copy)
         return self._copy
 
@@ -281,7 +281,7 @@ class Learner(Trainer):
             TrainingError: If a loss is not finite, or after `cancel`.
         """
         self._require_no_inputs(request)
-        self.model.params.copy_(request.params)
+        self.model.load(request.params)
         self.model.module.train()
         self._tune(request, progress)
         num_samples = 0

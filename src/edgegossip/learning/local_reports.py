@@ -49,7 +49,7 @@ class LocalReporter:
     @torch.no_grad()
     def named_parameters(self, params: Tensor) -> dict[str, Tensor]:
         """The model's tensors by name at `params`, as in its `state_dict`."""
-        self._model.params.copy_(params)
+        self._model.load(params)
         tensors = self._model.module.state_dict()
         return {name: tensor.clone() for name, tensor in tensors.items()}
 

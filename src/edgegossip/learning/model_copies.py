@@ -73,14 +73,19 @@ class ModelCopy:
         return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
 
     def remember(self, memory: OptimizerState | None) -> None:
-        """Replace the optimizer's state with `memory`; None means that of a new optimizer."""
+        """Replace the optimizer's state with `memory`, from any device.
+
+        None means the state of a new optimizer.
+        """
         if memory is None:  # not empty: PyTorch 2.4 makes Adagrad's state with the optimizer
             self.start_over()
             return
         self.optimizer.state.clear()
         for tensor, state in zip(self.trained, memory, strict=True):
             if state:
-                self.optimizer.state[tensor] = dict(state)
+                self.optimizer.state[tensor] = {
+                    name: _moved(name, value, tensor.device) for name, value in state.items()
+                }
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers that are not in the parameter vector, by name."""
@@ -89,6 +94,12 @@ class ModelCopy:
     def load_buffers(self, buffers: dict[str, Tensor]) -> None:
         for name, buffer in buffers.items():
             self._own_buffers[name].copy_(buffer)
+
+
+def _moved(name: str, value: Any, torch_device: torch.device) -> Any:  # noqa: ANN401
+    # A checkpoint's tensors are on the CPU, where PyTorch's optimizers keep their step.
+    is_moved = isinstance(value, Tensor) and name != "step"
+    return value.to(torch_device) if is_moved else value
 
 
 class ModelCopies:
@@ -123,7 +134,7 @@ class ModelCopies:
         self._idle = [first]
         self.initial_params = first.model.params.clone()
         self.initial_buffers = first.buffers()
-        self.num_trained = first.model.trained.numel()
+        self.num_trained = first.model.num_trained
         groups = first.optimizer.param_groups
         self.settings = [(group["lr"], group.get("momentum")) for group in groups]
         self.can_be_lent = type(first.optimizer).__module__.startswith("torch.optim.")

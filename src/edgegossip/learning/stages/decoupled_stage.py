@@ -58,7 +58,7 @@ class DecoupledStage(StageLearner):
             TrainingError: If the loss is not finite, or after `cancel`.
         """
         self._leave_off_if_cancelled()
-        self.model.params.copy_(request.params)
+        self.model.load(request.params)
         self.model.module.train()
         self._tune(request, progress)
         cosine = self._fit(request.inputs)
@@ -133,5 +133,5 @@ class DecoupledStage(StageLearner):
         super().load_state_dict(state)
         if self._teacher is not None:
             self._teacher.load_state_dict(state["teacher"])
-        self._kept = [(self.own(x), y) for x, y in state["kept"]]
+        self._kept = [(self.own(x), self.own(y)) for x, y in state["kept"]]
         self._draws.set_state(state["draws"])

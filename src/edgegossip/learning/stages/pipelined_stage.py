@@ -59,7 +59,7 @@ class PipelinedStage(StageLearner):
             TrainingError: If the loss is not finite, or after `cancel`.
         """
         self._leave_off_if_cancelled()
-        self.model.params.copy_(request.params)
+        self.model.load(request.params)
         self.model.module.train()
         inputs = request.inputs
         if "gradient" in inputs:
@@ -67,7 +67,7 @@ class PipelinedStage(StageLearner):
             gradient = self.own(inputs["gradient"])
             return self._go_back(request, progress, passed, gradient=gradient)
         x, y = self.batch(inputs, request)
-        passed = self._go_forward(request.params, x, y)
+        passed = self._go_forward(x, y)
         if self.place.is_last:
             assert passed.outputs is not None
             loss = self._loss(passed.outputs, y)
@@ -107,8 +107,8 @@ class PipelinedStage(StageLearner):
         super().start_over()
         self._passed = {}
 
-    def _go_forward(self, params: Tensor, x: Tensor, y: Tensor) -> _Passed:
-        weights = params.to(self._torch_device).detach()
+    def _go_forward(self, x: Tensor, y: Tensor) -> _Passed:
+        weights = self.model.values.detach().clone()
         draws = self._dropout.get_state()
         if not self.place.is_first:
             x = x.detach()
@@ -126,7 +126,7 @@ class PipelinedStage(StageLearner):
         passed.weights.requires_grad_()
         if not self.place.is_first:
             passed.x.requires_grad_()
-        own, module = self.model.params, self.model.module
+        own, module = self.model.values, self.model.module
         named = {
             name: passed.weights.as_strided(
                 p.shape, p.stride(), p.storage_offset() - own.storage_offset()
@@ -196,6 +196,6 @@ class PipelinedStage(StageLearner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._passed = {
-            number: _Passed(self.own(x), y, self.own(weights), draws, None)
+            number: _Passed(self.own(x), self.own(y), self.own(weights), draws, None)
             for number, (x, y, weights, draws) in state["passed"].items()
         }

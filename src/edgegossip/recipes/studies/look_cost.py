@@ -123,7 +123,7 @@ class _WithoutSteps(Learner):
     """Looks at points and chooses samples like a learner, but does not train."""
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        self.model.params.copy_(request.params)
+        self.model.load(request.params)
         return rehearse(self.batches, request)
 
 

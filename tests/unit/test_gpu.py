@@ -1,0 +1,176 @@
+"""Training on a GPU: the same updates as on the CPU, and everything else that works there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.dense_models import dense_task, flat_data
+from tests.small_learners import OPTIMIZERS, Optimizer
+from tests.small_runs import (
+    ALGORITHMS,
+    FAULTS,
+    NUM_WORKERS,
+    ctrl_c_at,
+    small_run,
+    small_task,
+    tensors,
+)
+from tests.small_tasks import experiment, labelling, language, regression
+from tests.stage_runs import STAGE_SETTINGS, staged_run, staged_task
+from tests.stopped_runs import left
+from torch import nn
+
+from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.control_variates import ControlVariates
+from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.algorithms.trailing_average import TrailingAverage
+from edgegossip.core.errors import Interrupted
+from edgegossip.core.topology import complete
+from edgegossip.experiments.batching import batched
+from edgegossip.experiments.experiment import Experiment
+from edgegossip.experiments.runner import run
+from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
+from edgegossip.learning.sampling.selection import SELECTIONS
+from edgegossip.learning.stages.both import Both
+from edgegossip.learning.stages.decoupled_stage import DecoupledStage
+from edgegossip.learning.stages.greedy import Greedy
+from edgegossip.learning.stages.local_losses import LocalLosses
+from edgegossip.learning.stages.pipelined_stage import PipelinedStage
+from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
+from edgegossip.learning.task import Task
+from edgegossip.learning.training_step import TrainingStep
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+CLOSE: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-3}
+EPOCHS: dict[str, Any] = {"topology": complete(NUM_WORKERS), "num_rounds": 3}
+
+
+@pytest.fixture(autouse=True)
+def _full_precision() -> Iterator[None]:
+    """Compute convolutions as the CPU does, and by kernels that repeat or do not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        debug_mode = torch.get_deterministic_debug_mode()
+        torch.set_deterministic_debug_mode("default")
+        yield
+        torch.set_deterministic_debug_mode(debug_mode)
+
+
+def without_dropout() -> nn.Module:
+    """Dropout draws other masks on another device.
+
+    A bias before batch norm has a gradient of rounding noise, which Adam blows up.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+
+
+def assert_the_same_on_both(tmp_path: Path, some: Experiment) -> None:
+    found = {}
+    for torch_device in ("cpu", "cuda"):
+        task = replace(some.task, torch_device=torch_device)
+        folder = tmp_path / torch_device
+        run(replace(some, task=task), out=folder, num_threads=2)
+        found[torch_device] = tensors(folder)
+    for name, tensor in found["cpu"].items():
+        torch.testing.assert_close(found["cuda"][name], tensor, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_learns_the_same_model(tmp_path: Path, name: str) -> None:
+    task = small_task(model=without_dropout)
+    assert_the_same_on_both(tmp_path, small_run(name, task=task))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_every_optimizer_learns_the_same_model(tmp_path: Path, optimizer: Optimizer) -> None:
+    task = small_task(model=without_dropout, optimizer=optimizer)
+    assert_the_same_on_both(tmp_path, small_run(task=task))
+
+
+@pytest.mark.parametrize("make", [regression, language, labelling])
+def test_other_tasks_learn_the_same_model(tmp_path: Path, make: Any) -> None:  # noqa: ANN401
+    assert_the_same_on_both(tmp_path, experiment(make()))
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_every_selection_learns(tmp_path: Path, selection: str) -> None:
+    aware = AccuracyAware(selection=SELECTIONS[selection])
+    task = small_task(torch_device="cuda", accuracy_aware=aware)
+    algorithm = TrailingAverage(
+        inner=ControlVariates(inner=EdgeGossip(inner=EpochGossip(**EPOCHS))), window=2
+    )
+    some = replace(small_run(task=task), algorithm=algorithm)
+    assert run(some, out=tmp_path, num_threads=2).reason == "finished"
+
+
+@pytest.mark.filterwarnings("default")  # of the compiler's own code
+@pytest.mark.parametrize(
+    "step",
+    [
+        TrainingStep(autocast=torch.bfloat16),
+        TrainingStep(micro_batch_size=3),
+        TrainingStep(max_grad_norm=0.1),
+        TrainingStep(compile=True),
+    ],
+    ids=["autocast", "micro-batches", "clipped", "compiled"],
+)
+def test_every_step_learns(tmp_path: Path, step: TrainingStep) -> None:
+    task = small_task(torch_device="cuda", step=step)
+    assert run(small_run(task=task), out=tmp_path, num_threads=1).reason == "finished"
+
+
+STAGES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "local losses": (Decoupled, DecoupledStage, {"teacher": LocalLosses()}),
+    "greedy": (Decoupled, DecoupledStage, {"teacher": Greedy()}),
+    "synthetic gradients": (Decoupled, DecoupledStage, {"teacher": SyntheticGradients()}),
+    "both": (Decoupled, DecoupledStage, {"teacher": Both()}),
+    "pipelined": (Pipelined, PipelinedStage, {"max_passed": 9}),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_kind_of_stage_learns(tmp_path: Path, name: str) -> None:
+    algorithm, stage, options = STAGES[name]
+    inner = Alone(num_rounds=6, local_steps=4)
+    task = staged_task(stage, options=options, torch_device="cuda")
+    some = staged_run(algorithm(inner=inner, **STAGE_SETTINGS), task)
+    assert run(some, out=tmp_path, num_threads=2).reason == "finished"
+
+
+def test_workers_learn_together(tmp_path: Path) -> None:
+    task = dense_task(dataset=flat_data(80))
+    together = batched(small_run(task=task), "on")
+    assert_the_same_on_both(tmp_path, together)
+
+
+def test_a_model_with_buffers_learns_the_same(tmp_path: Path) -> None:
+    task: Task = small_task(model=without_dropout, has_buffers=False)
+    assert_the_same_on_both(tmp_path, small_run(task=task))
+
+
+@pytest.mark.parametrize("name", ["gosgd", "gossip", "double-squeeze"])
+def test_a_stopped_run_goes_on(tmp_path: Path, name: str) -> None:
+    task = small_task(torch_device="cuda")
+    some = small_run(name, task=task, faults=FAULTS)
+    with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+        run(some, out=tmp_path / "whole", num_threads=2)
+        with ctrl_c_at(20, some.algorithm), pytest.raises(Interrupted, match="--resume"):
+            run(some, out=tmp_path / "stopped", num_threads=2)
+        run(some, out=tmp_path / "stopped", num_threads=1, resume=True)
+    assert left(tmp_path / "stopped") == left(tmp_path / "whole")
