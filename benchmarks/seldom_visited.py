@@ -5,7 +5,8 @@
 Four workers with equal shards of CIFAR-10, whose speeds differ by a factor of 8, train LeNet-5
 in rounds of equal time, like `EpochGossip` and `EdgeGossip` with random shares. Accuracy is
 measured on 5,000 held-out training samples, with seeds that no other result uses. All runs but
-the baseline process 1.2 times the baseline's samples.
+the baseline process 1.2 times the baseline's samples. After each round, the averaged model's
+loss is also measured on 2,000 samples of each shard.
 
 Remedies, with r as a worker's share of its data:
     correction: The present rule; a delta is multiplied by (mean share / r)^beta.
@@ -57,6 +58,8 @@ MOMENTUM = 0.9
 EPOCHS = 24
 MAX_WORK = 1.2
 NUM_HELD_OUT = 5_000
+NUM_OF_SHARD = 2_000
+"""Samples of each shard on which the loss is measured."""
 WINDOWS = (0.0, 3.0, 8.0)
 """Epochs' worth of samples over which models are averaged before they are measured."""
 RATIO = 10
@@ -304,11 +307,26 @@ class Training:
     @torch.no_grad()
     def accuracy(self, params: list[Tensor]) -> float:
         torch._foreach_copy_(self._params, params)
-        right = 0
-        for indices in torch.split(torch.arange(len(self.held_out)), 500):
-            batch = self.held_out.take(indices)
-            right += int((self._model(batch.x).argmax(1) == batch.y).sum())
+        right = sum(
+            int((outputs.argmax(1) == y).sum()) for outputs, y in self._outputs(self.held_out)
+        )
         return right / len(self.held_out)
+
+    @torch.no_grad()
+    def shard_losses(self) -> list[float]:
+        """Mean loss of the averaged model on some samples of each worker's shard."""
+        torch._foreach_copy_(self._params, self.current)
+        found = []
+        for worker in self.workers:
+            some = worker.shard.take(torch.arange(min(NUM_OF_SHARD, len(worker.shard))))
+            losses = (F.cross_entropy(*pair, reduction="sum") for pair in self._outputs(some))
+            found.append(float(sum(losses)) / len(some))
+        return found
+
+    def _outputs(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+        for indices in torch.split(torch.arange(len(samples)), 500):
+            batch = samples.take(indices)
+            yield self._model(batch.x), batch.y
 
 
 def _block(left: int, total: int) -> int:
@@ -321,10 +339,11 @@ def _mean(vectors: list[list[Tensor]]) -> list[Tensor]:
 
 
 def curves(remedy: Remedy, data: Dataset, seed: int) -> dict[str, Any]:
-    """Accuracy after each round, by window."""
+    """Accuracy after each round, by window, and the loss on each shard."""
     training = Training(remedy, data, seed)
     models: deque[tuple[float, list[Tensor]]] = deque()
     epochs: list[float] = []
+    shard_losses: list[list[float]] = []
     found: dict[str, list[float]] = {f"{window:g}": [] for window in WINDOWS}
     number, began = 0, time.perf_counter()
     while training.progress < 1 - 1e-6:
@@ -333,12 +352,18 @@ def curves(remedy: Remedy, data: Dataset, seed: int) -> dict[str, Any]:
         now = training.num_samples / training.num_train
         epochs.append(now)
         models.append((now, training.current))
+        shard_losses.append(training.shard_losses())
         while models and models[0][0] <= now - max(WINDOWS):
             models.popleft()
         for window in WINDOWS:
             recent = [model for at, model in models if at > now - window] or [models[-1][1]]
             found[f"{window:g}"].append(training.accuracy(_mean(recent)))
-    return {"epochs": epochs, "accuracies": found, "seconds": time.perf_counter() - began}
+    return {
+        "epochs": epochs,
+        "accuracies": found,
+        "shard_losses": shard_losses,
+        "seconds": time.perf_counter() - began,
+    }
 
 
 def main() -> None:
