@@ -15,6 +15,7 @@ from tests.small_runs import (
     ALGORITHMS,
     FAULTS,
     NUM_WORKERS,
+    SHAPE,
     ctrl_c_at,
     small_run,
     small_task,
@@ -34,6 +35,7 @@ from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.trailing_average import TrailingAverage
 from edgegossip.core.errors import Interrupted
 from edgegossip.core.topology import complete
+from edgegossip.deploy.training_loop import TrainingLoop
 from edgegossip.experiments.batching import batched
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
@@ -47,6 +49,7 @@ from edgegossip.learning.stages.pipelined_stage import PipelinedStage
 from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
 from edgegossip.learning.task import Task
 from edgegossip.learning.training_step import TrainingStep
+from edgegossip.net.memory import MemoryNetwork
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -162,6 +165,20 @@ def test_workers_learn_together(tmp_path: Path) -> None:
 def test_a_model_with_buffers_learns_the_same(tmp_path: Path) -> None:
     task: Task = small_task(model=without_dropout, has_buffers=False)
     assert_the_same_on_both(tmp_path, small_run(task=task))
+
+
+def test_a_loop_of_ones_own_keeps_the_model_on_its_device() -> None:
+    model = without_dropout().to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    transport = MemoryNetwork().transport(0)
+    with TrainingLoop(model, Alone(num_rounds=3), 0, 1, transport, num_samples=8) as loop:
+        while not loop.is_over:
+            optimizer.zero_grad()
+            loss = model(torch.ones(8, *SHAPE, device="cuda")).square().mean()
+            loss.backward()
+            optimizer.step()
+            loop.step(loss.item(), num_samples=8)
+    assert all(each.device.type == "cuda" for each in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["gosgd", "gossip", "double-squeeze"])

@@ -82,7 +82,7 @@ class TrainingLoop:
             or a pair: this loss, and metrics by name (or an accuracy). It is called on another
             thread, with a copy of `model` in evaluation mode.
         has_buffers: Also exchange floating-point buffers (running means).
-        torch_device: Device of the model.
+        torch_device: Device of the model; by default the one that it is on.
 
     Raises:
         ValueError: If `num_samples` is too small for the role, or a rank with a slice of the
@@ -121,9 +121,11 @@ class TrainingLoop:
         final_average: bool = False,
         evaluate: Validate | None = None,
         has_buffers: bool = True,
-        torch_device: torch.device | str = "cpu",
+        torch_device: torch.device | str | None = None,
     ) -> None:
         _check_role(algorithm.role(rank), rank, num_samples, final_average=final_average)
+        if torch_device is None:
+            torch_device = next((each.device for each in model.parameters()), "cpu")
         # The caller's batches keep their memory format, so the weights keep theirs.
         flat = partial(
             FlatModel, has_buffers=has_buffers, channels_last=False, torch_device=torch_device

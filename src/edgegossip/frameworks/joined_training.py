@@ -85,10 +85,8 @@ class JoinedTraining:
             )
         self.num_samples = number
         self._optimizers = optimizers
-        device = next(model.parameters()).device
-        options = {"torch_device": device} | self._options
         loop = self._worker.training_loop(
-            model, self._algorithm, num_samples=number, num_steps=num_steps, **options
+            model, self._algorithm, num_samples=number, num_steps=num_steps, **self._options
         )
         self._loop = loop.__enter__()
         atexit.register(self.end)  # a script that fails must not keep its process
