@@ -10,6 +10,9 @@ import torch
 from tests.small_runs import dataset
 from torch import Tensor, nn
 
+from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.core.protocol import Payload, Steps, Train
 from edgegossip.core.randomness import derive_seed
@@ -17,10 +20,13 @@ from edgegossip.core.trainer import TrainingResult
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.optimizer import SGD
+from edgegossip.learning.stages.both import Both
 from edgegossip.learning.stages.decoupled_stage import DecoupledStage
+from edgegossip.learning.stages.greedy import Greedy
 from edgegossip.learning.stages.local_losses import LocalLosses
 from edgegossip.learning.stages.pipelined_stage import PipelinedStage
 from edgegossip.learning.stages.stage_learner import Place
+from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
 from edgegossip.learning.task import Task
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
@@ -78,6 +84,24 @@ def staged_task(kind: Callable[..., Any], *, options: Any = None, **changes: Any
         "batch_size": 8,
     }
     return Task(**settings | changes)
+
+
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "local losses": (Decoupled, DecoupledStage, {"teacher": LocalLosses()}),
+    "greedy": (Decoupled, DecoupledStage, {"teacher": Greedy()}),
+    "synthetic gradients": (Decoupled, DecoupledStage, {"teacher": SyntheticGradients()}),
+    "both, replayed": (Decoupled, DecoupledStage, {"teacher": Both(), "replay": 2}),
+    "pipelined": (Pipelined, PipelinedStage, {"max_passed": 9}),
+}
+"""The algorithm, the trainer and its options, by name."""
+
+
+def run_of_kind(name: str, **changes: Any) -> Experiment:  # noqa: ANN401
+    """A run of the model in stages of this kind; `changes` are those of the task."""
+    algorithm, trainer, options = KINDS[name]
+    inner = Alone(num_rounds=6, local_steps=4)
+    task = staged_task(trainer, options=options, **changes)
+    return staged_run(algorithm(inner=inner, **STAGE_SETTINGS), task)
 
 
 def staged_run(algorithm: Any, task: Task | None = None, **changes: Any) -> Experiment:  # noqa: ANN401

@@ -5,26 +5,21 @@ from __future__ import annotations
 import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.small_learners import OPTIMIZERS
-from tests.small_runs import small_model, small_run, small_task, tensors
-from tests.stage_runs import STAGE_SETTINGS, staged_run, staged_task
+from tests.small_runs import ctrl_c_at, small_model, small_run, small_task, tensors
+from tests.stage_runs import KINDS, run_of_kind
+from tests.stopped_runs import left
 from torch import Tensor, nn
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.stages.decoupled import Decoupled
-from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.core.errors import Interrupted
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
 from edgegossip.learning import evaluator, model_copies
 from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.local_losses import LocalLosses
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
 
 
 def seeded_model() -> nn.Module:
@@ -65,7 +60,7 @@ def test_a_flat_model_computes_the_same(has_buffers: bool) -> None:
 
 def test_writing_to_the_vector_writes_to_every_layer_and_back() -> None:
     flat = FlatModel(seeded_model())
-    flat.params.fill_(2.0)
+    flat.values.fill_(2.0)
     for tensor in [*flat.module.parameters(), *flat.module.buffers()]:
         assert not tensor.is_floating_point() or bool((tensor == 2).all())
     with torch.no_grad():
@@ -90,7 +85,7 @@ def test_the_backward_pass_fills_one_gradient() -> None:
 def test_without_buffers_they_stay_with_the_module() -> None:
     flat = FlatModel(seeded_model(), has_buffers=False)
     assert flat.num_params == flat.trained.numel()
-    flat.params.zero_()
+    flat.values.zero_()
     assert flat.module[1].running_var.tolist() == [1.0] * 4  # type: ignore[index]
 
 
@@ -124,24 +119,24 @@ def test_aligned_tensors_have_gaps_that_nobody_sees() -> None:
 
 
 def whole_or_stages(name: str) -> Experiment:
-    if name in OPTIMIZERS:
-        return small_run(task=small_task(optimizer=OPTIMIZERS[name]))
-    kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "decoupled": (Decoupled, DecoupledStage, {"teacher": LocalLosses()}),
-        "pipelined": (Pipelined, PipelinedStage, {"max_passed": 9}),
-    }
-    kind, trainer, options = kinds[name]
-    task = staged_task(trainer, options=options)
-    inner = Alone(num_rounds=3, local_steps=4)
-    return staged_run(kind(inner=inner, **STAGE_SETTINGS), task)
+    if name in KINDS:
+        return run_of_kind(name)
+    return small_run(task=small_task(optimizer=OPTIMIZERS[name]))
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "decoupled", "pipelined"])
-def test_runs_see_no_gaps(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(whole_or_stages(name), out=tmp_path / "without", num_threads=1)
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *KINDS])
+def test_runs_see_no_gaps_and_go_on_with_them(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = whole_or_stages(name)
+    run(some, out=tmp_path / "without", num_threads=1)
     monkeypatch.setattr(model_copies, "FlatModel", partial(FlatModel, alignment=64))
     monkeypatch.setattr(evaluator, "FlatModel", partial(FlatModel, alignment=64))
-    run(whole_or_stages(name), out=tmp_path / "with", num_threads=1)
+    run(some, out=tmp_path / "with", num_threads=1)
+    with ctrl_c_at(15, some.algorithm), pytest.raises(Interrupted, match="--resume"):
+        run(some, out=tmp_path / "stopped", num_threads=1)
+    run(some, out=tmp_path / "stopped", num_threads=1, resume=True)
+    assert left(tmp_path / "stopped") == left(tmp_path / "with")
     without, found = tensors(tmp_path / "without"), tensors(tmp_path / "with")
     for key, tensor in without.items():
         torch.testing.assert_close(found[key], tensor)
@@ -151,7 +146,7 @@ def test_a_copy_shares_nothing() -> None:
     flat = FlatModel(seeded_model())
     other = FlatModel(copy.deepcopy(flat.module))
     assert torch.equal(other.params, flat.params)
-    other.params.zero_()
+    other.values.zero_()
     assert bool(flat.params.any())
 
 
@@ -160,7 +155,7 @@ def test_tied_weights_are_held_once() -> None:
     second.weight = first.weight
     flat = FlatModel(nn.Sequential(first, second))
     assert flat.num_params == 9
-    flat.params.copy_(torch.eye(3).flatten())
+    flat.load(torch.eye(3).flatten())
     assert torch.equal(second.weight, torch.eye(3))
 
 
@@ -171,7 +166,7 @@ def test_frozen_parameters_stay_out_of_the_vector() -> None:
     before = first.weight.clone()
     flat = FlatModel(nn.Sequential(first, nn.Linear(3, 1)))
     assert flat.num_params == 4
-    flat.params.zero_()
+    flat.values.zero_()
     assert torch.equal(first.weight, before)
 
 

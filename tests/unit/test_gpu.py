@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.small_runs import (
     tensors,
 )
 from tests.small_tasks import experiment, labelling, language, regression
-from tests.stage_runs import STAGE_SETTINGS, staged_run, staged_task
+from tests.stage_runs import KINDS, run_of_kind
 from tests.stopped_runs import left
 from torch import nn
 
@@ -30,8 +31,6 @@ from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.control_variates import ControlVariates
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.stages.decoupled import Decoupled
-from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.trailing_average import TrailingAverage
 from edgegossip.core.errors import Interrupted
 from edgegossip.core.topology import complete
@@ -40,13 +39,7 @@ from edgegossip.experiments.batching import batched
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import SELECTIONS
-from edgegossip.learning.stages.both import Both
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.greedy import Greedy
-from edgegossip.learning.stages.local_losses import LocalLosses
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
+from edgegossip.learning.sampling.selection import SELECTIONS, Focused
 from edgegossip.learning.task import Task
 from edgegossip.learning.training_step import TrainingStep
 from edgegossip.net.memory import MemoryNetwork
@@ -59,7 +52,7 @@ EPOCHS: dict[str, Any] = {"topology": complete(NUM_WORKERS), "num_rounds": 3}
 
 @pytest.fixture(autouse=True)
 def _full_precision() -> Iterator[None]:
-    """Compute convolutions as the CPU does, and by kernels that repeat or do not."""
+    """Compute convolutions as the CPU does, and allow nondeterministic kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.backends.cudnn, "allow_tf32", False)
         debug_mode = torch.get_deterministic_debug_mode()
@@ -81,6 +74,10 @@ def without_dropout() -> nn.Module:
         nn.Flatten(),
         nn.Linear(16, 3),
     )
+
+
+def whole_run(**changes: Any) -> Experiment:  # noqa: ANN401
+    return small_run(task=small_task(torch_device="cuda", **changes))
 
 
 def assert_the_same_on_both(tmp_path: Path, some: Experiment) -> None:
@@ -138,21 +135,9 @@ def test_every_step_learns(tmp_path: Path, step: TrainingStep) -> None:
     assert run(small_run(task=task), out=tmp_path, num_threads=1).reason == "finished"
 
 
-STAGES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "local losses": (Decoupled, DecoupledStage, {"teacher": LocalLosses()}),
-    "greedy": (Decoupled, DecoupledStage, {"teacher": Greedy()}),
-    "synthetic gradients": (Decoupled, DecoupledStage, {"teacher": SyntheticGradients()}),
-    "both": (Decoupled, DecoupledStage, {"teacher": Both()}),
-    "pipelined": (Pipelined, PipelinedStage, {"max_passed": 9}),
-}
-
-
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_stage_learns(tmp_path: Path, name: str) -> None:
-    algorithm, stage, options = STAGES[name]
-    inner = Alone(num_rounds=6, local_steps=4)
-    task = staged_task(stage, options=options, torch_device="cuda")
-    some = staged_run(algorithm(inner=inner, **STAGE_SETTINGS), task)
+    some = run_of_kind(name, torch_device="cuda")
     assert run(some, out=tmp_path, num_threads=2).reason == "finished"
 
 
@@ -162,7 +147,7 @@ def test_workers_learn_together(tmp_path: Path) -> None:
     assert_the_same_on_both(tmp_path, together)
 
 
-def test_a_model_with_buffers_learns_the_same(tmp_path: Path) -> None:
+def test_a_model_that_keeps_its_buffers_learns_the_same(tmp_path: Path) -> None:
     task: Task = small_task(model=without_dropout, has_buffers=False)
     assert_the_same_on_both(tmp_path, small_run(task=task))
 
@@ -181,11 +166,24 @@ def test_a_loop_of_ones_own_keeps_the_model_on_its_device() -> None:
     assert all(each.device.type == "cuda" for each in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["gosgd", "gossip", "double-squeeze"])
+STOPPED: dict[str, Callable[[], Experiment]] = {
+    **{
+        name: partial(small_run, name, task=small_task(torch_device="cuda"), faults=FAULTS)
+        for name in ("gosgd", "gossip", "double-squeeze")
+    },
+    **{name: partial(whole_run, optimizer=optimizer) for name, optimizer in OPTIMIZERS.items()},
+    "focused": partial(whole_run, accuracy_aware=AccuracyAware(selection=Focused())),
+    **{name: partial(run_of_kind, name, torch_device="cuda") for name in KINDS},
+    "batched": lambda: batched(
+        small_run(task=dense_task(dataset=flat_data(80), torch_device="cuda")), "on"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
 def test_a_stopped_run_goes_on(tmp_path: Path, name: str) -> None:
-    task = small_task(torch_device="cuda")
-    some = small_run(name, task=task, faults=FAULTS)
     with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+        some = STOPPED[name]()
         run(some, out=tmp_path / "whole", num_threads=2)
         with ctrl_c_at(20, some.algorithm), pytest.raises(Interrupted, match="--resume"):
             run(some, out=tmp_path / "stopped", num_threads=2)

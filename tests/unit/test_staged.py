@@ -30,7 +30,7 @@ from edgegossip.machine.profiling import TimedTraining
 from edgegossip.recipes.staged_training import quickstart
 from edgegossip.sim.platform import Platform
 
-LEARNED = {"synthetic-gradients": 0.15, "greedy, gradients": 0.8}
+LEARNED = {"synthetic-gradients": 0.4, "greedy, gradients": 0.9}
 """Accuracies on ten classes that a run which diverges does not attain."""
 PIPELINED = partial(PipelinedStage, max_passed=3)
 
@@ -98,7 +98,8 @@ def test_synthetic_gradients_do_not_diverge_in_the_quickstart(
     tmp_path: Path, name: str
 ) -> None:
     results = run(quickstart().experiments[name], out=tmp_path, num_threads=1)
-    assert results.final_accuracy > LEARNED[name]
+    assert results.reason == "finished"
+    assert max(evaluation.accuracy for evaluation in results.history) > LEARNED[name]
 
 
 def test_one_that_cannot_be_timed_says_so() -> None:

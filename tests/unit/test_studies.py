@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -34,10 +35,12 @@ from edgegossip.recipes.studies.race import (
     EDGE_GOSSIP,
     Race,
     Setup,
+    races_of,
 )
 from edgegossip.recipes.studies.skewed_data import skew
 from edgegossip.recipes.studies.speedup import speedup
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.studies.training import fig5, fig6, fig12
 from edgegossip.report.study_page import write_study_report
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import uneven
@@ -66,6 +69,27 @@ def test_every_study_has_a_short_form_that_draws_a_page(name: str, tmp_path: Pat
     again = run_study(study, out=tmp_path, num_threads=0, resume=True)
     assert again == json.loads(json.dumps(rows))
     assert write_study_report(tmp_path).read_text() == page
+
+
+def test_loads_differ_by_seed_and_machine() -> None:
+    setup = Setup(name="three", platforms=uneven(3, 100.0), runs={})
+    two_seeds = replace(SHORT, seeds=(0, 1))
+    loaded = races_of(TINY, (setup,), two_seeds, loaded=True)
+    traces = {platform.trace for race in loaded for platform in race.setups[0].platforms}
+    assert len(traces) == 6
+    for idle in races_of(TINY, (setup,), two_seeds):
+        assert idle.setups == (setup,)
+
+
+@pytest.mark.parametrize("figure", [fig5, fig6, fig12])
+def test_figures_under_load_add_runs_with_one_forecast(figure: Callable[..., Study]) -> None:
+    idle, loaded = figure(SHORT), figure(SHORT, loaded=True)
+    idle_runs, loaded_runs = ({cell.name for cell in each.cells} for each in (idle, loaded))
+    added = {name.rpartition("/")[2] for name in loaded_runs - idle_runs}
+    assert idle_runs < loaded_runs
+    assert added == {"one-forecast", "one-forecast-no-profile"}
+    assert loaded.settings["loaded"]
+    assert not idle.settings.get("loaded")
 
 
 def races(problem: Problem, **changes: Any) -> Study:  # noqa: ANN401

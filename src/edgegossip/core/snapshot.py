@@ -22,7 +22,8 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     """Split `tree` into plain JSON and the tensors in it.
 
-    A tensor or dataclass that occurs in several places is stored once, and is shared again
+    Tensors are copied, to the CPU; whoever restores a tree moves them to their device. A
+    tensor or dataclass that occurs in several places is stored once, and is shared again
     after `assemble`. Keys of dicts must be numbers, strings, or tuples of numbers and strings.
 
     Raises:

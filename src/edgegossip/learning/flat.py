@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 _GPU_ALIGNMENT = 256
 """Bytes at whose multiples tensors begin on a GPU, as they do in memory that CUDA allocates.
-cuDNN's batch norm fails without alignment, and other kernels are slower."""
+Without alignment, cuDNN's batch norm fails."""
 _NUM_COMPARED = 1024
 """Approximate number of values of a frozen tensor that are compared."""
 
@@ -17,14 +17,14 @@ _NUM_COMPARED = 1024
 class FlatModel:
     """Puts a module's parameters, and optionally its buffers, into one vector.
 
-    Afterwards the module computes on views of `params`: loading new parameters is one copy, and
-    averaging two models is one addition. Weights of convolutions get the channels-last layout,
+    Afterwards the module computes on views of `values`, so loading new parameters is one copy.
+    Weights of convolutions get the channels-last layout,
     because PyTorch's CPU kernels run up to twice as fast with it. The layout also determines
     the order of entries in the vector. Frozen parameters (``requires_grad = False``) stay with
     the module.
 
-    On a GPU, there are gaps between the tensors, because kernels need aligned memory. Gaps are
-    zeros in `values` and `trained`, and are not part of `params`.
+    On a GPU, there are gaps between the tensors, because kernels need aligned memory. Gaps hold
+    no data, and are not part of `params`.
 
     Args:
         module: Module to change in place.
@@ -46,6 +46,7 @@ class FlatModel:
         trained: The parameters and their gaps only: a view of `values` whose ``grad`` the
             module's backward pass fills.
         moved_buffers: Buffers in the vector.
+        has_gaps: Whether there are gaps.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class FlatModel:
         ):
             setattr(owner, name, _move(buffer, self.values, offset, channels_last))
         self.moved_buffers = [getattr(owner, name) for owner, name, _ in buffers]
-        self._has_gaps = end > self.num_params
+        self.has_gaps = end > self.num_params
         self._pieces = [
             self.values[offset : offset + size]
             for offset, size in zip(offsets, self.sizes, strict=True)
@@ -96,12 +97,12 @@ class FlatModel:
 
     @property
     def params(self) -> Tensor:
-        """[num_params] all values, to read; on a GPU a copy. `load` writes them."""
-        return torch.cat(self._pieces) if self._has_gaps else self.values
+        """[num_params] all values, to read; a copy if there are gaps. `load` writes them."""
+        return torch.cat(self._pieces) if self.has_gaps else self.values
 
     def load(self, params: Tensor) -> None:
         """Replace all values by `params`, [num_params], from any device."""
-        if self._has_gaps:
+        if self.has_gaps:
             moved = params.to(self.values.device)
             torch._foreach_copy_(self._pieces, torch.split(moved, [*self.sizes]))
         else:

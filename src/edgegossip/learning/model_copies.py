@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
 from typing import Any, TypeAlias, cast
@@ -73,7 +74,7 @@ class ModelCopy:
         return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
 
     def remember(self, memory: OptimizerState | None) -> None:
-        """Replace the optimizer's state with `memory`, from any device.
+        """Replace the optimizer's state with `memory`, perhaps from a checkpoint.
 
         None means the state of a new optimizer.
         """
@@ -81,10 +82,12 @@ class ModelCopy:
             self.start_over()
             return
         self.optimizer.state.clear()
+        groups = {id(each): g for g in self.optimizer.param_groups for each in g["params"]}
         for tensor, state in zip(self.trained, memory, strict=True):
             if state:
                 self.optimizer.state[tensor] = {
-                    name: _moved(name, value, tensor.device) for name, value in state.items()
+                    name: _moved(name, value, tensor.device, groups[id(tensor)])
+                    for name, value in state.items()
                 }
 
     def buffers(self) -> dict[str, Tensor]:
@@ -96,10 +99,15 @@ class ModelCopy:
             self._own_buffers[name].copy_(buffer)
 
 
-def _moved(name: str, value: Any, torch_device: torch.device) -> Any:  # noqa: ANN401
-    # A checkpoint's tensors are on the CPU, where PyTorch's optimizers keep their step.
-    is_moved = isinstance(value, Tensor) and name != "step"
-    return value.to(torch_device) if is_moved else value
+def _moved(
+    name: str,
+    value: Any,  # noqa: ANN401
+    torch_device: torch.device,
+    group: Mapping[str, Any],
+) -> Any:  # noqa: ANN401
+    """Move state from a checkpoint, which is on the CPU, to where PyTorch keeps it."""
+    stays = name == "step" and not (group.get("fused") or group.get("capturable"))
+    return value.to(torch_device) if isinstance(value, Tensor) and not stays else value
 
 
 class ModelCopies:

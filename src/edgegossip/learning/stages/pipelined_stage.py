@@ -19,8 +19,9 @@ from edgegossip.learning.stages.stage_learner import StageLearner
 class _Passed:
     """A batch after its forward pass.
 
-    `weights` are the parameters of the forward pass, and `draws` is the state of the dropout
-    stream before this pass. After a restart, `outputs` is None until it is computed again.
+    `weights` are the model's `values` in the forward pass, and `draws` is the state of the
+    dropout stream before this pass. After a restart, `outputs` is None until it is computed
+    again.
     """
 
     x: Tensor
@@ -67,7 +68,7 @@ class PipelinedStage(StageLearner):
             gradient = self.own(inputs["gradient"])
             return self._go_back(request, progress, passed, gradient=gradient)
         x, y = self.batch(inputs, request)
-        passed = self._go_forward(x, y)
+        passed = self._go_forward(request.params, x, y)
         if self.place.is_last:
             assert passed.outputs is not None
             loss = self._loss(passed.outputs, y)
@@ -107,8 +108,10 @@ class PipelinedStage(StageLearner):
         super().start_over()
         self._passed = {}
 
-    def _go_forward(self, x: Tensor, y: Tensor) -> _Passed:
-        weights = self.model.values.detach().clone()
+    def _go_forward(self, params: Tensor, x: Tensor, y: Tensor) -> _Passed:
+        # Without gaps, batches in flight share one vector.
+        own = self.model.values.clone() if self.model.has_gaps else params
+        weights = own.to(self._torch_device).detach()
         draws = self._dropout.get_state()
         if not self.place.is_first:
             x = x.detach()

@@ -93,6 +93,8 @@ AS_PUBLISHED = replace(
 )
 """The paper's system, exactly as published."""
 
+WITH_PAPER: Contenders = {**CONTENDERS, "as-published": AS_PUBLISHED}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -108,8 +110,8 @@ class Setup:
     platforms: tuple[Platform, ...]
     runs: Contenders
 
-    def loaded(self, seed: int) -> Setup:
-        """Run jobs like WordCount and Sort on these machines; each seed has its own."""
+    def with_loads(self, seed: int) -> Setup:
+        """The same machines, loaded by jobs like WordCount and Sort that `seed` draws."""
         first = seed * len(self.platforms)
         loaded = (
             replace(each, trace=batch_jobs(seed=first + rank))
@@ -309,7 +311,7 @@ def races_of(
     return [
         Race(
             problem=problem,
-            setups=tuple(each.loaded(seed) if loaded else each for each in setups),
+            setups=tuple(each.with_loads(seed) if loaded else each for each in setups),
             seed=seed,
             max_work=limit,
             window=window,

@@ -26,9 +26,9 @@ from edgegossip.recipes.studies.problems import (
 )
 from edgegossip.recipes.studies.race import (
     AS_PUBLISHED,
-    CONTENDERS,
     CONTROLS,
     EDGE_GOSSIP,
+    WITH_PAPER,
     Race,
     Setup,
     less_work,
@@ -57,8 +57,6 @@ NAMES = (
     "original asynchronous algorithm of that name, random EdgeGossip with random samples, and "
     "as-published the paper's EdgeGossip exactly as described."
 )
-
-RUNS: Contenders = {**CONTENDERS, "as-published": AS_PUBLISHED}
 
 
 def fig5(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> Study:
@@ -133,7 +131,7 @@ def fig6(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> 
 
     Args:
         settings: Settings of the study.
-        loaded: As in edgegossip/fig5.
+        loaded: Whether other programs load the platforms, as in the paper.
     """
     [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
     numbers = (4, 8) if settings.short else (4, 8, 16, 32)
@@ -141,7 +139,7 @@ def fig6(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> 
         Setup(
             name=f"{number} platforms",
             platforms=uneven(number, problem.settings.throughput),
-            runs=_runs(RUNS, loaded),
+            runs=_runs(WITH_PAPER, loaded),
         )
         for number in numbers
     ]
@@ -176,14 +174,14 @@ def fig12(settings: StudySettings = StudySettings(), *, loaded: bool = False) ->
 
     Args:
         settings: Settings of the study.
-        loaded: As in edgegossip/fig5.
+        loaded: Whether other programs load the platforms, as in the paper.
     """
     [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
     setups = tuple(
         Setup(
             name=f"{factor} times",
             platforms=fast_and_slow(factor, problem.settings.throughput),
-            runs=_runs(RUNS, loaded),
+            runs=_runs(WITH_PAPER, loaded),
         )
         for factor in (3, 5)
     )
@@ -278,7 +276,7 @@ def _figure_and_table(
 def _differences(
     settings: StudySettings, difference: str, loaded: bool = False
 ) -> tuple[str, ...]:
-    loads = (LOADS,) if loaded else ()
+    loads = LOADS if loaded else ()
     return loads if settings.short else (difference, *loads, *less_work())
 
 
