@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from edgegossip.experiments.exhibits import Table
 from edgegossip.experiments.study import Row
 from edgegossip.recipes.studies.race import BASELINE
 from edgegossip.recipes.studies.scoreboard import Measures, Score, score_table, scores
-from edgegossip.recipes.studies.smoothing import smoothed
+from edgegossip.recipes.studies.smoothing import mean_accuracy, smoothed
 
 PAPER_LOSS = 0.0078
 """The paper's mean loss of accuracy."""
@@ -120,12 +119,10 @@ def _accuracy_at(row: Row, time: Seconds) -> float | None:
 
 def _final_accuracy(row: Row) -> float:
     """The mean accuracy over the run's last fifth, because a single evaluation is noisy."""
-    times: list[Seconds] = row["times"]
-    end, total = times[-1], 0.0
-    since = 0.8 * end
-    for (start, stop), accuracy in zip(pairwise(times), row["accuracies"], strict=False):
-        total += max(0.0, stop - max(start, since)) * accuracy
-    return total / (end - since)
+    times, accuracies = row["times"], row["accuracies"]
+    mean = mean_accuracy(times, accuracies, 0.8 * times[-1], times[-1])
+    last: float = accuracies[-1]
+    return last if mean is None else mean
 
 
 def _at_equal_samples(row: Row, baseline: Row) -> float | None:

@@ -24,15 +24,21 @@ def smoothed(row: Row, width: Seconds) -> Row:
     times, accuracies = row["times"], row["accuracies"]
     num_intervals = math.floor(times[-1] / width * (1 + 1e-9))
     ends = [(k + 1) * width for k in range(num_intervals)]
-    means = [_mean(times, accuracies, end - width, end) for end in ends]
+    means = [mean_accuracy(times, accuracies, end - width, end) for end in ends]
     found = [(end, mean) for end, mean in zip(ends, means, strict=True) if mean is not None]
     return {**row, "times": [end for end, _ in found], "accuracies": [m for _, m in found]}
 
 
-def _mean(
+def mean_accuracy(
     times: list[Seconds], accuracies: list[float], start: Seconds, end: Seconds
 ) -> float | None:
-    """The time-weighted mean accuracy between `start` and `end`; None before the first one."""
+    """The time-weighted mean accuracy between `start` and `end`; None before the first one.
+
+    Each accuracy holds until the next.
+
+    >>> mean_accuracy([1.0, 2.0, 4.0], [0.2, 0.4, 0.6], start=1.0, end=5.0)
+    0.4
+    """
     until = [*times[1:], math.inf]
     weights = [max(0.0, min(end, b) - max(start, a)) for a, b in zip(times, until, strict=True)]
     total = sum(weights)
