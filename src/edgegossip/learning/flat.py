@@ -18,10 +18,9 @@ class FlatModel:
     """Puts a module's parameters, and optionally its buffers, into one vector.
 
     Afterwards the module computes on views of `values`, so loading new parameters is one copy.
-    Weights of convolutions get the channels-last layout,
-    because PyTorch's CPU kernels run up to twice as fast with it. The layout also determines
-    the order of entries in the vector. Frozen parameters (``requires_grad = False``) stay with
-    the module.
+    Weights of convolutions get the channels-last layout, because PyTorch's CPU kernels run up
+    to twice as fast with it. The layout also determines the order of entries in the vector.
+    Frozen parameters (``requires_grad = False``) stay with the module.
 
     On a GPU, there are gaps between the tensors, because kernels need aligned memory. Gaps hold
     no data, and are not part of `params`.
