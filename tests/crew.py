@@ -39,6 +39,8 @@ EXPECTED = (
     # Between two processes of which one was killed or asleep.
     r"WARNING dropped input from worker \d+: (missing|a piece without those before it)",
     r"WARNING worker \d+: (nothing was heard|a message was lost) for [\d.]+ s: going on",
+    # A session that ended while a neighbor connected to it; see net/dead_links.py.
+    r"WARNING the link with worker \d+ is dead; all links are reopened",
     r"worker \d+: (finished|time limit|interrupted)",
     r"edgegossip: stopped; the same command goes on",
 )
