@@ -76,10 +76,6 @@ def without_dropout() -> nn.Module:
     )
 
 
-def whole_run(**changes: Any) -> Experiment:  # noqa: ANN401
-    return small_run(task=small_task(torch_device="cuda", **changes))
-
-
 def assert_the_same_on_both(tmp_path: Path, some: Experiment) -> None:
     found = {}
     for torch_device in ("cpu", "cuda"):
@@ -166,17 +162,24 @@ def test_a_loop_of_ones_own_keeps_the_model_on_its_device() -> None:
     assert all(each.device.type == "cuda" for each in model.parameters())
 
 
+def whole_on_gpu(**changes: Any) -> Experiment:  # noqa: ANN401
+    return small_run(task=small_task(torch_device="cuda", **changes))
+
+
+def faulty_on_gpu(name: str) -> Experiment:
+    return small_run(name, task=small_task(torch_device="cuda"), faults=FAULTS)
+
+
+def batched_on_gpu() -> Experiment:
+    return batched(small_run(task=dense_task(dataset=flat_data(80), torch_device="cuda")), "on")
+
+
 STOPPED: dict[str, Callable[[], Experiment]] = {
-    **{
-        name: partial(small_run, name, task=small_task(torch_device="cuda"), faults=FAULTS)
-        for name in ("gosgd", "gossip", "double-squeeze")
-    },
-    **{name: partial(whole_run, optimizer=optimizer) for name, optimizer in OPTIMIZERS.items()},
-    "focused": partial(whole_run, accuracy_aware=AccuracyAware(selection=Focused())),
+    **{name: partial(faulty_on_gpu, name) for name in ("gosgd", "gossip", "double-squeeze")},
+    **{name: partial(whole_on_gpu, optimizer=each) for name, each in OPTIMIZERS.items()},
     **{name: partial(run_of_kind, name, torch_device="cuda") for name in KINDS},
-    "batched": lambda: batched(
-        small_run(task=dense_task(dataset=flat_data(80), torch_device="cuda")), "on"
-    ),
+    "focused": partial(whole_on_gpu, accuracy_aware=AccuracyAware(selection=Focused())),
+    "batched": batched_on_gpu,
 }
 
 
