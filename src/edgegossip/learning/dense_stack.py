@@ -155,7 +155,7 @@ class DenseStack:
         self._lr = self.params.new_tensor(lr)
         self._momentum, self._sgd = momentum, sgd
         zeros = torch.zeros_like(self.params[0])
-        old = [zeros if each is None else each.to(zeros.device) for each in velocities]
+        old = [zeros if each is None else each for each in velocities]
         sizes = [each.numel() for each in parameters]
         columns = zip(*(torch.split(each, sizes) for each in old), strict=True)
         pieces = zip(torch.split(self.params, sizes, dim=1), columns, strict=True)

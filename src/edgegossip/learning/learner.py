@@ -409,6 +409,6 @@ class Learner(Trainer):
         if self._random is not None:
             self._random.set_state(state["augmentation"])
         self._num_steps = state["num_steps"]
-        self._at_rest = {name: state[name] for name in self._first_rest()}
+        self._at_rest = self._copies.restored(state)
         if self._copy is not None:
             self._restore(self._copy)

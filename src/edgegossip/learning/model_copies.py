@@ -74,21 +74,14 @@ class ModelCopy:
         return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
 
     def remember(self, memory: OptimizerState | None) -> None:
-        """Replace the optimizer's state with `memory`, perhaps from a checkpoint.
-
-        None means the state of a new optimizer.
-        """
+        """Replace the optimizer's state with `memory`; None means that of a new optimizer."""
         if memory is None:  # not empty: PyTorch 2.4 makes Adagrad's state with the optimizer
             self.start_over()
             return
         self.optimizer.state.clear()
-        groups = {id(each): g for g in self.optimizer.param_groups for each in g["params"]}
         for tensor, state in zip(self.trained, memory, strict=True):
             if state:
-                self.optimizer.state[tensor] = {
-                    name: _moved(name, value, tensor.device, groups[id(tensor)])
-                    for name, value in state.items()
-                }
+                self.optimizer.state[tensor] = dict(state)
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers that are not in the parameter vector, by name."""
@@ -97,17 +90,6 @@ class ModelCopy:
     def load_buffers(self, buffers: dict[str, Tensor]) -> None:
         for name, buffer in buffers.items():
             self._own_buffers[name].copy_(buffer)
-
-
-def _moved(
-    name: str,
-    value: Any,  # noqa: ANN401
-    torch_device: torch.device,
-    group: Mapping[str, Any],
-) -> Any:  # noqa: ANN401
-    """Move state from a checkpoint, which is on the CPU, to where PyTorch keeps it."""
-    stays = name == "step" and not (group.get("fused") or group.get("capturable"))
-    return value.to(torch_device) if isinstance(value, Tensor) and not stays else value
 
 
 class ModelCopies:
@@ -145,8 +127,34 @@ class ModelCopies:
         self.num_trained = first.model.num_trained
         groups = first.optimizer.param_groups
         self.settings = [(group["lr"], group.get("momentum")) for group in groups]
+        # By default, PyTorch keeps the number of steps on the CPU.
+        with_steps = [g for g in groups if g.get("fused") or g.get("capturable")]
+        moving = {id(each) for group in with_steps for each in group["params"]}
+        self._steps_move = [id(each) in moving for each in first.trained]
         self.can_be_lent = type(first.optimizer).__module__.startswith("torch.optim.")
         self.has_dropout = first.has_dropout
+
+    def restored(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A checkpoint's state that lets training continue on any copy."""
+        optimizer = state["optimizer"]
+        return {
+            "optimizer": None if optimizer is None else self._on_device(optimizer),
+            "dropout": state["dropout"],
+            "buffers": state["buffers"],
+        }
+
+    def _on_device(self, memory: OptimizerState) -> OptimizerState:
+        """Move an optimizer's state, from a checkpoint, to where PyTorch keeps it."""
+        torch_device = self._arguments["torch_device"]
+        return [
+            {
+                name: value.to(torch_device)
+                if isinstance(value, Tensor) and (steps_move or name != "step")
+                else value
+                for name, value in state.items()
+            }
+            for state, steps_move in zip(memory, self._steps_move, strict=True)
+        ]
 
     def borrow(self) -> ModelCopy:
         """Return a copy that is not in use; thread-safe."""
