@@ -26,3 +26,8 @@ def test_the_rest_of_the_row_stays() -> None:
 def test_a_width_that_does_not_divide_the_run_leaves_its_end_out() -> None:
     row = {"times": [0.0, 1.0, 2.5], "accuracies": [0.2, 0.4, 0.9]}
     assert smoothed(row, 1.0)["times"] == [1.0, 2.0]
+
+
+def test_rounded_times_keep_the_last_interval() -> None:
+    row = {"times": [12.565, 301.55], "accuracies": [0.2, 0.4]}
+    assert smoothed(row, 12.565)["times"][-1] == pytest.approx(24 * 12.565)

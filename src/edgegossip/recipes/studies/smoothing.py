@@ -22,7 +22,8 @@ def smoothed(row: Row, width: Seconds) -> Row:
     {'times': [2.0, 4.0], 'accuracies': [0.2, 0.4]}
     """
     times, accuracies = row["times"], row["accuracies"]
-    num_intervals = math.floor(times[-1] / width * (1 + 1e-9))
+    # Kept results have five digits, which must not take away a last whole interval.
+    num_intervals = math.floor(times[-1] / width * (1 + 1e-3))
     ends = [(k + 1) * width for k in range(num_intervals)]
     means = [mean_accuracy(times, accuracies, end - width, end) for end in ends]
     found = [(end, mean) for end, mean in zip(ends, means, strict=True) if mean is not None]
