@@ -104,6 +104,22 @@ def test_statistics_that_do_not_travel_are_those_of_the_training_data() -> None:
     assert float(found["0.running_var"]) == pytest.approx(float(x.var()), rel=0.05)
 
 
+class FrozenNorm(nn.BatchNorm1d):
+    """Keeps pretrained statistics, in training, too."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        return super().train(False)
+
+
+def test_statistics_of_frozen_layers_are_not_measured_again() -> None:
+    model = nn.Sequential(nn.Flatten(), FrozenNorm(36), nn.Linear(36, 3), nn.BatchNorm1d(3))
+    model[1].get_buffer("running_mean").fill_(3.0)
+    some = evaluator(model, DATA, has_buffers=False)
+    found = some.named_parameters(FlatModel(model, has_buffers=False).params.clone())
+    assert found["1.running_mean"].tolist() == [3.0] * 36
+    assert found["3.running_mean"].tolist() != [0.0] * 3
+
+
 def test_no_batch_of_one_is_left_over_to_measure_statistics_on() -> None:
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 3))
     some = evaluator(model, DATA, has_buffers=False, batch_size=63)  # 64 = 63 + 1

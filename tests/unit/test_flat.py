@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 from pathlib import Path
 
@@ -80,6 +81,28 @@ def test_the_backward_pass_fills_one_gradient() -> None:
     )
     flat.zero_grad()
     assert all(not p.grad.any() for p in flat.module.parameters() if p.grad is not None)
+
+
+def test_a_mask_with_infinite_values_stays_with_the_module() -> None:
+    model = seeded_model()
+    size = FlatModel(copy.deepcopy(model)).num_params
+    mask = torch.full((4, 4), -math.inf).triu(1)
+    model.register_buffer("mask", mask)
+    flat = FlatModel(model)
+    flat.load(torch.zeros(flat.num_params))
+    assert flat.num_params == size
+    assert model.get_buffer("mask") is mask
+
+
+def test_a_buffer_of_two_modules_stays_one() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    shared = torch.ones(3)
+    for layer in model:
+        layer.register_buffer("shared", shared)
+    flat = FlatModel(model)
+    assert flat.num_params == 2 * 6 + 3
+    model[0].get_buffer("shared").fill_(5.0)
+    assert model[1].get_buffer("shared").tolist() == flat.params[-3:].tolist() == [5.0] * 3
 
 
 def test_without_buffers_they_stay_with_the_module() -> None:
@@ -171,12 +194,18 @@ def test_frozen_parameters_stay_out_of_the_vector() -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
-    [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), nn.Sequential(nn.ReLU())],
-    ids=["two types", "nothing to train"],
+    ("module", "message"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "needs a single"),
+        (nn.Sequential(nn.ReLU()), "Sequential has nothing to train"),
+        (nn.Linear(2, 2).requires_grad_(False), "Linear has nothing to train"),
+    ],
+    ids=["two types", "no parameters", "all frozen"],
 )
-def test_a_model_that_is_no_vector_of_one_type_is_refused(module: nn.Module) -> None:
-    with pytest.raises(ValueError, match="one flat vector needs a single"):
+def test_a_model_that_is_no_vector_of_one_type_is_refused(
+    module: nn.Module, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         FlatModel(module)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,7 @@ def test_workers_compare_their_frozen_parameters() -> None:
 
     name = "frozen parameters of a worker"
     assert settings(0.0)[name] == settings(0.0)[name] != settings(1.0)[name]
+    assert settings(math.inf)[name] == settings(math.inf)[name]
     trained = experiment(regression())
     assert name not in introduce(trained, trained.workload()).settings
     assert frozen_sample(nn.Linear(2, 2)) is None

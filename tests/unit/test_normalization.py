@@ -114,6 +114,20 @@ def test_nothing_is_warned_of_where_all_see_the_same_or_there_are_none(
     workload(**changes)  # a warning is an error in tests
 
 
+def test_buffers_that_may_be_constants_are_warned_of() -> None:
+    def encoded(persistent: bool) -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 3))
+        model[2].register_buffer("positions", torch.ones(3), persistent=persistent)
+        return model
+
+    with pytest.warns(
+        UserWarning, match=r"buffers \['2.positions'\] are exchanged.*persistent"
+    ):
+        workload(model=lambda: encoded(persistent=True), partition=IID())
+    workload(model=lambda: encoded(persistent=False), partition=IID())
+    workload(model=lambda: encoded(persistent=True), partition=IID(), has_buffers=False)
+
+
 @pytest.mark.parametrize("partition", [Dirichlet(0.1), LabelSkew(0.5), BySubject()])
 def test_partitions_that_deal_unevenly_say_so(partition: Partition) -> None:
     assert is_skewed(partition)

@@ -110,6 +110,7 @@ def sketch(vector: Tensor) -> list[float]:
     """
     flat = vector.detach().flatten()
     flat = flat[:: max(1, len(flat) // _NUM_VALUES)].to("cpu", torch.float64)
+    flat = flat.nan_to_num(0.0, 0.0, 0.0)  # a frozen mask may be infinite, and nan != nan
     places = torch.arange(len(flat), dtype=torch.float64)
     length = float(torch.linalg.vector_norm(flat))
     waves = [float(flat @ torch.cos(places * w)) for w in _FREQUENCIES]

@@ -75,7 +75,9 @@ class Evaluator:
         self._split = measured
         self._torch_device = torch.device(torch_device)
         self._batch_size = batch_size
-        self._statistics = [] if has_buffers else running_statistics(module)
+        module.train()  # a frozen layer, which its owner keeps in eval mode, stays in it
+        measured_again = [] if has_buffers else running_statistics(module)
+        self._statistics = [layer for layer in measured_again if layer.training]
         num_train = len(dataset.train) if self._statistics else 0
         self._recalibration = torch.arange(0, num_train, max(1, num_train // _RECALIBRATION))
         self.cost = (len(measured) + len(self._recalibration)) / 3

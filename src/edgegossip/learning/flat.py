@@ -29,7 +29,8 @@ class FlatModel:
         module: Module to change in place.
         has_buffers: Include floating-point buffers (running means and variances) after the
             parameters, so that they are exchanged and averaged too. Counters stay with the
-            module, and so do buffers that its `state_dict` leaves out.
+            module, and so do buffers that its `state_dict` leaves out and buffers with infinite
+            or undefined values, such as masks, which have no mean.
         channels_last: Use this layout for weights of convolutions; fast for inputs in the same
             layout.
         torch_device: Device of the module.
@@ -46,6 +47,9 @@ class FlatModel:
             module's backward pass fills.
         moved_buffers: Buffers in the vector.
         has_gaps: Whether there are gaps.
+
+    Raises:
+        ValueError: If `module` has no trainable parameter, or its tensors have several types.
     """
 
     def __init__(
@@ -59,7 +63,12 @@ class FlatModel:
     ) -> None:
         self.module = module.to(torch_device)
         parameters = [p for p in self.module.parameters() if p.requires_grad]
-        buffers = list(_floating_buffers(self.module)) if has_buffers else []
+        if not parameters:
+            raise ValueError(
+                f"{type(module).__name__} has nothing to train: no parameter with "
+                "requires_grad=True"
+            )
+        buffers = _floating_buffers(self.module) if has_buffers else []
         tensors = laid_out(self.module, has_buffers)
         self.sizes = tuple(tensor.numel() for tensor in tensors)
         self.num_params = sum(self.sizes)
@@ -83,11 +92,12 @@ class FlatModel:
         for parameter, offset in zip(parameters, offsets, strict=False):
             parameter.data = _move(parameter.data, self.values, offset, channels_last)
             parameter.grad = _view(gradients, parameter, offset)
-        for (owner, name, buffer), offset in zip(
-            buffers, offsets[len(parameters) :], strict=True
-        ):
-            setattr(owner, name, _move(buffer, self.values, offset, channels_last))
-        self.moved_buffers = [getattr(owner, name) for owner, name, _ in buffers]
+        self.moved_buffers = []
+        for (buffer, owners), offset in zip(buffers, offsets[len(parameters) :], strict=True):
+            moved = _move(buffer, self.values, offset, channels_last)
+            for owner, name in owners:
+                setattr(owner, name, moved)
+            self.moved_buffers.append(moved)
         self.has_gaps = end > self.num_params
         self._pieces = [
             self.values[offset : offset + size]
@@ -130,7 +140,7 @@ def laid_out(module: nn.Module, has_buffers: bool) -> list[Tensor]:
     """The tensors of `module` in the vector of its `FlatModel`, in order."""
     buffers = _floating_buffers(module) if has_buffers else ()
     trained = (parameter for parameter in module.parameters() if parameter.requires_grad)
-    return [*trained, *(buffer for _, _, buffer in buffers)]
+    return [*trained, *(buffer for buffer, _ in buffers)]
 
 
 def frozen_sample(module: nn.Module) -> Tensor | None:
@@ -143,12 +153,15 @@ def frozen_sample(module: nn.Module) -> Tensor | None:
     return torch.cat([each.to("cpu", torch.float32) for each in spread]) if frozen else None
 
 
-def _floating_buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+def _floating_buffers(module: nn.Module) -> list[tuple[Tensor, list[tuple[nn.Module, str]]]]:
+    """The buffers for the vector, each once, with the modules and names that have it."""
     kept = {id(each) for each in module.state_dict(keep_vars=True).values()}
+    found: dict[int, tuple[Tensor, list[tuple[nn.Module, str]]]] = {}
     for owner in module.modules():
-        for name, buffer in owner.named_buffers(recurse=False):
-            if buffer.is_floating_point() and id(buffer) in kept:
-                yield owner, name, buffer
+        for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
+            if id(buffer) in kept and buffer.is_floating_point() and buffer.isfinite().all():
+                found.setdefault(id(buffer), (buffer, []))[1].append((owner, name))
+    return list(found.values())
 
 
 def _view(flat: Tensor, like: Tensor, offset: int) -> Tensor:

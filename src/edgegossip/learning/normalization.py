@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -98,6 +99,27 @@ def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
         "normalization='evonorm' or 'group' instead",
         stacklevel=3,
     )
+
+
+def warn_of_other_buffers(module: nn.Module, exchanged: Iterable[Tensor]) -> None:
+    """Warn of exchanged buffers that are no running statistics, as they may be constants.
+
+    Exchanges with compression change constants, and no training changes them back.
+
+    Args:
+        module: Model of a worker.
+        exchanged: Its buffers that are exchanged and averaged with the parameters.
+    """
+    known = {id(each) for layer in running_statistics(module) for each in layer.buffers()}
+    others = {id(each) for each in exchanged} - known
+    names = [name for name, buffer in module.named_buffers() if id(buffer) in others]
+    if names:
+        warnings.warn(
+            f"buffers {names} are exchanged and averaged with the parameters, because training "
+            "may change them. Register constants, such as masks and encodings of positions, "
+            "with persistent=False: compression could change them",
+            stacklevel=3,
+        )
 
 
 class EvoNormS0(nn.Module):

@@ -31,6 +31,7 @@ from edgegossip.learning.model_copies import ModelCopies
 from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.normalization import (
     running_statistics,
+    warn_of_other_buffers,
     warn_of_running_statistics,
 )
 from edgegossip.learning.optimizer import SGD, OptimizerFactory
@@ -83,9 +84,10 @@ class Task:
         accuracy_aware: Choice of the samples of an epoch, for `EdgeGossip`; random by default.
         augmentation: Random changes to x of training batches (x, y), e.g. `flip_and_crop`, or
             to entire batches of other kinds.
-        has_buffers: Exchange and average normalization buffers with the parameters. Otherwise
-            the buffers stay with each worker, and are measured again on 2000 to 4000 training
-            samples before each evaluation.
+        has_buffers: Exchange and average floating-point buffers, such as running statistics,
+            with the parameters; see `FlatModel`. Otherwise they stay with each worker, and
+            running statistics are measured again on 2000 to 4000 training samples before each
+            evaluation.
         torch_device: Device of the models, e.g. "cpu" or "cuda".
 
     Raises:
@@ -224,6 +226,8 @@ class Workload:
         is_local = isinstance(task.dataset, Local)
         if len(ranks) > 1 and (is_local or is_skewed(task.partition)):
             warn_of_running_statistics(self._parts.whole, has_buffers=task.has_buffers)
+        for flat in self._parts.models.values():
+            warn_of_other_buffers(flat.module, flat.moved_buffers)
         self._lent: dict[str, ModelCopies] = {}
         self._validators: dict[Rank, Evaluator] = {}
         self._shards = self._make_shards(reads)
