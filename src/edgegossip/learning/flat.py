@@ -73,16 +73,9 @@ class FlatModel:
         self.sizes = tuple(tensor.numel() for tensor in tensors)
         self.num_params = sum(self.sizes)
         self.num_trained = sum(parameter.numel() for parameter in parameters)
-        dtypes = {tensor.dtype for tensor in tensors}
-        if len(dtypes) != 1:
-            raise ValueError(
-                f"the model's trainable parameters and buffers have types "
-                f"{sorted(map(str, dtypes))}; one flat vector needs a single floating-point "
-                "type: train in one, or leave the buffers out with has_buffers=False"
-            )
+        dtype = _common_type(tensors)
         if alignment is None:
             alignment = 1 if torch.device(torch_device).type == "cpu" else _GPU_ALIGNMENT
-        dtype = dtypes.pop()
         *offsets, end = _offsets(self.sizes, max(1, alignment // dtype.itemsize))
         self.values = torch.zeros(end, dtype=dtype, device=torch_device)
         end_of_trained = [*offsets, end][len(parameters)]
@@ -121,6 +114,17 @@ class FlatModel:
         """Zero all gradients, in one pass."""
         assert self.trained.grad is not None
         self.trained.grad.zero_()
+
+
+def _common_type(tensors: Iterable[Tensor]) -> torch.dtype:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) != 1:
+        raise ValueError(
+            f"the model's trainable parameters and buffers have types "
+            f"{sorted(map(str, dtypes))}; one flat vector needs a single floating-point "
+            "type: train in one, or leave the buffers out with has_buffers=False"
+        )
+    return dtypes.pop()
 
 
 def _offsets(sizes: Iterable[int], step: int) -> Iterator[int]:
