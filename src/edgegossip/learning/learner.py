@@ -68,6 +68,10 @@ class Learner(Trainer):
         step: Precision, accumulation, clipping and compilation of each step.
         copies: Copies of `model` that several learners share; by default, the learner makes
             its own.
+
+    Raises:
+        ValueError: If the optimizer updates tensors that it was not given, or a group of it has
+            no learning rate ``lr``.
     """
 
     def __init__(

@@ -27,6 +27,10 @@ class ModelCopy:
         has_buffers: As in `FlatModel`.
         torch_device: Device for the computation.
 
+    Raises:
+        ValueError: If the optimizer updates tensors that it was not given, or a group of it has
+            no learning rate ``lr``.
+
     Attributes:
         model: The copy.
         optimizer: Updates `trained`.
@@ -49,12 +53,28 @@ class ModelCopy:
         is_elementwise = getattr(optimizer, "is_elementwise", False)
         trainable = [each for each in module.parameters() if each.requires_grad]
         self.trained = [self.model.trained] if is_elementwise else trainable
-        self._make_optimizer = optimizer
-        self.optimizer = optimizer(self.trained)
+        self._optimizer_factory = optimizer
+        self.optimizer = self._make_optimizer()
         moved = {*map(id, self.model.moved_buffers)}
         self._own_buffers = {
             name: buffer for name, buffer in module.named_buffers() if id(buffer) not in moved
         }
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        made = self._optimizer_factory(self.trained)
+        name = type(made).__name__
+        updated = {id(each) for group in made.param_groups for each in group["params"]}
+        if not updated or updated - {*map(id, self.trained)}:
+            raise ValueError(
+                f"optimizer made {name} for tensors that are not the model's own; make it for "
+                f"those that it is given, e.g. optimizer=lambda params: {name}(params)"
+            )
+        if not all("lr" in group for group in made.param_groups):
+            raise ValueError(
+                f"a group of {name} has no 'lr', which the schedule sets; call the optimizer's "
+                "learning rate 'lr'"
+            )
+        return made
 
     @cached_property
     def compiled(self) -> nn.Module:
@@ -67,7 +87,7 @@ class ModelCopy:
 
     def start_over(self) -> None:
         """Discard the state of the optimizer."""
-        self.optimizer = self._make_optimizer(self.trained)
+        self.optimizer = self._make_optimizer()
 
     def memory(self) -> OptimizerState:
         """The optimizer's state of each tensor, shared with the optimizer."""

@@ -76,7 +76,8 @@ class Task:
         forward: ``forward(model, batch)``: outputs and targets, for `loss` and `metrics`. By
             default, a batch is a pair (x, y), and the results are model(x) and y. With
             `model_and_batch`, the results are the model and the batch.
-        optimizer: Makes each worker's optimizer from its parameters.
+        optimizer: Makes each worker's optimizer from its parameters; each group of the
+            optimizer has a learning rate ``lr``.
         schedule: Factor on the optimizer's learning rate over the run.
         batch_size: Samples per step, at least 1.
         step: Mixed precision, gradient accumulation, clipping and compilation of each step.
