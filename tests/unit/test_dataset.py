@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import timeit
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset as TorchDataset,
+    IterableDataset,
+    TensorDataset,
+)
 
 from edgegossip.core.errors import DataError
 from edgegossip.learning.augmentation import flip_and_crop
@@ -217,6 +223,53 @@ def test_torch_data_set_of_other_objects_is_refused_with_a_way_out() -> None:
         DataError, match=r"give the data set a transform.*found <class 'object'>"
     ):
         from_torch("objects", listed, listed, num_classes=2)
+
+
+class Stream(IterableDataset[Any]):
+    """Has no samples by number."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.zeros(2), 0)])
+
+
+PAIRS = TensorDataset(torch.zeros(2, 3), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("num_classes", [0, 2])
+@pytest.mark.parametrize("other", [Stream(), DataLoader(PAIRS), iter(PAIRS)], ids=type)
+def test_data_that_is_not_map_style_is_refused(other: Any, num_classes: int) -> None:  # noqa: ANN401
+    for train, test, where in ((other, PAIRS, "train"), (PAIRS, other, "test")):
+        with pytest.raises(DataError, match=f"^mine, {where} split: .* is not a map-style"):
+            from_torch("mine", train, test, num_classes)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        pytest.param([torch.tensor([[0], [1]])], id="labels in columns"),
+        pytest.param([torch.eye(2)], id="one-hot labels"),
+        pytest.param([torch.tensor([0, 1])] * 2, id="triples"),
+        pytest.param([], id="x alone"),
+    ],
+)
+def test_samples_with_classes_are_pairs_with_one_label_each(y: list[Tensor]) -> None:
+    wrong = TensorDataset(torch.zeros(2, 3), *y)
+    with pytest.raises(DataError, match=r"must be pairs \(x, y\) with one whole number y, but"):
+        from_torch("odd", wrong, wrong, num_classes=2)
+
+
+def test_samples_with_classes_have_one_shape() -> None:
+    odd = Listed([torch.zeros(2), torch.zeros(3)], [0, 1])
+    with pytest.raises(DataError, match=r"all of one shape.*stack expects") as caught:
+        TorchSplit(odd).batch(torch.arange(2))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("num_classes", [0, 2])
+def test_torch_data_set_without_samples_is_refused(num_classes: int) -> None:
+    empty = TensorDataset(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(DataError, match="none, train split: no samples; expected at least 1"):
+        from_torch("none", empty, PAIRS, num_classes)
 
 
 def test_torch_data_set_with_fractional_labels_is_refused() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.small_runs import NUM_WORKERS, small_run, small_task, with_rounds
+from tests.small_runs import NUM_WORKERS, small_model, small_run, small_task, with_rounds
 from tests.tiers import thorough
 
 from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
+from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.core.topology import directed_ring
 from edgegossip.experiments.runner import run
@@ -31,6 +33,20 @@ def test_push_sum_that_would_lose_its_mass_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="all mass is lost; set resend_after"):
         replace(small_run(faults=lossy), algorithm=careless)
     replace(small_run(faults=lossy), algorithm=replace(careless, resend_after=1.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": GoSGD}, "algorithm must be an instance of .*, got the class GoSGD"),
+        ({"task": small_model}, r"task must be an instance of Task, such as Task\("),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_at_once(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(small_run(), **changes)
 
 
 @thorough

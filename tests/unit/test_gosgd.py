@@ -196,6 +196,7 @@ def test_two_workers_without_weight_leave_each_other_as_they_are() -> None:
         ({"exchange_probability": 1.5}, r"exchange_probability must be in \[0, 1\], got 1.5"),
         ({"exchange_probability": -0.1}, r"exchange_probability must be in \[0, 1\], got -0.1"),
         ({"num_rounds": 0}, r"num_rounds must be at least 1, got 0"),
+        ({"num_rounds": 1.5}, r"num_rounds must be a whole number, got 1.5"),
         ({"local_steps": 0}, r"local_steps must be at least 1, got 0"),
     ],
 )

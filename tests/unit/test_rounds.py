@@ -235,6 +235,14 @@ def test_timer_of_an_earlier_round_does_no_harm_to_training() -> None:
     [
         (lambda: Gossip(topology=ring(4), num_rounds=0), r"num_rounds .* at least 1, got 0"),
         (
+            lambda: Gossip(topology=ring(4), num_rounds=1.5),  # type: ignore[arg-type]
+            r"num_rounds must be a whole number, got 1.5",
+        ),
+        (
+            lambda: Gossip(topology=ring(4), num_rounds=1, local_steps=2.5),  # type: ignore[arg-type]
+            r"local_steps must be a whole number, got 2.5",
+        ),
+        (
             lambda: Gossip(topology=ring(4), num_rounds=1, timeout=0.0),
             r"timeout must be above 0 or None, got 0.0",
         ),

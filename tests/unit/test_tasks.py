@@ -37,11 +37,11 @@ from edgegossip.experiments.run_target import MetricTarget
 from edgegossip.experiments.runner import run
 from edgegossip.learning.dataset import from_tensors
 from edgegossip.learning.loss import model_and_batch
-from edgegossip.learning.metric import MeanMetric
+from edgegossip.learning.metric import RESERVED, MeanMetric
 from edgegossip.learning.optimizer import SGD
 from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
 from edgegossip.learning.sampling.selection import Focused, Ranked
-from edgegossip.learning.task import _TAKEN, Task, Workload
+from edgegossip.learning.task import Task, Workload
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report
 from edgegossip.report.prose import highlights, story
@@ -149,7 +149,7 @@ def test_fields_of_the_log_are_taken_names() -> None:
         bytes_sent=0,
         samples_processed=0,
     ).line()
-    assert {"type", *line} == _TAKEN
+    assert {"type", *line} == RESERVED
 
 
 # Targets.

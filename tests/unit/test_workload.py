@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.small_learners import amsgrad
 from tests.small_runs import SHAPE, small_model, small_task
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from edgegossip.core.errors import LocalProtocolError
 from edgegossip.core.protocol import Epochs, Steps, Train
+from edgegossip.learning.built_in_metrics import Accuracy
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.learner import Learner
+from edgegossip.learning.sampling.selection import Focused
+from edgegossip.learning.schedule import Cosine
 from edgegossip.learning.task import Task, Workload
 
 
@@ -115,6 +121,55 @@ def test_a_device_that_is_not_there_is_refused_at_once(torch_device: str) -> Non
         small_task(torch_device=torch_device)
 
 
-def test_a_batch_size_below_one_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        small_task(batch_size=0)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
+        ({"model": nn.Linear(2, 1)}, "got an instance of Linear; give e.g. model=lambda: MyMo"),
+        ({"model": {"stage 0": nn.Linear(2, 1)}}, "model must be a function that makes the"),
+        (
+            {"optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1)},
+            "optimizer must be a function that makes the optimizer, got an instance of SGD",
+        ),
+        ({"dataset": TensorDataset(torch.ones(2))}, "dataset must be an instance of Dataset"),
+        ({"schedule": abs}, r"schedule must be an instance of Schedule, such as Cosine\(\)"),
+        ({"schedule": Cosine}, "such as .*, got the class Cosine"),
+        ({"accuracy_aware": Focused()}, r"such as AccuracyAware\(selection=Focused\(\)\)"),
+        (
+            {"metrics": Accuracy()},
+            r"metrics must be an instance of Sequence, such as \(R2\(\),",
+        ),
+        ({"metrics": (abs,)}, "a metric must be an instance of Metric, such as MeanMetric"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_at_once(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_task(**changes)
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([[0]], "partition made 1 shards for 2 workers; return one for each worker"),
+        ([[0], [64]], r"gave worker 1 .* indices of training samples, int64 \[n\] in 0 .. 63"),
+        ([[0], [-1]], "partition gave worker 1 "),
+        ([[0.0], [1]], "partition gave worker 0 "),
+        ([[True], [1]], "partition gave worker 0 "),
+        ([[[0]], [1]], "partition gave worker 0 "),
+    ],
+)
+def test_shards_of_other_workers_or_samples_are_refused(
+    shards: list[Any], message: str
+) -> None:
+    task = small_task(partition=lambda dataset, n, seed: [*map(torch.tensor, shards)])
+    with pytest.raises(ValueError, match=message):
+        Workload(task, range(2), seed=0)
+
+
+def test_a_worker_may_have_no_samples_by_an_own_partition() -> None:
+    halves = [torch.arange(64), torch.arange(0)]
+    task = small_task(partition=lambda dataset, n, seed: halves)
+    assert [len(shard) for shard in Workload(task, range(2), seed=0).shards.values()] == [64, 0]

@@ -20,7 +20,7 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.core.schema import MessageSpec
 
 
@@ -37,13 +37,14 @@ class Alone(Algorithm[WorkerState]):
         local_steps: SGD steps in a round.
 
     Raises:
-        ValueError: If a number is below 1.
+        ValueError: If a number is not whole, or below 1.
     """
 
     num_rounds: int
     local_steps: int = 1
 
     def __post_init__(self) -> None:
+        check_counts(self, "num_rounds", "local_steps")
         check_ranges(self, num_rounds="at least 1", local_steps="at least 1")
 
     @property

@@ -30,7 +30,7 @@ from edgegossip.core.protocol import (
     WorkerState,
 )
 from edgegossip.core.randomness import uniform
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.core.topology import Topology
 
 
@@ -62,7 +62,7 @@ class Asynchronous(Algorithm[S], Generic[S]):
         seed: Seeds the random choices.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or a count is not whole.
     """
 
     topology: Topology
@@ -72,6 +72,7 @@ class Asynchronous(Algorithm[S], Generic[S]):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_counts(self, "num_rounds", "local_steps")
         check_ranges(self, num_rounds="at least 1", local_steps="at least 1")
         check_ranges(self, exchange_probability="in [0, 1]")
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from edgegossip.algorithms.rounds import RoundState, Synchronous
 from edgegossip.core.algorithm import Traits
 from edgegossip.core.protocol import Steps, Work
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_counts, check_ranges
 
 S = TypeVar("S", bound=RoundState)
 
@@ -21,13 +21,14 @@ class LocalSteps(Synchronous[S], Generic[S]):
         local_steps: SGD steps between two exchanges, at least 1.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or a count is not whole.
     """
 
     local_steps: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_counts(self, "local_steps")
         check_ranges(self, local_steps="at least 1")
 
     @property

@@ -38,7 +38,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.core.schema import MessageSpec, TensorSpec, lacks
 from edgegossip.core.topology import Topology
 
@@ -97,7 +97,7 @@ class Synchronous(Algorithm[S], Generic[S]):
             links.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or a count is not whole.
     """
 
     topology: Topology
@@ -105,6 +105,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     timeout: Seconds | None = None
 
     def __post_init__(self) -> None:
+        check_counts(self, "num_rounds")
         check_ranges(self, num_rounds="at least 1", timeout="above 0 or None")
 
     def init(self, rank: Rank, params: Tensor) -> S:

@@ -1,4 +1,4 @@
-"""Ranges of numbers: the check parses the same words that the error shows."""
+"""Checks of arguments: for ranges, the check parses the same words that the error shows."""
 
 from __future__ import annotations
 
@@ -43,6 +43,31 @@ def check_choices(owner: object, **allowed: Sequence[str]) -> None:
     for name, words in allowed.items():
         if (given := getattr(owner, name)) not in words:
             raise ValueError(f"{name} must be one of {', '.join(words)}, got {given!r}")
+
+
+def check_type(name: str, value: object, kind: type, example: str) -> None:
+    """Check that `value` is an instance of `kind`.
+
+    >>> check_type("ratio", "half", float, "0.5")
+    Traceback (most recent call last):
+        ...
+    ValueError: ratio must be an instance of float, such as 0.5, got 'half'
+
+    Args:
+        name: Name of the argument.
+        value: Any object.
+        kind: The allowed class, which may be abstract.
+        example: Python code of an allowed value.
+
+    Raises:
+        ValueError: If `value` is not an instance of `kind`, for example a class instead of its
+            instance.
+    """
+    if not isinstance(value, kind):
+        given = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r:.80}"
+        raise ValueError(
+            f"{name} must be an instance of {kind.__name__}, such as {example}, got {given}"
+        )
 
 
 def check_range(name: str, value: float | None, words: str) -> None:

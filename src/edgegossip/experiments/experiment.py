@@ -13,7 +13,7 @@ from edgegossip.core.algorithm import Algorithm, Setting
 from edgegossip.core.errors import unknown_name
 from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.ranges import check_range
+from edgegossip.core.ranges import check_range, check_type
 from edgegossip.experiments.run_target import MetricTarget, RunTarget
 from edgegossip.learning.local import Local
 from edgegossip.learning.task import Task, Workload
@@ -50,7 +50,8 @@ class Experiment:
         name: Name of the run; None for the algorithm's name in lower case, e.g. "epoch-gossip".
 
     Raises:
-        ValueError: If a number or rank is out of range, there is no worker, the topology has
+        ValueError: If the task or algorithm has the wrong type, such as a class instead of its
+            instance; if a number or rank is out of range, there is no worker, the topology has
             a different number of workers, the task's models do not match the algorithm's roles,
             both evaluation settings are given, `until` names an unknown metric, or the
             algorithm moves data that must not be moved.
@@ -70,6 +71,9 @@ class Experiment:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        check_type("task", self.task, Task, "Task(dataset=dataset, model=make_model)")
+        example = "Gossip(topology=ring(8), num_rounds=100)"
+        check_type("algorithm", self.algorithm, Algorithm, example)
         if not self.platforms:
             raise ValueError("platforms is empty; a run needs at least one worker")
         for name in ("max_seconds", "evaluation_interval", "evaluation_epochs"):

@@ -14,7 +14,13 @@ from torch.utils.data import Dataset as TorchDataset, default_collate
 from edgegossip.core.errors import DataError
 from edgegossip.core.ranges import check_range
 from edgegossip.learning.nested import Nested, leaves, placed
-from edgegossip.learning.nested_split import Collate, CollatedSplit, NestedSplit, fetch
+from edgegossip.learning.nested_split import (
+    Collate,
+    CollatedSplit,
+    NestedSplit,
+    fetch,
+    require_map_style,
+)
 from edgegossip.learning.pooled_split import PooledSplit
 
 SAMPLE_DTYPES = (torch.uint8, torch.float32, torch.int64)
@@ -97,15 +103,24 @@ class TorchSplit:
         return len(cast("Sized", self._dataset))
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = fetch(self._dataset, indices)
+        samples = fetch(self._dataset, indices)
         try:
-            x, y = default_collate(pairs)
-        except TypeError as error:
+            batch = default_collate(samples)
+        except (RuntimeError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
             raise DataError(
-                "samples must be pairs of a tensor and a whole number; give the data set a "
-                f"transform, e.g. torchvision.transforms.PILToTensor() ({error})"
+                "samples must be pairs of a tensor, all of one shape, and a whole number; give "
+                "the data set a transform, e.g. torchvision.transforms.PILToTensor() "
+                f"({reason})"
             ) from error
-        return x, y.long()
+        match batch:
+            case (Tensor() as x, Tensor() as y) if y.ndim == 1:
+                return x, y.long()
+        found = _listed({path: (leaf.dtype, leaf.ndim) for path, leaf in leaves(batch)})
+        raise DataError(
+            "samples must be pairs (x, y) with one whole number y, but a batch of them has "
+            f"{found}; make them such pairs, or leave out num_classes"
+        )
 
     @cached_property
     def labels(self) -> Tensor:
@@ -365,17 +380,20 @@ def from_torch(
             process. The order of the samples does not depend on this number.
 
     Raises:
-        DataError: If a sample has something other than a tensor, such as a PIL picture; see
-            also `Dataset`.
+        DataError: If a data set is not map-style, or a sample has something other than a
+            tensor, such as a PIL picture, or with classes is not a pair; see also `Dataset`.
         ValueError: If `num_workers` is negative.
     """
     check_range("num_workers", num_workers, "at least 0")
+    require_map_style(f"{name}, train split", train)
+    if test is not None:
+        require_map_style(f"{name}, test split", test)
     first: Split
     tested: Split
     if num_classes:
         first = TorchSplit(train)
         tested = NoSamples() if test is None else TorchSplit(test)
-        x, _ = first.batch(torch.zeros(1, dtype=torch.int64))
+        x = first.batch(torch.zeros(1, dtype=torch.int64))[0] if len(first) else torch.empty(0)
     else:
         first = CollatedSplit(train, collate)
         tested = NoSamples() if test is None else CollatedSplit(test, collate)

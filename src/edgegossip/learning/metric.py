@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from edgegossip.core.errors import unknown_name
 from edgegossip.core.metric_spec import MetricSpec
+from edgegossip.core.ranges import check_type
+from edgegossip.learning.dataset import Dataset
 from edgegossip.learning.nested import num_samples
+
+RESERVED = {
+    *("type", "time", "epochs", "loss", "consensus_distance", "bytes_sent"),
+    "samples_processed",
+}
+"""Names of other fields in a run's log, which no metric may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,3 +167,34 @@ class Measurement:
     def values(self, metrics: Iterable[Metric]) -> dict[str, float]:
         """The value of each metric, by name."""
         return {each.name: float(each.value(self.sums[each.name])) for each in metrics}
+
+
+def check_metrics(
+    metrics: Sequence[Metric], target_metric: str | None, dataset: Dataset
+) -> None:
+    """Check the metrics of a task.
+
+    Raises:
+        ValueError: If there is no metric, one is not a `Metric`, names are equal or reserved,
+            `target_metric` is unknown, or a metric does not fit the data.
+    """
+    check_type("metrics", metrics, Sequence, "(R2(),)")
+    if not metrics:
+        raise ValueError("metrics is empty; name at least one, e.g. metrics=(R2(),)")
+    for metric in metrics:
+        check_type("a metric", metric, Metric, "MeanMetric(name='bias', of=bias)")
+    keys = Counter(metric.key for metric in metrics)
+    for metric in metrics:
+        if keys[metric.key] > 1 or metric.key in RESERVED:
+            raise ValueError(
+                f"a metric cannot be called {metric.name!r}, which is the name of another "
+                "one or of a field of the log; choose another name"
+            )
+        if metric.needs_classes and not dataset.num_classes:
+            raise ValueError(
+                f"{metric.name} needs classes, and {dataset.name!r} has none; give "
+                "the task metrics that fit, e.g. metrics=(R2(), MeanAbsoluteError())"
+            )
+    names = [metric.name for metric in metrics]
+    if target_metric not in (None, *names):
+        raise ValueError(unknown_name("target_metric", str(target_metric), names))

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset, default_collate
+from torch.utils.data import Dataset as TorchDataset, IterableDataset, default_collate
 
 from edgegossip.core.errors import DataError
 from edgegossip.learning.nested import Nested, map_leaves, num_samples
@@ -91,6 +91,25 @@ class CollatedSplit:
     def labels(self) -> Tensor:
         """Zeros, as if all samples were of one class."""
         return torch.zeros(len(self), dtype=torch.int64)
+
+
+def require_map_style(name: str, dataset: object) -> None:
+    """Check that samples can be counted, and read by number.
+
+    Args:
+        name: Name for messages.
+        dataset: Any object.
+
+    Raises:
+        DataError: If `dataset` is not a map-style data set, such as an iterable one.
+    """
+    is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset) or not is_map_style:
+        raise DataError(
+            f"{name}: {type(dataset).__name__} is not a map-style data set, with __len__ and "
+            "__getitem__; give from_torch such a data set (not its loader), or from_tensors "
+            "all samples"
+        )
 
 
 def fetch(dataset: TorchDataset[Any], indices: Tensor) -> list[Any]:

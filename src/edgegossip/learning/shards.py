@@ -37,12 +37,30 @@ class DealtShards:
 
     Args:
         dataset: The data set.
-        indices: The training samples of each worker.
+        ranks: The workers that have data, in order.
+        shards: Indices of the training samples of each of these workers.
+
+    Raises:
+        ValueError: If the number of shards is not that of the workers, or a shard has anything
+            but indices of training samples.
     """
 
-    def __init__(self, dataset: Dataset, indices: Mapping[Rank, Tensor]) -> None:
-        self.indices = dict(indices)
+    def __init__(
+        self, dataset: Dataset, ranks: Sequence[Rank], shards: Sequence[Tensor]
+    ) -> None:
+        if len(shards) != len(ranks):
+            raise ValueError(
+                f"partition made {len(shards)} shards for {len(ranks)} workers; return one "
+                "for each worker"
+            )
+        self.indices = dict(zip(ranks, shards, strict=True))
         self._dataset = dataset
+        for rank, shard in self.indices.items():
+            if not _are_indices(shard, self.num_samples):
+                raise ValueError(
+                    f"partition gave worker {rank} {shard!r:.80}; return indices of training "
+                    f"samples, int64 [n] in 0 .. {self.num_samples - 1}"
+                )
 
     @property
     def num_samples(self) -> int:
@@ -54,6 +72,14 @@ class DealtShards:
             "shard": self.indices.get(rank, _NOTHING),
             "shards": self.indices,
         }
+
+
+def _are_indices(shard: object, num_samples: int) -> bool:
+    if not isinstance(shard, Tensor) or shard.ndim != 1:
+        return False
+    if shard.dtype not in (torch.int64, torch.int32):
+        return False
+    return not len(shard) or bool(shard.min() >= 0 and shard.max() < num_samples)
 
 
 class LocalShards:

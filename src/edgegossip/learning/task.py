@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +15,7 @@ from edgegossip.core.errors import DataError, unknown_name
 from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import WORKER, Rank, Role
 from edgegossip.core.randomness import derive_seed
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_counts, check_ranges, check_type
 from edgegossip.core.trainer import Trainer
 from edgegossip.learning.built_in_metrics import Accuracy
 from edgegossip.learning.dataset import Dataset, Split
@@ -26,7 +25,7 @@ from edgegossip.learning.learner import Augmentation, Learner
 from edgegossip.learning.local import Local
 from edgegossip.learning.local_reports import LocalReporter
 from edgegossip.learning.loss import Forward, Loss, forward_pair
-from edgegossip.learning.metric import Metric
+from edgegossip.learning.metric import Metric, check_metrics
 from edgegossip.learning.model_copies import ModelCopies
 from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.normalization import (
@@ -46,11 +45,6 @@ from edgegossip.learning.training_step import PLAIN_STEP, TrainingStep
 MakeModel: TypeAlias = Callable[[], nn.Module]
 MakeTrainer: TypeAlias = Callable[..., Trainer]
 """Makes a trainer from the keyword arguments of `Learner`."""
-_TAKEN = {
-    *("type", "time", "epochs", "loss", "consensus_distance", "bytes_sent"),
-    "samples_processed",
-}
-"""Names of other fields in a run's log, which no metric may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +86,11 @@ class Task:
         torch_device: Device of the models, e.g. "cpu" or "cuda".
 
     Raises:
-        ValueError: If `batch_size` is below 1, the device cannot be used, there is no model or
-            metric, names of metrics are equal or reserved, `target_metric` is unknown, a metric
-            does not fit the data, or `Local` data has a partition.
+        ValueError: If an argument has the wrong type, such as a model instead of a function
+            that makes it; if `batch_size` is not a whole number of at least 1, the device
+            cannot be used, there is no model or metric, names of metrics are equal or reserved,
+            `target_metric` is unknown, a metric does not fit the data, or `Local` data has a
+            partition.
         DataError: If the data has no test split or cannot be used with `accuracy_aware`.
     """
 
@@ -117,10 +113,10 @@ class Task:
     torch_device: str = "cpu"
 
     def __post_init__(self) -> None:
+        check_counts(self, "batch_size")
         check_ranges(self, batch_size="at least 1")
-        if isinstance(self.model, Mapping) and not self.model:
-            raise ValueError("model has no parts; name one for each role")
-        self._check_metrics()
+        self._check_types()
+        check_metrics(self.metrics, self.target_metric, self.dataset)
         self._check_data()
         try:
             torch.empty(0, device=self.torch_device)
@@ -129,6 +125,26 @@ class Task:
             raise ValueError(
                 f"torch_device {self.torch_device!r} cannot be used ({reason}); choose 'cpu'"
             ) from error
+
+    def _check_types(self) -> None:
+        if not self.models:
+            raise ValueError("model has no parts; name one for each role")
+        for make in self.models.values():
+            if isinstance(make, nn.Module) or not callable(make):
+                raise ValueError(
+                    "model must be a function that makes the model, got an instance of "
+                    f"{type(make).__name__}; give e.g. model=lambda: MyModel()"
+                )
+        if not callable(self.optimizer):
+            raise ValueError(
+                "optimizer must be a function that makes the optimizer, got an instance of "
+                f"{type(self.optimizer).__name__}; give e.g. optimizer=lambda params: "
+                "torch.optim.Adam(params)"
+            )
+        check_type("dataset", self.dataset, Dataset, "from_torch('mine', train, test)")
+        check_type("schedule", self.schedule, Schedule, "Cosine()")
+        aware = "AccuracyAware(selection=Focused())"
+        check_type("accuracy_aware", self.accuracy_aware, AccuracyAware, aware)
 
     def _check_data(self) -> None:
         if not isinstance(self.dataset, Local):
@@ -143,25 +159,6 @@ class Task:
                 f"partition is {self.partition!r}, but Local data stays with its workers and "
                 "is not divided; leave out partition"
             )
-
-    def _check_metrics(self) -> None:
-        if not self.metrics:
-            raise ValueError("metrics is empty; name at least one, e.g. metrics=(R2(),)")
-        keys = Counter(metric.key for metric in self.metrics)
-        for metric in self.metrics:
-            if keys[metric.key] > 1 or metric.key in _TAKEN:
-                raise ValueError(
-                    f"a metric cannot be called {metric.name!r}, which is the name of another "
-                    "one or of a field of the log; choose another name"
-                )
-            if metric.needs_classes and not self.dataset.num_classes:
-                raise ValueError(
-                    f"{metric.name} needs classes, and {self.dataset.name!r} has none; give "
-                    "the task metrics that fit, e.g. metrics=(R2(), MeanAbsoluteError())"
-                )
-        names = [metric.name for metric in self.metrics]
-        if self.target_metric not in (None, *names):
-            raise ValueError(unknown_name("target_metric", str(self.target_metric), names))
 
     @property
     def chosen_first(self) -> tuple[Metric, ...]:
@@ -205,7 +202,8 @@ class Workload:
         reads: The workers whose `Local` data this process may read; None for all of them.
 
     Raises:
-        ValueError: If running statistics would be measured again, but the data is `Local`.
+        ValueError: If running statistics would be measured again, but the data is `Local`; or
+            if the partition's shards do not fit the workers or the samples.
     """
 
     def __init__(
@@ -243,7 +241,7 @@ class Workload:
                 )
             return LocalShards(task.dataset, ranks, reads)
         shards = task.partition(task.dataset, len(ranks), self._seed)
-        return DealtShards(task.dataset, dict(zip(ranks, shards, strict=True)))
+        return DealtShards(task.dataset, ranks, shards)
 
     @property
     def shards(self) -> Mapping[Rank, Tensor]:

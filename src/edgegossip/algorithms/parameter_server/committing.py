@@ -36,7 +36,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.ranges import check_ranges
+from edgegossip.core.ranges import check_counts, check_ranges
 
 State: TypeAlias = ServerState | CommitterState | StandbyState | SharedState
 
@@ -52,6 +52,7 @@ class Committing(Algorithm[State]):
     momentum: float | None = None
 
     def __post_init__(self) -> None:
+        check_counts(self, "num_rounds")
         check_ranges(self, num_rounds="at least 1", patience="above 0")
         check_ranges(self, resend_after="above 0 or None", rate_ratio="above 0 and finite")
         check_ranges(self, momentum="in [0, 1) or None")
