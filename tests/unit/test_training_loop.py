@@ -273,6 +273,25 @@ def test_a_transport_that_cannot_be_opened_is_reported_where_the_loop_begins() -
         raise AssertionError("the block must not begin")
 
 
+@pytest.mark.parametrize(
+    ("rank", "num_workers", "message"),
+    [
+        (0, 3, "topology has 2 workers, but 3 take part; make the algorithm for 3"),
+        (2, 2, r"rank must be in 0..1, got 2"),
+        (-1, 2, r"rank must be in 0..1, got -1"),
+    ],
+)
+def test_a_loop_of_other_workers_than_the_algorithms_is_refused(
+    rank: int, num_workers: int, message: str
+) -> None:
+    algorithm = EpochGossip(topology=complete(2), num_rounds=2)
+    transport = MemoryNetwork().transport(rank)
+    with pytest.raises(ValueError, match=message):
+        TrainingLoop(
+            Learner(0).model, algorithm, rank, num_workers, transport, num_samples=NUM_SAMPLES
+        )
+
+
 def test_a_loop_without_samples_is_refused() -> None:
     transport = MemoryNetwork().transport(0)
     with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):

@@ -158,16 +158,11 @@ class ScriptWorker:
             options: Other arguments of `TrainingLoop`. `final_average` is true by default.
 
         Raises:
-            ValueError: If the algorithm is for a different number of workers.
+            ValueError: If the algorithm is for a different number of workers; see also
+                `TrainingLoop`.
         """
         n = self.num_workers
         made = algorithm if isinstance(algorithm, Algorithm) else algorithm(n, num_steps)
-        topology = made.traits.topology
-        if topology is not None and topology.num_workers != n:
-            raise ValueError(
-                f"the algorithm's topology has {topology.num_workers} workers, but {n} take "
-                "part; give a function (of n, steps) that makes the algorithm for n"
-            )
         options = {"final_average": True, "name": self.name, **options}
         return TrainingLoop(
             model, made, self.rank, n, self._transport(), num_samples=num_samples, **options

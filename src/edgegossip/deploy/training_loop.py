@@ -85,7 +85,8 @@ class TrainingLoop:
         torch_device: Device of the model; by default the one that it is on.
 
     Raises:
-        ValueError: If `num_samples` is too small for the role, or a rank with a slice of the
+        ValueError: If `rank` is out of range, the algorithm is for a different number of
+            workers, `num_samples` is too small for the role, or a rank with a slice of the
             model lacks `final_average`.
 
     >>> import edgegossip as eg
@@ -123,6 +124,7 @@ class TrainingLoop:
         has_buffers: bool = True,
         torch_device: torch.device | str | None = None,
     ) -> None:
+        _check_workers(algorithm, rank, num_workers)
         _check_role(algorithm.role(rank), rank, num_samples, final_average=final_average)
         if torch_device is None:
             torch_device = next((each.device for each in model.parameters()), "cpu")
@@ -283,6 +285,18 @@ class TrainingLoop:
         self._host.stop()
         self._work.cancel()
         self._thread.join()
+
+
+def _check_workers(algorithm: Algorithm[Any], rank: Rank, num_workers: int) -> None:
+    if not 0 <= rank < num_workers:
+        raise ValueError(f"rank must be in 0..{num_workers - 1}, got {rank}")
+    topology = algorithm.traits.topology
+    if topology is not None and topology.num_workers != num_workers:
+        raise ValueError(
+            f"the algorithm's topology has {topology.num_workers} workers, but {num_workers} "
+            f"take part; make the algorithm for {num_workers}. A script's worker.training_loop "
+            "also takes a function (of n, steps) that makes it for n"
+        )
 
 
 def _check_role(role: Role, rank: Rank, num_samples: int, *, final_average: bool) -> None:
