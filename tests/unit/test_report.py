@@ -338,9 +338,10 @@ def test_faults_are_told(tmp_path: Path) -> None:
     [
         ([ended(2.0, "interrupted")], "gossip was interrupted after 2 s"),
         ([ended(2.0, "failed", "loss is nan")], "gossip failed after 2 s of .* loss is nan"),
+        ([ended(2.0, "all crashed")], "All workers of gossip had crashed after 2 s of virtual"),
         ([], "gossip has no end in its log"),
     ],
-    ids=["interrupted", "failed", "killed"],
+    ids=["interrupted", "failed", "all crashed", "killed"],
 )
 def test_run_that_did_not_end_by_itself_is_noticed(
     tmp_path: Path, end: list[Event], words: str

@@ -34,10 +34,12 @@ from edgegossip.algorithms.gossip import Gossip
 from edgegossip.core.compression.compressor import Identity
 from edgegossip.core.errors import Interrupted
 from edgegossip.core.topology import directed_ring, ring
+from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.run_target import LossTarget
 from edgegossip.experiments.runner import run
 from edgegossip.learning.learner import Learner
+from edgegossip.sim.fault import Crash, Faults
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
@@ -181,6 +183,31 @@ def test_a_time_limit_on_the_grid_is_evaluated_once(tmp_path: Path) -> None:
     experiment = small_run(max_seconds=0.5, evaluation_interval=0.25)
     results = run(experiment, out=tmp_path, num_threads=0)
     assert [evaluation.time for evaluation in results.history] == [0.0, 0.25, 0.5]
+
+
+def crashing(at: float) -> Experiment:
+    """A run whose workers all crash."""
+    script = tuple(Crash(at=at, rank=rank) for rank in range(NUM_WORKERS))
+    return quick(faults=Faults(script=script), max_seconds=9.0)
+
+
+def test_a_run_without_workers_has_not_finished(tmp_path: Path) -> None:
+    experiment = crashing(at=0.03)
+    results = run(experiment, out=tmp_path, num_threads=0)
+    assert results.reason == summary(tmp_path)["reason"] == "all crashed"
+    assert results.virtual_seconds == results.history[-1].time == 0.03
+    again = run(experiment, out=tmp_path, resume=True)
+    assert (again.reason, again.history) == (results.reason, results.history)
+
+
+def test_a_run_with_workers_that_finished_before_all_crashed_has_finished(
+    tmp_path: Path,
+) -> None:
+    end = run(quick(), out=tmp_path / "whole", num_threads=0).virtual_seconds
+    first = min(e["time"] for e in events(tmp_path / "whole", "finished"))
+    assert first < end
+    experiment = crashing(at=(first + end) / 2)
+    assert run(experiment, out=tmp_path / "cut", num_threads=0).reason == "finished"
 
 
 def test_a_run_that_ends_before_its_limit_is_finished(tmp_path: Path) -> None:

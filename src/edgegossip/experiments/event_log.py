@@ -66,8 +66,8 @@ Fields of `data`, in the log of a worker on a real machine:
 
 Fields of `ended`, which a resumed run removes, like all lines after its checkpoint:
     time: Time of the end.
-    reason: `"finished"`, `"time limit"`, `"target"` (see `until`), `"interrupted"` or
-        `"failed"`.
+    reason: `"finished"`, `"time limit"`, `"target"` (see `until`), `"all crashed"`,
+        `"interrupted"` or `"failed"`.
     error: The failure, or null.
     wall_seconds: Duration of the run, including parts before an interruption; in a worker's
         log, only the last part.

@@ -14,7 +14,9 @@ from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.inline import framed, table
 
-ENDS = ("finished", "time limit", "target")
+ALL_CRASHED = "all crashed"
+"""The reason if all workers have crashed for good, and none finished before."""
+ENDS = ("finished", "time limit", "target", ALL_CRASHED)
 """Reasons why a run ends by itself."""
 
 

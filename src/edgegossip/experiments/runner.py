@@ -22,7 +22,7 @@ from edgegossip.experiments.files import LOADING_ERRORS
 from edgegossip.experiments.finite_metrics import FiniteMetrics
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.progress import Progress, Silent, Status
-from edgegossip.experiments.results import Evaluation, Results
+from edgegossip.experiments.results import ALL_CRASHED, Evaluation, Results
 from edgegossip.experiments.roles import described_roles, who_is_who
 from edgegossip.experiments.run_folder import RunFolder, read_evaluation, require_folder
 from edgegossip.experiments.run_target import has_come_to
@@ -186,7 +186,11 @@ class _Run:
 
     def _reason(self) -> str:
         if self.simulator.is_over:
-            return "finished"
+            last_round = self._experiment.algorithm.traits.num_rounds or math.inf
+            has_finished = any(state.round >= last_round for state in self.simulator.states)
+            return (
+                "finished" if self.simulator.is_anyone_online or has_finished else ALL_CRASHED
+            )
         return "target" if self._is_done() else "time limit"
 
     def _is_done(self) -> bool:

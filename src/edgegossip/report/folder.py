@@ -11,7 +11,7 @@ from typing import Any
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.metric_spec import MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.experiments.results import ENDS
+from edgegossip.experiments.results import ALL_CRASHED, ENDS
 from edgegossip.experiments.run_folder import read_json
 from edgegossip.report.activity import Activity, activities
 from edgegossip.report.log import RunLog, read_log
@@ -69,8 +69,9 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run ended by itself."""
-        return self.log.ended is not None and self.log.ended.reason in ENDS
+        """Whether the run ended by itself, and not because all workers crashed."""
+        ended = self.log.ended
+        return ended is not None and ended.reason in ENDS and ended.reason != ALL_CRASHED
 
     @property
     def trainers(self) -> list[Activity]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from edgegossip.core.metric_spec import ACCURACY
+from edgegossip.experiments.results import ALL_CRASHED
 from edgegossip.experiments.roles import with_article
 from edgegossip.report.activity import described, mean_shares
 from edgegossip.report.balance import balance
@@ -131,6 +132,8 @@ def _notice(run: Run) -> str | None:
         return None
     if ended.reason == "interrupted":
         return f"{run.name} was interrupted after {at}{_clock(run)}; its numbers are partial."
+    if ended.reason == ALL_CRASHED:
+        return f"All workers of {run.name} had crashed after {at}{_clock(run)}."
     error = f": {ended.error}" if ended.error else ""
     return f"{run.name} {ended.reason} after {at}{_clock(run)}{error}"
 

@@ -145,10 +145,13 @@ class Simulator(Generic[State]):
     # The loop.
 
     @property
+    def is_anyone_online(self) -> bool:
+        return any(self._membership.is_online)
+
+    @property
     def is_over(self) -> bool:
         """Whether all online workers have finished and nothing is in flight."""
-        is_anyone_online = any(self._membership.is_online)
-        return not self._num_open and (is_anyone_online or self._num_recoveries == 0)
+        return not self._num_open and (self.is_anyone_online or self._num_recoveries == 0)
 
     @rare_collections()
     def run(self, until: Seconds = math.inf) -> bool:
@@ -243,8 +246,7 @@ class Simulator(Generic[State]):
         trainer = self._machines.trainer(rank)
         cost = trainer.cost(effect)
         began, end = self._machines.occupy(rank, self.now, cost)
-        round = self.states[rank].round
-        progress = self._traits.progress(round, self.now, self._max_seconds)
+        progress = self._traits.progress(self.states[rank].round, self.now, self._max_seconds)
         pending = self._pool.train(trainer, effect, progress)
         record.training = InTraining(self.now, began, effect.params, cost, pending)
         self._num_open += 1
