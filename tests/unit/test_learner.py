@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.small_learners import DATA, OPTIMIZERS, SHARD, Optimizer, learner, seeded, start
+from tests.small_learners import (
+    DATA,
+    OPTIMIZERS,
+    SHARD,
+    Optimizer,
+    Slowing,
+    learner,
+    seeded,
+    start,
+)
 from tests.small_runs import SHAPE, adam
 from tests.tiers import thorough
 from torch import Tensor, nn
@@ -123,6 +132,16 @@ def test_a_restored_learner_goes_on_to_the_last_bit(
         results = [one.train(Train(middle.params, work)) for one in (original, other)]
         assert torch.equal(results[0].params, results[1].params)
         assert results[0].loss == results[1].loss
+
+
+def test_a_learner_with_an_own_optimizer_is_restored_from_an_older_state() -> None:
+    """One without the optimizer's groups."""
+    original, other = learner(optimizer=Slowing), learner(optimizer=Slowing)
+    middle = original.train(Train(start(original), Steps(3))).params
+    state = dict(original.state_dict())
+    state["optimizer"] = state["optimizer"][:-1]
+    other.load_state_dict(assemble(*dismantle(state)))
+    other.train(Train(middle, Steps(3)))
 
 
 class Warming(nn.Linear):

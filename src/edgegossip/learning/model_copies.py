@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
+from itertools import chain, repeat
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
+from edgegossip.core.snapshot import can_keep
 from edgegossip.learning.dropout import Dropout, replace_dropout
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.optimizer import OptimizerFactory
 
 OptimizerState: TypeAlias = list[dict[str, Any]]
-"""State that an optimizer keeps for each tensor that it updates, in order."""
+"""State that an optimizer keeps for each tensor that it updates, in order; then, unless the
+optimizer is PyTorch's own, the entries of each group."""
 
 
 class ModelCopy:
@@ -89,9 +92,22 @@ class ModelCopy:
         """Discard the state of the optimizer."""
         self.optimizer = self._make_optimizer()
 
+    @property
+    def has_own_groups(self) -> bool:
+        """Whether the optimizer, which is not PyTorch's own, may keep state in its groups."""
+        return not type(self.optimizer).__module__.startswith("torch.optim.")
+
     def memory(self) -> OptimizerState:
-        """The optimizer's state of each tensor, shared with the optimizer."""
-        return [dict(self.optimizer.state[tensor]) for tensor in self.trained]
+        """The optimizer's state, shared with the optimizer.
+
+        Entries of groups that no checkpoint can hold, such as functions, are left out.
+        """
+        states = [dict(self.optimizer.state[tensor]) for tensor in self.trained]
+        groups = self.optimizer.param_groups if self.has_own_groups else []
+        return states + [
+            {name: each for name, each in group.items() if name != "params" and can_keep(each)}
+            for group in groups
+        ]
 
     def remember(self, memory: OptimizerState | None) -> None:
         """Replace the optimizer's state with `memory`; None means that of a new optimizer."""
@@ -99,9 +115,13 @@ class ModelCopy:
             self.start_over()
             return
         self.optimizer.state.clear()
-        for tensor, state in zip(self.trained, memory, strict=True):
+        num_trained = len(self.trained)
+        for tensor, state in zip(self.trained, memory[:num_trained], strict=True):
             if state:
                 self.optimizer.state[tensor] = dict(state)
+        # Checkpoints of earlier versions have no groups.
+        for group, kept in zip(self.optimizer.param_groups, memory[num_trained:], strict=False):
+            group.update(kept)
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers that are not in the parameter vector, by name."""
@@ -151,7 +171,7 @@ class ModelCopies:
         with_steps = [g for g in groups if g.get("fused") or g.get("capturable")]
         moving = {id(each) for group in with_steps for each in group["params"]}
         self._steps_move = [id(each) in moving for each in first.trained]
-        self.can_be_lent = type(first.optimizer).__module__.startswith("torch.optim.")
+        self.can_be_lent = not first.has_own_groups
         self.has_dropout = first.has_dropout
 
     def restored(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +193,9 @@ class ModelCopies:
                 else value
                 for name, value in state.items()
             }
-            for state, steps_move in zip(memory, self._steps_move, strict=True)
+            for state, steps_move in zip(
+                memory, chain(self._steps_move, repeat(False)), strict=False
+            )
         ]
 
     def borrow(self) -> ModelCopy:
