@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.tiers import thorough
 
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
+from edgegossip.cli.plan_candidates import Proposal
 from edgegossip.core.errors import Interrupted
 
 OWN = """
@@ -100,6 +102,21 @@ def test_compare_takes_all(own: str, capsys: pytest.CaptureFixture[str]) -> None
     printed = capsys.readouterr().out
     assert "epoch-gossip" in printed
     assert "gosgd" in printed
+
+
+@pytest.mark.parametrize("name", ["single", "both"])
+def test_a_sweep_seeds_runs_with_and_without_an_argument_seed(own: str, name: str) -> None:
+    words = ["sweep", f"own.py:{name}", "--only", "gosgd"][: 2 if name == "single" else 4]
+    assert main([*words, "--seeds", "3", "4", "--out", "out", "--threads", "0"]) == 0
+    cells = json.loads(Path("out/study.json").read_text())["cells"]
+    losses = {cell["row"]["seed"]: cell["row"]["loss"] for cell in cells.values()}
+    assert [*losses] == [3, 4]
+    assert losses[3] != losses[4]
+
+
+def test_a_plan_seeds_the_runs_of_a_recipe_without_an_argument_seed(own: str) -> None:
+    proposal = Proposal(recipe="own.py:both", only="gosgd", words=())
+    assert proposal.experiment(seed=7, seconds=1.0).seed == 7
 
 
 # Wrong usage: 2.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from edgegossip.cli.options import argument_names
-from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.cli.recipe import parse_recipe, parse_with_seed, pick
 from edgegossip.cli.swept_values import SeveralSeeds, SweptValues, Words, label
 from edgegossip.core.errors import UsageError
 from edgegossip.core.protocol import Seconds
@@ -49,8 +49,8 @@ class Proposal:
 
     def experiment(self, seed: int, seconds: Seconds) -> Experiment:
         """Make the experiment for a run of `seconds` seconds."""
-        words = [*self.words, "--seed", str(seed), *duration_words(self.recipe, seconds)]
-        _, _, chosen = parse_recipe("plan", SeveralSeeds, [self.recipe, *words])
+        words = [self.recipe, *self.words, *duration_words(self.recipe, seconds)]
+        _, chosen = parse_with_seed("plan", SeveralSeeds, words, seed)
         return pick(self.recipe, chosen, self.only)
 
     def command(self, start: str, seconds: Seconds) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from edgegossip.cli.options import AnyOptions, parse, show_help
+from edgegossip.cli.options import AnyOptions, argument_names, parse, show_help
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.experiments.experiment import Comparison, Experiment
 from edgegossip.recipes.registry import RECIPES, load_recipe
@@ -31,6 +32,33 @@ def parse_recipe(
             f"recipe {name!r} gave {chosen!r:.60}; it must return an Experiment or a Comparison"
         )
     return name, options, chosen
+
+
+def parse_with_seed(
+    command: str, kind: type[AnyOptions], arguments: Sequence[str], seed: int
+) -> tuple[AnyOptions, Experiment | Comparison]:
+    """Parse a recipe as `parse_recipe` does, and give its runs a seed.
+
+    A recipe without an argument `seed` gets the seed in its experiments. Their faults and
+    algorithms keep seeds of their own.
+
+    Args:
+        command: Name of the command, for messages.
+        kind: The command's options.
+        arguments: Name of the recipe, and command-line arguments after it.
+        seed: Seed of the runs.
+
+    Raises:
+        UsageError: If `parse_recipe` raises it.
+    """
+    if "seed" in argument_names(load_recipe(arguments[0])):
+        _, options, chosen = parse_recipe(command, kind, [*arguments, "--seed", f"{seed}"])
+        return options, chosen
+    _, options, chosen = parse_recipe(command, kind, arguments)
+    if isinstance(chosen, Experiment):
+        return options, replace(chosen, seed=seed)
+    seeded = {name: replace(each, seed=seed) for name, each in chosen.experiments.items()}
+    return options, replace(chosen, experiments=seeded)
 
 
 def recipe_name(

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from edgegossip.cli.options import ClusterOptions
-from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
+from edgegossip.cli.recipe import parse_recipe, parse_with_seed, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, Words, label, split_values
 from edgegossip.core.metric_spec import ACCURACY
 from edgegossip.experiments.exhibits import Exhibits, Figure, Value
-from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.study import Cell, Row, Session, Study
 from edgegossip.recipes.studies.learning_curve import metric_of, unit_of
 from edgegossip.recipes.studies.scoreboard import Score, bars, score_table
@@ -50,15 +49,14 @@ def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
     values = split_values("sweep", name, words)
     # All experiments are made before the first one runs, so that errors do not surface hours
     # later.
-    made = [_make(name, [*values.fixed, *point]) for point in values.points]
-    options, _ = made[0]
+    for point in values.points:
+        _, options, chosen = parse_recipe("sweep", SweepOptions, [name, *values.fixed, *point])
+        pick(name, chosen, options.only)
     cells = tuple(
         Cell(
             name=f"{slug(label(point)) or 'as-given'}/seed{seed}",
             group="sweep",
-            work=partial(
-                _run, name, [*values.fixed, *point, "--seed", f"{seed}"], label(point)
-            ),
+            work=partial(_run, [name, *values.fixed, *point], seed, label(point)),
         )
         for point in values.points
         for seed in options.seeds
@@ -75,13 +73,9 @@ def parse_sweep(arguments: Sequence[str]) -> tuple[SweepOptions, Study]:
     return options, study
 
 
-def _make(name: str, words: Words) -> tuple[SweepOptions, Experiment]:
-    _, options, chosen = parse_recipe("sweep", SweepOptions, [name, *words])
-    return options, pick(name, chosen, options.only)
-
-
-def _run(name: str, words: Words, label: str, session: Session) -> Row:
-    options, experiment = _make(name, words)
+def _run(words: Words, seed: int, label: str, session: Session) -> Row:
+    options, chosen = parse_with_seed("sweep", SweepOptions, words, seed)
+    experiment = pick(words[0], chosen, options.only)
     if options.held_out:
         dataset = without_test_data(experiment.task.dataset, options.held_out)
         experiment = replace(experiment, task=replace(experiment.task, dataset=dataset))
