@@ -33,7 +33,7 @@ LEASE = 1.5
 EXPECTED = (
     r"INFO ",
     r"WARNING nothing is encrypted",
-    r"WARNING beginning without \[[\d, ]+\]: absent",
+    r"WARNING beginning without workers? [\d, ]+: absent",
     r"WARNING still trying to reach worker",
     r"WARNING link with worker \d+(, which was started again,)? is (lost|back)",
     # Between two processes of which one was killed or asleep.

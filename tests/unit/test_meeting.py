@@ -39,6 +39,16 @@ def test_those_who_have_come_to_their_end_count_as_here() -> None:
         host_with(min_to_begin=5, ended=(2, 3, 4)).meeting._conclude()
 
 
+def test_a_run_that_begins_without_some_names_them_and_the_possible_reasons(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host_with(1, 2).meeting._conclude()
+    [message] = caplog.messages
+    assert message.startswith(
+        "beginning without workers 3, 4: absent, not linked to this worker"
+    )
+
+
 def test_a_run_of_fewer_than_it_needs_begins_with_all() -> None:
     host_with(1, 2, 3, 4, min_to_begin=NUM_WORKERS + 1).meeting._conclude()
 

@@ -42,11 +42,15 @@ def router(
 
 
 def client(folder: Path, opened: ExitStack, rank: int, endpoint: str) -> End:
+    return worker(folder, opened, rank, Address(connect=(endpoint,)))
+
+
+def worker(folder: Path, opened: ExitStack, rank: int, address: Address) -> End:
     transport = ZenohTransport(
         run=RUN,
         rank=rank,
         num_workers=NUM_WORKERS,
-        address=Address(connect=(endpoint,)),
+        address=address,
         incarnation=100 + rank,
         security=TLS.from_folder(folder, rank),
     )
@@ -57,11 +61,25 @@ def client(folder: Path, opened: ExitStack, rank: int, endpoint: str) -> End:
 
 
 @pytest.mark.parametrize("num_routers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_workers_meet_behind_routers(folder: Path, opened: ExitStack, num_routers: int) -> None:
+def test_workers_meet_behind_routers(
+    folder: Path, opened: ExitStack, num_routers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     first = last = router(folder, opened)
     if num_routers == 2:
         last = router(folder, opened, first)
     check_exchange(client(folder, opened, 0, first), client(folder, opened, 1, last))
+    assert caplog.messages == []
+
+
+def test_a_worker_that_calls_a_worker_is_warned_that_it_reaches_no_other(
+    folder: Path, opened: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = f"tls/127.0.0.1:{free_ports(1)[0]}"
+    worker(folder, opened, 0, Address(listen=(endpoint,)))
+    client(folder, opened, 1, endpoint)
+    wait_until(lambda: caplog.messages)
+    [message] = caplog.messages
+    assert message.startswith("this worker reaches only worker 0, because it does not listen")
 
 
 @thorough

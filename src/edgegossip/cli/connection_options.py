@@ -18,7 +18,8 @@ class ConnectionOptions:
     """Options for the connection of one worker.
 
     Args:
-        listen: Endpoint at which other workers reach this one, e.g. tls/0.0.0.0:7447.
+        listen: Endpoint at which other workers reach this one, e.g. tls/0.0.0.0:7447; port 0
+            chooses a free port. With --tls, a worker may leave it out only behind a router.
         connect: Endpoint of another worker or a router, e.g. tls/server:7447.
         multicast: Also look for workers on the local network.
         tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Changes to

@@ -17,7 +17,9 @@ class Address:
     """Endpoints at which a worker listens, and to which it connects.
 
     Each worker must be linked to a worker that other workers reach; workers learn the remaining
-    addresses from each other. An endpoint is `tcp/HOST:PORT`, or `tls/HOST:PORT`.
+    addresses from each other. With certificates, a worker that does not listen reaches only the
+    worker to which it connects, or all through a router. An endpoint is `tcp/HOST:PORT` or
+    `tls/HOST:PORT`.
 
     Args:
         listen: Endpoints of this machine to listen at. Port 0 chooses a free port, which suits

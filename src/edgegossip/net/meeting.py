@@ -103,8 +103,11 @@ class Meeting:
                 "workers `edgegossip doctor` reaches, or require fewer (--min-workers 1)"
             )
         if missing:
-            what = "absent, or with different settings; their shares of the data are not used"
-            _LOG.warning("beginning without %s: %s", missing, what)
+            _LOG.warning(
+                "beginning without %s: absent, not linked to this worker, or with different "
+                "settings; the data of an absent worker is not used",
+                workers(missing),
+            )
 
     # During the run.
 

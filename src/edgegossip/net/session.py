@@ -67,7 +67,8 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
     if address.multicast and not listen:
         listen = ("tls/0.0.0.0:0" if is_secure else "tcp/0.0.0.0:0",)
     return {
-        # A worker that does not listen is never called; the peer it calls relays all messages.
+        # A worker that does not listen is never called. The peer that it calls relays all
+        # messages; with certificates, only a router may (see `relaying`).
         "mode": "peer" if listen else "client",
         "listen/endpoints": list(listen),
         "connect/endpoints": list(address.connect),

@@ -21,6 +21,7 @@ from edgegossip.net.address import Address
 from edgegossip.net.chunks import Assembler, split
 from edgegossip.net.dead_links import DeadLinks, new_session_id
 from edgegossip.net.reach import Reach
+from edgegossip.net.relaying import warn_without_relay
 from edgegossip.net.renewal import CertificateWatch, RenewedSession
 from edgegossip.net.session import LEASE, KeepTrying, open_session, session_settings
 from edgegossip.net.strangers import log_refused_connections, report_strangers
@@ -175,6 +176,9 @@ class ZenohTransport:
         )
         holders = known_holders(self._num_workers, [bound_name(self._run)])
         report_strangers(session, self._run, self._num_workers, holders, self._listener.refused)
+        listens = self._settings["mode"] == "peer"
+        if self._watch is not None and not listens and self._num_workers > 2:
+            warn_without_relay(session, holders)
 
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
         """See `Transport`."""
