@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.core.errors import TrainingError
+from edgegossip.core.protocol import WORKER, Role
 from edgegossip.deploy.join import seconds_per_sample
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.runner import run
@@ -25,7 +27,7 @@ from edgegossip.learning.stages.pipelined_stage import PipelinedStage
 from edgegossip.learning.stages.staged import Staged, staged
 from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
 from edgegossip.learning.stages.teacher import TeacherFactory
-from edgegossip.learning.task import Task
+from edgegossip.learning.task import Task, Workload
 from edgegossip.machine.profiling import TimedTraining
 from edgegossip.recipes.staged_training import quickstart
 from edgegossip.sim.platform import Platform
@@ -82,6 +84,31 @@ def test_a_task_that_is_in_parts_is_not_cut_again() -> None:
     parts = staged(whole(), (1,), PIPELINED)
     with pytest.raises(ValueError, match=r"in parts already, \['stage-0', 'stage-1'\]"):
         staged(parts.task, (1,), PIPELINED)
+
+
+def test_a_pipelined_stage_relies_on_the_limit_of_its_algorithm(tmp_path: Path) -> None:
+    given = run(run_of(Pipelined, staged(whole(), (1, 2), PIPELINED)), out=tmp_path / "given")
+    bare = run(run_of(Pipelined, staged(whole(), (1, 2), PipelinedStage)), out=tmp_path / "no")
+    assert given.params.keys() == bare.params.keys()
+    assert all(torch.equal(given.params[name], bare.params[name]) for name in given.params)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (whole(trainer=PipelinedStage), r"instead of Task\(trainer=.*at, PipelinedStage\)"),
+        (
+            whole(trainer=partial(DecoupledStage, teacher=LocalLosses())),
+            r"use the task of stag",
+        ),
+        (staged(whole(), (1,), DecoupledStage).task, r"needs a teacher, such as LocalLosses\("),
+    ],
+    ids=["whole, pipelined", "whole, decoupled", "no teacher"],
+)
+def test_a_trainer_of_a_stage_says_how_it_is_made(task: Task, said: str) -> None:
+    role = Role("stage-0") if isinstance(task.model, Mapping) else WORKER
+    with pytest.raises(ValueError, match=said):
+        Workload(task, [0], 0, lambda rank: role).make_trainer(0)
 
 
 def test_a_first_stage_is_timed_by_itself_if_it_waits_for_nobody() -> None:

@@ -25,17 +25,28 @@ class DecoupledStage(StageLearner):
     the `gradient` of the mean loss at its inputs, except in the first.
 
     Args:
-        teacher: Source of the gradient for all stages except the last.
+        teacher: Source of the gradient for all stages except the last; `staged` passes it on.
         replay: Number of batches to keep from the stage below; each step trains on a random one
             of them, and only the newest returns a gradient. With 0, each batch is used on
             arrival.
 
     Raises:
-        ValueError: If `replay` is negative.
+        ValueError: If there is no teacher, or `replay` is negative.
     """
 
-    def __init__(self, *, teacher: TeacherFactory, replay: int = 0, **arguments: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        *,
+        teacher: TeacherFactory | None = None,
+        replay: int = 0,
+        **arguments: Any,  # noqa: ANN401
+    ) -> None:
         super().__init__(**arguments)
+        if teacher is None:
+            raise ValueError(
+                "a DecoupledStage needs a teacher, such as LocalLosses(): "
+                "staged(task, at, DecoupledStage, teacher)"
+            )
         check_range("replay", replay, "at least 0")
         self._factory = teacher
         self._teacher: Teacher | None = None

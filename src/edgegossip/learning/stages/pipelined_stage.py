@@ -44,10 +44,11 @@ class PipelinedStage(StageLearner):
     (`passed`); the stage drops all other stored batches.
 
     Args:
-        max_passed: Maximum number of stored batches: `Pipelined.max_passed` of the stage.
+        max_passed: Maximum number of stored batches, at least `Pipelined.max_passed` of the
+            stage; None to rely on the limit of the algorithm.
     """
 
-    def __init__(self, *, max_passed: int, **arguments: Any) -> None:  # noqa: ANN401
+    def __init__(self, *, max_passed: int | None = None, **arguments: Any) -> None:  # noqa: ANN401
         super().__init__(**arguments)
         self._max_passed = max_passed
         self._passed: dict[int, _Passed] = {}
@@ -87,7 +88,7 @@ class PipelinedStage(StageLearner):
                 "PipelinedStage is for Pipelined"
             )
         waiting = inputs["passed"].tolist()
-        if len(waiting) >= self._max_passed:
+        if self._max_passed is not None and len(waiting) >= self._max_passed:
             raise LocalProtocolError(
                 f"worker {self.rank} has {len(waiting) + 1} batches that wait for a gradient, "
                 f"but max_passed is {self._max_passed}; make it that of the algorithm"

@@ -48,14 +48,19 @@ class StageLearner(Learner):
     """Base of the trainers of stages; see `Learner` for the other arguments.
 
     Args:
-        place: Position of the stage.
+        place: Position of the stage, from `staged`.
 
     Raises:
-        ValueError: If the selection needs losses, which a stage does not know, or `step` is not
-            the default.
+        ValueError: If there is no `place`, the selection needs losses, which a stage does not
+            know, or `step` is not the default.
     """
 
-    def __init__(self, *, place: Place, **arguments: Any) -> None:  # noqa: ANN401
+    def __init__(self, *, place: Place | None = None, **arguments: Any) -> None:  # noqa: ANN401
+        if place is None:
+            raise ValueError(
+                f"{type(self).__name__} trains a stage of a model; instead of "
+                f"Task(trainer=...), use the task of staged(task, at, {type(self).__name__})"
+            )
         require_plain(arguments.get("step", PLAIN_STEP), "a stage")
         super().__init__(**arguments)
         selection = self._accuracy_aware.selection
