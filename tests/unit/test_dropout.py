@@ -107,6 +107,21 @@ def test_dropout_from_the_global_generator_is_refused(layer: nn.Module) -> None:
         replace_dropout(nn.Sequential(layer), torch.Generator())
 
 
+@pytest.mark.parametrize(
+    ("layer", "setting"),
+    [
+        (nn.TransformerEncoderLayer(4, 1), "model.0.self_attn.dropout"),
+        (nn.Dropout2d(0.1), "model.0.p"),
+    ],
+    ids=["attention", "2d"],
+)
+def test_what_is_refused_is_named_with_the_setting_to_change(
+    layer: nn.Module, setting: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"set {setting} = 0\.0 and use nn\.Dropout"):
+        replace_dropout(nn.Sequential(layer), torch.Generator())
+
+
 def test_global_dropout_that_drops_nothing_is_left_alone() -> None:
     model = nn.Sequential(nn.Dropout2d(0.0), nn.LSTM(2, 2), nn.MultiheadAttention(2, 1))
     replace_dropout(model, torch.Generator())

@@ -64,6 +64,14 @@ def test_results_without_a_report_are_a_table_of_numbers(results: Results) -> No
     assert f"<th>accuracy</th><td>{results.final_accuracy:.4g}</td>" in text
 
 
+def test_results_print_in_a_line_without_tensors(results: Results) -> None:
+    assert repr(replace(results, folder=None, virtual_seconds=12.0)) == (
+        f"Results('gosgd', 'finished', accuracy={results.final_accuracy:.4g}, "
+        "virtual_seconds=12, folder=None)"
+    )
+    assert "folder=None" in repr(replace(results, folder=None, history=[]))
+
+
 @thorough
 def test_a_large_page_is_a_link(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inline, "_MAX_BYTES", 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -80,6 +81,27 @@ def test_a_worker_that_calls_a_worker_is_warned_that_it_reaches_no_other(
     wait_until(lambda: caplog.messages)
     [message] = caplog.messages
     assert message.startswith("this worker reaches only worker 0, because it does not listen")
+
+
+def test_zenoh_says_who_gets_no_link_and_nothing_when_workers_leave(
+    folder: Path, opened: ExitStack, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = free_ports(1)[0]
+    first = worker(folder, opened, 0, Address(listen=(f"tls/127.0.0.1:{port}",)))
+    with ExitStack() as leaving:
+        others = [client(folder, leaving, rank, f"tls/127.0.0.1:{port}") for rank in (1, 2)]
+        first.events.next(), first.events.next()
+        assert [each.events.next() for each in others] == [("appeared", 0, 100)] * 2
+    with socket.create_connection(("127.0.0.1", port)) as plain:
+        plain.sendall(b"no TLS")
+    printed: list[str] = []
+
+    def log() -> str:
+        printed.append(capfd.readouterr().out)
+        return "".join(printed)
+
+    wait_until(lambda: "zenoh_link_tls" in log())
+    assert "Unknown" not in log()  # of declarations that access control dropped
 
 
 @thorough

@@ -17,7 +17,7 @@ from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
 from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import NetworkError, TrainingError
+from edgegossip.core.errors import LocalProtocolError, NetworkError, TrainingError, UsageError
 from edgegossip.core.protocol import (
     Rank,
     Seconds,
@@ -290,6 +290,28 @@ def test_a_loop_of_other_workers_than_the_algorithms_is_refused(
         TrainingLoop(
             Learner(0).model, algorithm, rank, num_workers, transport, num_samples=NUM_SAMPLES
         )
+
+
+def test_a_step_before_the_block_and_a_second_block_are_explained() -> None:
+    learner = Learner(0)
+    alone = EpochGossip(topology=complete(1), num_rounds=1)
+    transport = MemoryNetwork().transport(0)
+    loop = TrainingLoop(learner.model, alone, 0, 1, transport, num_samples=NUM_SAMPLES)
+    with pytest.raises(UsageError, match=r"within the loop's block: with TrainingLoop"):
+        loop.step(1.0, BATCH)
+    train(learner, loop)
+    with pytest.raises(UsageError, match="which has begun; make another loop"), loop:
+        raise AssertionError("the block must not begin")
+    assert loop.is_over
+
+
+def test_a_balanced_loop_without_a_monitor_says_what_to_give() -> None:
+    learner = Learner(0)
+    algorithm = EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1))
+    transport = MemoryNetwork().transport(0)
+    loop = TrainingLoop(learner.model, algorithm, 0, 1, transport, num_samples=NUM_SAMPLES)
+    with pytest.raises(LocalProtocolError, match=r"forecaster=edgegossip\.Monitor"):
+        train(learner, loop)
 
 
 def test_a_loop_without_samples_is_refused() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import NetworkError, TrainingError
+from edgegossip.core.errors import NetworkError, TrainingError, UsageError
 from edgegossip.core.protocol import Epochs, Layout, Rank, Role, Seconds, Steps, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
@@ -216,12 +216,15 @@ class TrainingLoop:
         Raises:
             TrainingError: If the loss is not finite and no other worker can be blamed, or if
                 the run has failed.
+            UsageError: If the `with` block has not begun.
         """
         if self.is_over:
             self._flat.load(self._host.state.estimate)  # undo this step
             return
-        piece = self._present
-        assert piece is not None, "step is called within `with`"
+        if (piece := self._present) is None:
+            raise UsageError(
+                "call step within the loop's block: with TrainingLoop(...) as loop"
+            )
         self._work.has_gone_back = False
         if loss is not None and not math.isfinite(loss):
             wrong = f"the loss became {loss}; try a smaller learning rate"
@@ -267,6 +270,11 @@ class TrainingLoop:
             self._work.pieces.put(None)
 
     def __enter__(self) -> Self:
+        if self._thread.ident is not None:
+            raise UsageError(
+                "a TrainingLoop is one part in one run, which has begun; make another loop, "
+                "with a transport of its own"
+            )
         self._thread.start()
         try:
             self._take_next()

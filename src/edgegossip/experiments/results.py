@@ -69,7 +69,7 @@ class Evaluation:
         return self.metrics[ACCURACY.name]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Results:
     """Results of a run.
 
@@ -97,6 +97,15 @@ class Results:
     wall_seconds: float
     mean_staleness: float
     folder: Path | None
+
+    def __repr__(self) -> str:
+        """The end of the run, without the history and the tensors."""
+        last = f", {self.metric.name}={self.final_value:.4g}" if self.history else ""
+        folder = None if self.folder is None else str(self.folder)
+        return (
+            f"Results({self.name!r}, {self.reason!r}{last}, "
+            f"virtual_seconds={self.virtual_seconds:.4g}, folder={folder!r})"
+        )
 
     @property
     def final_value(self) -> float:

@@ -86,9 +86,11 @@ def replace_dropout(module: nn.Module, generator: torch.Generator) -> None:
         elif isinstance(layer, Dropout):
             layer.generator = generator
         elif _draws_globally(layer):
+            share = "p" if isinstance(layer, nn.modules.dropout._DropoutNd) else "dropout"
+            path = ".".join(filter(None, ("model", name, share)))
             raise ValueError(
                 f"layer {name!r} is a {type(layer).__name__} with dropout from the global "
-                "generator, so runs would not repeat; set its dropout to 0 and use nn.Dropout"
+                f"generator, so runs would not repeat; set {path} = 0.0 and use nn.Dropout"
             )
 
 

@@ -57,13 +57,18 @@ class Task:
     Args:
         dataset: Training and test samples, and validation samples for algorithms that evaluate;
             or `Local`, if each worker reads its own data.
-        model: Makes the model; called once per run, and each worker gets a copy. For an
-            algorithm whose roles hold parts of a model: the makers of the parts, by role name.
+        model: Makes the model; called once per run, and each worker gets a copy. Dropout other
+            than `nn.Dropout` must be 0, also in `nn.LSTM` and `nn.MultiheadAttention` (and so
+            in `nn.TransformerEncoderLayer`). For an algorithm whose roles hold parts of a
+            model: the makers of the parts, by role name.
         join: Joins the parts into the whole model for evaluation and saving; by default in
             sequence, in the order of `model`.
         trainer: Makes a worker's trainer from the keyword arguments of `Learner`: one maker for
             all workers, or several by role name.
-        loss: ``loss(outputs, targets)``, the mean over a batch.
+        loss: ``loss(outputs, targets)``, the mean over a batch. Evaluations average it over
+            batches of 500, weighted by their numbers of samples. A mean over anything else,
+            e.g. with class weights, is exact if the loss has a method ``num_terms(outputs,
+            targets)`` that returns its divisor, e.g. the sum of the weights.
         metrics: Metrics that evaluations measure, with different names.
         target_metric: Name of the metric for target values, speed-ups and reports; None for
             the first.

@@ -181,7 +181,10 @@ class Work:
 
     def _predict(self) -> Predicted:
         if self._forecaster is None:
-            raise LocalProtocolError(f"worker {self._rank} asked to Predict without a monitor")
+            raise LocalProtocolError(
+                f"worker {self._rank} asked to Predict, but this run has no monitor; give a "
+                "TrainingLoop forecaster=edgegossip.Monitor(...)"
+            )
         return self._forecaster.forecast(self._clock())
 
     def _assign(self, effect: Assign) -> None:
