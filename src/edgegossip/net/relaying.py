@@ -31,8 +31,8 @@ def warn_without_relay(session: zenoh.Session, holders: Mapping[str, Rank | None
         told.add(rank)
         _LOG.warning(
             "this worker reaches only worker %d, because it does not listen, and workers with "
-            "certificates do not relay; to reach the others too, --listen tls/0.0.0.0:0 (any "
-            "free port) or --connect to a router",
+            "certificates do not relay; to reach the others too, give --listen tls/0.0.0.0:0 "
+            "(any free port), or --connect with the endpoint of a router",
             rank,
         )
 
