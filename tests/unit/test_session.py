@@ -45,7 +45,9 @@ def test_one_that_calls_where_nobody_is_says_so_and_gives_up(
 ) -> None:
     monkeypatch.setattr("edgegossip.net.session._SOON", 0.05)
     deadline = time.monotonic() + 1.2
-    with pytest.raises(NetworkError, match=f"cannot reach {endpoint}: nobody listens there"):
+    with pytest.raises(
+        NetworkError, match=f"cannot reach {endpoint}: no program listens there"
+    ):
         caller.open(Recorder(), keep_trying=lambda: time.monotonic() < deadline)
     assert time.monotonic() < deadline + 2
     assert f"still trying to reach {endpoint}" in caplog.text
