@@ -168,6 +168,13 @@ def test_what_cannot_be_exported_is_explained(
     assert not (at / "export" / "model.safetensors").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_folders_may_be_text(tmp_path: Path, folder: Path) -> None:
+    out = tmp_path / "out"
+    assert export(str(folder), str(out)) == out
+    assert (out / "model.safetensors").exists()
+
+
 def test_a_single_run_takes_no_only(folder: Path) -> None:
     with pytest.raises(UsageError, match="single run, so leave out --only"):
         export(folder, only="gosgd")

@@ -36,12 +36,15 @@ def accuracies(results: Results) -> list[float]:
     return [each.accuracy for each in results.history]
 
 
-def test_tensorboard_shows_the_curve_and_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_tensorboard_shows_the_curve_and_the_end(tmp_path: Path, is_elsewhere: bool) -> None:
     pytest.importorskip("tensorboard", reason="needs pip install 'edgegossip[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    results = tracked(tmp_path, TensorBoard())
-    kept = EventAccumulator(str(tmp_path / "tensorboard"))
+    tracker = TensorBoard(folder=str(tmp_path / "all")) if is_elsewhere else TensorBoard()
+    where = "all/gosgd" if is_elsewhere else "run/tensorboard"
+    results = tracked(tmp_path / "run", tracker)
+    kept = EventAccumulator(str(tmp_path / where))
     kept.Reload()
     scalars = kept.Scalars("accuracy")
     assert [each.step for each in scalars] == steps(results)

@@ -159,6 +159,11 @@ def test_run_that_was_never_evaluated_has_a_page_without_curves(tmp_path: Path) 
     assert "no evaluation is in the log" in reader.text
 
 
+def test_folder_may_be_text(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [header("gossip"), ended(0.0)])
+    assert write_report(str(folder)) == folder / "report.html"
+
+
 def test_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [header("gossip"), ended(0.0)])
     (folder / "figures").write_text("in the way", encoding="utf-8")

@@ -57,6 +57,13 @@ def test_a_gpu_takes_its_steps_times_the_batch(tmp_path: Path) -> None:
     assert speeds == {"v100": 640.0, "k80": 160.0}
 
 
+def test_paths_may_be_text(tmp_path: Path) -> None:
+    phone_list = write(tmp_path / "phones.json.gz", PHONES)
+    gpu_list = write(tmp_path / "gpus.json", GPUS)
+    assert phones(str(phone_list), 5, 1.0) == phones(phone_list, 5, 1.0)
+    assert gpus(str(gpu_list), 5) == gpus(gpu_list, 5)
+
+
 def test_an_unknown_job_is_answered_with_those_there_are(tmp_path: Path) -> None:
     path = write(tmp_path / "gpus.json", GPUS)
     with pytest.raises(DataError, match=r"unknown job 'ResNet-18 \(batch size 65\)'.*mean"):

@@ -62,7 +62,7 @@ def join(
     out: Path | str,
     connection: Connection,
     settings: WorkerSettings = WorkerSettings(),
-    profile: Path | None = None,
+    profile: Path | str | None = None,
     telemetry: str = "memory",
     recipe: str | None = None,
     command: str | None = None,

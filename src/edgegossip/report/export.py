@@ -29,7 +29,9 @@ CARD = "README.md"
 _MARK = "library_name: edgegossip"
 
 
-def export(run: Path, out: Path | None = None, *, only: str | None = None) -> Path:
+def export(
+    run: Path | str, out: Path | str | None = None, *, only: str | None = None
+) -> Path:
     """Write a run's `model.safetensors`, `config.json` and model card (`README.md`).
 
     The card contains the run's figures, and its numbers as text and as metadata that the
@@ -49,9 +51,9 @@ def export(run: Path, out: Path | None = None, *, only: str | None = None) -> Pa
         RunFolderError: If `run` holds no run or no model, a file in it is damaged, `out` has a
             README.md that is not a run's model card, or `out` cannot be written.
     """
-    folder = _find(run, only)
+    folder = _find(Path(run), only)
     tensors = _read_model(folder / PARAMS)
-    out = folder / EXPORT if out is None else out
+    out = folder / EXPORT if out is None else Path(out)
     _require_ours(out)
     try:
         data = read_folder(folder)

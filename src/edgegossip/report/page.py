@@ -66,7 +66,7 @@ class PlatformGroup:
     platform: Mapping[str, Any]
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path | str) -> Path:
     """Write `figures/*.png`, `figures/*.svg` and `report.html` into a run folder.
 
     Args:
@@ -78,6 +78,7 @@ def write_report(folder: Path) -> Path:
     Raises:
         RunFolderError: If the folder has no run or cannot be written to, or a file is damaged.
     """
+    folder = Path(folder)
     try:
         contents = read_folder(folder)
         colors = run_colors([run.name for run in contents.runs], contents.baseline)

@@ -36,7 +36,7 @@ _JOBS: dict[BatchJob, tuple[Contention, ...]] = {"word-count": _WORD_COUNT, "sor
 
 
 def phones(
-    path: Path, num_workers: int, throughput: float, seed: int = 0
+    path: Path | str, num_workers: int, throughput: float, seed: int = 0
 ) -> tuple[Platform, ...]:
     """Draw phones with replacement; their speeds are from the AI-Benchmark list.
 
@@ -67,7 +67,7 @@ def phones(
 
 
 def gpus(
-    path: Path, num_workers: int, job: str = "ResNet-18 (batch size 64)", seed: int = 0
+    path: Path | str, num_workers: int, job: str = "ResNet-18 (batch size 64)", seed: int = 0
 ) -> tuple[Platform, ...]:
     """Draw GPUs with replacement; their speeds are those measured on a single job.
 
@@ -166,7 +166,8 @@ def _positive(value: Any) -> float:  # noqa: ANN401
     return number
 
 
-def _read(path: Path, hint: str) -> Any:  # noqa: ANN401
+def _read(path: Path | str, hint: str) -> Any:  # noqa: ANN401
+    path = Path(path)
     try:
         opener = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rb") as file:

@@ -28,14 +28,15 @@ class TensorBoard:
         UsageError: If the package `tensorboard` is missing.
     """
 
-    folder: Path | None = None
+    folder: Path | str | None = None
 
     def __post_init__(self) -> None:
         require_extra("TensorBoard", "tensorboard")
 
     def begin(self, run: TrackedRun) -> _TensorBoardRun:
         """Begin to write a run."""
-        folder = run.folder / "tensorboard" if self.folder is None else self.folder / run.name
+        within = run.folder / "tensorboard"
+        folder = within if self.folder is None else Path(self.folder) / run.name
         return _TensorBoardRun(folder, run)
 
 
