@@ -29,9 +29,7 @@ CARD = "README.md"
 _MARK = "library_name: edgegossip"
 
 
-def export(
-    run: Path | str, out: Path | str | None = None, *, only: str | None = None
-) -> Path:
+def export(run: Path | str, out: Path | str | None = None, *, only: str | None = None) -> Path:
     """Write a run's `model.safetensors`, `config.json` and model card (`README.md`).
 
     The card contains the run's figures, and its numbers as text and as metadata that the
