@@ -12,6 +12,7 @@ from edgegossip.deploy.local_gathering import LocalGathering
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.results import Results
+from edgegossip.experiments.run_folder import holds_run, read_json
 from edgegossip.learning.local import Local
 
 
@@ -21,7 +22,7 @@ def gather(
     recipe: str | None = None,
     without: Collection[Rank] = (),
 ) -> tuple[Results | list[Rank], list[str]]:
-    """Make one run folder from the workers' folders in `out`.
+    """Make one run folder from the workers' folders in `out`, over an earlier gathering's.
 
     Args:
         experiment: The workers' experiment.
@@ -36,7 +37,7 @@ def gather(
 
     Raises:
         RunFolderError: If no worker left a model, a worker belonged to another experiment, or
-            `out` cannot be written or is in use.
+            `out` cannot be written, holds a simulated run, or is in use.
     """
     if not (out / WORKERS).is_dir():
         raise RunFolderError(
@@ -44,9 +45,19 @@ def gather(
             f"{WORKERS}/R, or choose another --out"
         )
     with locked(out):
+        _require_gathered(out)
         gathering = make_gathering(experiment, out, recipe, without=without)
         waited_for = gathering.average()
         return waited_for or gathering.finish(), gathering.left_out
+
+
+def _require_gathered(out: Path) -> None:
+    """Check that the results in `out`, if any, are of workers, and not of a simulation."""
+    if holds_run(out) and read_json(out / "experiment.json").get("driver") != "network":
+        raise RunFolderError(
+            f"{out} holds a simulated run; move {out / WORKERS} to another folder, and give "
+            "that as --out"
+        )
 
 
 def make_gathering(

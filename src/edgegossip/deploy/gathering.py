@@ -95,7 +95,7 @@ class Gathering:
 
     def measure_next(self) -> bool:
         """Evaluate the newest moment with complete snapshots; return False if none is left."""
-        ranks = self._evaluated_ranks()
+        ranks, present = self._evaluated_ranks(), self._present
         there = {rank: self.workers[rank].snapshots for rank in ranks}
         self._drop_measured(there)
         # Later moments may still get more snapshots.
@@ -105,7 +105,7 @@ class Gathering:
         waiting = {
             index
             for index in waiting
-            if index not in self._evaluations
+            if not self._evaluations.covers(index, present)
             and self._workload.is_whole(rank for rank in ranks if index in there[rank])
         }
         waiting = self._chosen(waiting)
@@ -120,7 +120,7 @@ class Gathering:
         snapshots = {rank: params for rank, params in found.items() if params is not None}
         if len(snapshots) == len(found) or self._workload.is_whole(snapshots):
             if (evaluation := self._evaluate_snapshots(index, snapshots)) is not None:
-                self._evaluations.add(index, evaluation)
+                self._evaluations.add(index, evaluation, present)
             else:
                 self._unmeasured.add(index)
         return True  # damaged snapshots are not read again
@@ -130,11 +130,20 @@ class Gathering:
         return moments - self._unmeasured
 
     def _drop_measured(self, there: Mapping[Rank, Sequence[int]]) -> None:
-        """Delete the snapshots with stored evaluations."""
+        """Delete the snapshots with stored evaluations, unless a worker's folder is missing."""
+        # With a folder that is copied later, snapshots are evaluated again.
+        if len(present := self._present) < len(self.workers):
+            return
         for rank, found in there.items():
             for index in self._evaluations.kept.intersection(found):
-                with suppress(OSError):  # it only takes space
-                    self.workers[rank].snapshot(index).unlink()
+                if self._evaluations.covers(index, present):
+                    with suppress(OSError):  # it only takes space
+                        self.workers[rank].snapshot(index).unlink()
+
+    @property
+    def _present(self) -> list[Rank]:
+        """The workers with folders in the run folder."""
+        return [worker.rank for worker in self.workers if worker.path.is_dir()]
 
     def _evaluated_ranks(self) -> list[Rank]:
         experiment = self._experiment
@@ -315,9 +324,9 @@ class Gathering:
         return estimates
 
     def _write(self, results: Results) -> None:
-        """Write the files of a run folder; see `docs/run-folder.md`."""
+        """Write the files of a run folder over those of an earlier gathering."""
         content = {**header(self._measured(), self._recipe), "driver": "network"}
-        folder = RunFolder(self._out, content, resume=False)
+        folder = RunFolder(self._out, content, resume=False, replace=True)
         first = {
             "type": "experiment",
             **content,

@@ -34,28 +34,36 @@ class RunFolder:
     Args:
         path: Existing folder, already `locked`.
         header: The resolved experiment, from `describe.header`.
-        resume: Continue the run in the folder, if any, which must be of the same experiment; if
-            false, the folder must hold no run.
+        resume: Continue the run in the folder, if any, which must be of the same experiment.
+        replace: Replace the results in the folder; without `resume` and `replace`, the folder
+            must hold no run.
 
     Raises:
         RunFolderError: If the folder cannot be written, or has unexpected contents.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
+    def __init__(
+        self, path: Path, header: dict[str, Any], *, resume: bool, replace: bool = False
+    ) -> None:
         self.path = path
         self.header = header
         self.events = path / "events.jsonl"
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self._experiment = path / "experiment.json"
         self._checkpoint = path / "checkpoint.safetensors"
+        self._summary = path / "summary.json"
         # A run killed before it kept anything is resumed from the start.
         self._resume = resume and self._experiment.exists()
         if self._resume:
             self._require_same_experiment()
             return
-        if self.events.exists() or (path / "summary.json").exists():
+        if replace:
+            # The old results do not summarize what will be in the log.
+            self._summary.unlink(missing_ok=True)
+        elif holds_run(path):
             raise RunFolderError(
-                f"{path} already holds a run; choose another --out, or --resume it"
+                f"{path} already holds a run; choose another --out, or --resume it (in Python, "
+                "out or resume=True)"
             )
         self.write_json("experiment.json", header)
 
@@ -111,15 +119,29 @@ class RunFolder:
                     "--resume begins from the start"
                 )
         # The old results do not summarize what will be in the log.
-        (self.path / "summary.json").unlink(missing_ok=True)
+        self._summary.unlink(missing_ok=True)
         return checkpoint
 
     def finished_results(self) -> Results | None:
         """The results, if this folder is resumed and its run has ended by itself."""
-        if not self._resume or not (self.path / "summary.json").exists():
-            return None
-        results = load_results(self.path)
-        return results if results.reason in ENDS else None
+        return finished_results(self.path) if self._resume else None
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a folder has the log or the results of a run."""
+    return any((path / name).exists() for name in ("events.jsonl", "summary.json"))
+
+
+def finished_results(path: Path) -> Results | None:
+    """The results in a folder, if its run has ended by itself.
+
+    Raises:
+        RunFolderError: If a file is missing or damaged.
+    """
+    if not (path / "summary.json").exists():
+        return None
+    results = load_results(path)
+    return results if results.reason in ENDS else None
 
 
 def require_folder(path: Path) -> None:
