@@ -130,6 +130,7 @@ def test_a_run_interrupted_by_ctrl_c_and_resumed_ends_where_the_simulator_does(
     history = [event for event in events(out) if event["type"] == "evaluated"]
     assert history[0]["time"] == 0
     for kept, event in zip(measured.values(), history, strict=False):
+        assert kept.pop("ranks") == [0, 1]
         assert {"type": "evaluated", **kept} == event
     assert rounds(out, 0) == rounds(out, 1) == 150
     assert are_equal(tensors(out), simulated(tmp_path, 150))
@@ -322,8 +323,10 @@ def failing(*arguments: Any) -> list[str]:  # noqa: ANN401
     return ["worker", "no-such-recipe"]
 
 
-def test_the_folder_of_a_whole_run_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").touch()
+@pytest.mark.parametrize("name", ["events.jsonl", "workers/1/experiment.json"])
+def test_the_folder_of_a_run_is_left_alone_without_resume(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
     experiment = pick("quickstart", load_recipe("quickstart")(), None)
     with pytest.raises(RunFolderError, match="already holds a run; choose another --out"):
         launch(experiment, nothing, out=tmp_path)

@@ -268,9 +268,19 @@ def test_workers_that_have_ended_are_gathered_and_not_started_again(crew: Crew) 
     with pytest.raises(
         RunFolderError, match="another experiment: its seed is 3, now 4; choose"
     ):
-        launch(replace(SHORT, seed=4), start, out=crew.out)
-    assert launch(SHORT, start, out=crew.out).reason == "finished"
-    assert (crew.out / "params.safetensors").exists()
+        launch(replace(SHORT, seed=4), start, out=crew.out, resume=True)
+    with pytest.raises(RunFolderError, match="already holds a run; choose another --out, or"):
+        launch(SHORT, start, out=crew.out)
+    assert launch(SHORT, start, out=crew.out, resume=True).reason == "finished"
+    before = files(crew.out)
+    # A finished run is only read.
+    assert launch(SHORT, start, out=crew.out, resume=True).reason == "finished"
+    assert files(crew.out) == before
+    assert (crew.out / "params.safetensors") in before
+
+
+def files(out: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 @thorough

@@ -313,6 +313,7 @@ def launch_command(arguments: list[str]) -> int:
             experiment,
             worker,
             out=out,
+            resume=options.resume,
             recipe=name,
             command=repeatable("launch", arguments),
             progress=view,

@@ -24,6 +24,7 @@ from edgegossip.experiments.folder_lock import locked, require_unlocked
 from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.roles import who_is_who, with_article
+from edgegossip.experiments.run_folder import finished_results, holds_run
 from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.tracking import Follower, TrackedRun, Tracker, followed
 from edgegossip.learning.local import Local
@@ -46,6 +47,7 @@ def launch(
     make_command: MakeCommand,
     *,
     out: Path,
+    resume: bool = False,
     recipe: str | None = None,
     command: str | None = None,
     progress: Progress | None = None,
@@ -60,7 +62,8 @@ def launch(
     Args:
         experiment: The workers' experiment.
         make_command: Makes the command of each worker.
-        out: Run folder, made if missing.
+        out: Run folder, made if missing; must not hold a run unless `resume`.
+        resume: Continue the run in `out`. A finished run is only read.
         recipe: Name of the recipe, for the record.
         command: Command that repeats the run, for the record.
         progress: Live view, if any.
@@ -70,19 +73,24 @@ def launch(
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have checkpoints.
         TrainingError: If all workers have failed.
-        RunFolderError: If `out` cannot be written, holds a run, or is in use.
+        RunFolderError: If `out` cannot be written, is in use, or holds another experiment or,
+            without `resume`, a run.
         ValueError: If the data is `Local` and `make_measure` is None.
     """
     if isinstance(experiment.task.dataset, Local) and make_measure is None:
         raise ValueError("Local data is measured by its workers; give launch a make_measure")
     with locked(out):
-        if (out / "events.jsonl").exists():
-            raise RunFolderError(f"{out} already holds a run; choose another --out")
+        if not resume and (holds_run(out) or [*out.glob(f"{WORKERS}/*/experiment.json")]):
+            raise RunFolderError(
+                f"{out} already holds a run; choose another --out, or --resume it"
+            )
         gathering = make_gathering(experiment, out, recipe, command)
         # Each worker locks its folder; workers of a killed launcher may still be ending.
         require_unlocked(*(each.path for each in gathering.workers))
         described = header(experiment, recipe)
         ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
+        if resume and (results := finished_results(out)):
+            return results
         gathering.go_on_at(max(goes_on_at(each.path) for each in gathering.workers))
         tracked = TrackedRun(name=experiment.run_name, folder=out, header=described)
         with followed(trackers, tracked) as follower:
