@@ -275,6 +275,16 @@ def test_header_that_is_not_an_experiment_is_refused(
         read_folder(folder)
 
 
+def test_folder_of_one_worker_is_to_be_gathered(tmp_path: Path) -> None:
+    first = {**header("gossip"), "type": "worker", "recipe": "quickstart"}
+    folder = write_run(tmp_path / "workers" / "1", [first, {"type": "ended", "time": 1.0}])
+    for path in (folder, folder.parent):
+        with pytest.raises(RunFolderError, match="folder of one worker; gather") as raised:
+            write_report(path)
+        assert "edgegossip gather quickstart" in str(raised.value)
+        assert str(raised.value).endswith(f"--out {tmp_path}")
+
+
 def test_folder_without_runs_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"no run in .*expected events\.jsonl"):
         write_report(tmp_path)

@@ -271,11 +271,14 @@ def read_log(path: Path) -> RunLog:
     `experiment.json` replaces a damaged first line.
 
     Raises:
-        RunFolderError: If the file cannot be read or does not contain the experiment.
+        RunFolderError: If the file cannot be read, is of one worker of a run on real machines,
+            or does not contain the experiment.
     """
     skipped = SkippedLines(path)
     events = read_events(path, skipped)
     first = next(events)
+    if first[1]["type"] == "worker":
+        raise _not_gathered(path.parent, first[1])
     if first[1]["type"] == "experiment":
         log = _empty_log(path, first[1])
     else:
@@ -288,6 +291,15 @@ def read_log(path: Path) -> RunLog:
         except (LookupError, TypeError, ValueError) as error:
             skipped.add(number, error)
     return log
+
+
+def _not_gathered(folder: Path, header: Mapping[str, Any]) -> RunFolderError:
+    run = folder.parent.parent if folder.parent.name == "workers" else "RUN"
+    recipe = header.get("recipe") or "RECIPE"
+    return RunFolderError(
+        f"{folder} is the folder of one worker; gather all workers' folders, and report the "
+        f"result: edgegossip gather {recipe} [the workers' options] --out {run}"
+    )
 
 
 def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
