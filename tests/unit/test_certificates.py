@@ -108,7 +108,7 @@ def test_nothing_is_overwritten_and_nothing_made_by_halves(folder: Path) -> None
     before = contents(folder)
     with pytest.raises(NetworkError, match=r"ca\.pem exists and is left as it is"):
         make_authority(folder)
-    with pytest.raises(NetworkError, match=r"worker-1\.pem exists"):
+    with pytest.raises(NetworkError, match=r"worker-1\.pem exists .*; --replace it, or"):
         issue(folder, [0, 1])
     holder_paths(folder, 1)[0].unlink()
     with pytest.raises(NetworkError, match=r"worker-1-key\.pem exists"):

@@ -131,6 +131,16 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_folder_of_a_run_that_failed_before_anything_was_measured_is_used_again(
+    tmp_path: Path,
+) -> None:
+    wrong = quick(task=small_task(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(35, 3))))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        run(wrong, out=tmp_path, num_threads=0)
+    assert run(quick(), out=tmp_path, num_threads=0).reason == "finished"
+    assert len(events(tmp_path, "experiment")) == 1
+
+
 def _cut_params(folder: Path) -> None:
     path = folder / "params.safetensors"
     path.write_bytes(path.read_bytes()[:50])

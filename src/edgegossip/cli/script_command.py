@@ -28,7 +28,8 @@ class ScriptOptions(ConnectionOptions):
         n: Number of workers, on all machines.
         rank: Rank of the only worker to run on this machine; by default, all workers run here.
         name: Name of the run, equal for all its workers.
-        out: Folder for the output of all workers but the first; by default runs/NAME/STAMP.
+        out: Folder for the output of all workers but the first; by default runs/FILE/STAMP,
+            after FILE.py.
     """
 
     n: Annotated[int, tyro.conf.arg(name="n", aliases=("-n",))]

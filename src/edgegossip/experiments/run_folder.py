@@ -62,8 +62,8 @@ class RunFolder:
             self._summary.unlink(missing_ok=True)
         elif holds_run(path):
             raise RunFolderError(
-                f"{path} already holds a run; choose another --out, or --resume it (in Python, "
-                "out or resume=True)"
+                f"{path} already holds a run; choose another --out, or --resume it (in Python: "
+                "another out, or resume=True)"
             )
         self.write_json("experiment.json", header)
 
@@ -128,8 +128,15 @@ class RunFolder:
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a folder has the log or the results of a run."""
-    return any((path / name).exists() for name in ("events.jsonl", "summary.json"))
+    """Whether a folder has results, or a log of more than the experiment."""
+    log = path / "events.jsonl"
+    return (path / "summary.json").exists() or (log.exists() and not _has_only_begun(log))
+
+
+def _has_only_begun(log: Path) -> bool:
+    """Whether a log has only its first line, as when the first evaluation raises an error."""
+    with log.open("rb") as file:
+        return bool(file.readline()) and not file.readline()
 
 
 def finished_results(path: Path) -> Results | None:

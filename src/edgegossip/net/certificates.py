@@ -118,7 +118,7 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
     """
     lifetime = _lifetime(days, begin)
     paths = authority_paths(folder)
-    _refuse_to_overwrite(paths)
+    _refuse_to_overwrite(paths, "delete it first")
     key = ec.generate_private_key(ec.SECP256R1())
     # Each authority has its own name, so that an error can tell two of them apart.
     name = _name(f"edgegossip authority {secrets.token_hex(4)}")
@@ -177,7 +177,7 @@ def issue(
     paths = [holder_paths(folder, rank) for rank in ranks]
     authority, authority_key = load_authority(folder)
     if not replace:
-        _refuse_to_overwrite(path for pair in paths for path in pair)
+        _refuse_to_overwrite((path for pair in paths for path in pair), "--replace it")
     lifetime = begin, min(end, authority.not_valid_after_utc)
     for rank, pair in zip(ranks, paths, strict=True):
         key = ec.generate_private_key(ec.SECP256R1())
@@ -362,11 +362,11 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _refuse_to_overwrite(paths: Iterable[Path]) -> None:
+def _refuse_to_overwrite(paths: Iterable[Path], remedy: str) -> None:
     for path in paths:
         if path.exists():
             raise NetworkError(
-                f"{path} exists and is left as it is; delete it first, or choose another --out"
+                f"{path} exists and is left as it is; {remedy}, or choose another --out"
             )
 
 
