@@ -200,11 +200,11 @@ def test_evaluations_without_ranks_stay(out: Path) -> None:
 
 def test_a_simulated_run_is_not_gathered_over(out: Path) -> None:
     (out / "experiment.json").write_text("{}")
-    (out / "events.jsonl").write_text("{}")
+    (out / "events.jsonl").write_text("{}\n{}\n")
     write_ends(out, *range(NUM_WORKERS))
     with pytest.raises(RunFolderError, match="holds a simulated run; move"):
         gather(EXPERIMENT, out)
-    assert (out / "events.jsonl").read_text() == "{}"
+    assert (out / "events.jsonl").read_text() == "{}\n{}\n"
 
 
 # A worker's log.
