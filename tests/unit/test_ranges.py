@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from edgegossip.core.ranges import check_range
+from edgegossip.core.ranges import check_counts, check_range
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,9 @@ def test_what_is_within_passes_and_all_else_is_named(
         with pytest.raises(ValueError, match=r"^x must be .*, got ") as caught:
             check_range("x", value, words)
         assert str(caught.value) == f"x must be {words}, got {value!r}"
+
+
+def test_whole_numbers_of_numpy_count() -> None:
+    check_counts(SimpleNamespace(rounds=np.int64(3)), "rounds")
+    with pytest.raises(ValueError, match="rounds must be a whole number, got True"):
+        check_counts(SimpleNamespace(rounds=True), "rounds")

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import cache
+from numbers import Integral
 
 _WORDS = re.compile(
     r"(at least|above) ([\d.e-]+)\b|in ([\[(])([\d.e-]+), ([\d.e-]+|inf)([\])])"
@@ -23,14 +24,14 @@ def check_ranges(owner: object, **words: str) -> None:
 
 
 def check_counts(owner: object, *names: str) -> None:
-    """Check that these attributes of `owner` are whole numbers or None.
+    """Check that these attributes of `owner` are whole numbers, also of NumPy, or None.
 
     Raises:
         ValueError: If an attribute is anything else, such as 1e6 or True.
     """
     for name in names:
         value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, int | None):
+        if isinstance(value, bool) or not isinstance(value, Integral | None):
             raise ValueError(f"{name} must be a whole number, got {value!r}")
 
 
