@@ -94,6 +94,13 @@ def test_a_mask_with_infinite_values_stays_with_the_module() -> None:
     assert model.get_buffer("mask") is mask
 
 
+@pytest.mark.parametrize("start", [math.inf, math.nan])
+def test_statistics_that_training_has_yet_to_find_are_exchanged(start: float) -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("least", torch.full((3,), start))
+    assert FlatModel(model).num_params == 3 + 3
+
+
 def test_a_buffer_of_two_modules_stays_one() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     shared = torch.ones(3)

@@ -202,7 +202,7 @@ def test_a_simulated_run_is_not_gathered_over(out: Path) -> None:
     (out / "experiment.json").write_text("{}")
     (out / "events.jsonl").write_text("{}\n{}\n")
     write_ends(out, *range(NUM_WORKERS))
-    with pytest.raises(RunFolderError, match="holds a simulated run; move"):
+    with pytest.raises(RunFolderError, match="holds a simulated run; choose"):
         gather(EXPERIMENT, out)
     assert (out / "events.jsonl").read_text() == "{}\n{}\n"
 

@@ -326,11 +326,19 @@ def failing(*arguments: Any) -> list[str]:  # noqa: ANN401
 @pytest.mark.parametrize("name", ["events.jsonl", "workers/1/experiment.json"])
 def test_the_folder_of_a_run_is_left_alone_without_resume(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).touch()
+    (tmp_path / name).write_text("1\n2\n")
     experiment = pick("quickstart", load_recipe("quickstart")(), None)
     with pytest.raises(RunFolderError, match="already holds a run; choose another --out"):
         launch(experiment, nothing, out=tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_simulated_run_is_not_resumed_on_real_processes(tmp_path: Path) -> None:
+    experiment = pick("quickstart", load_recipe("quickstart")(), None)
+    (tmp_path / "experiment.json").write_text("{}")
+    (tmp_path / "events.jsonl").write_text("{}\n{}\n")
+    with pytest.raises(RunFolderError, match="holds a simulated run"):
+        launch(experiment, nothing, out=tmp_path, resume=True)
 
 
 @pytest.mark.slow

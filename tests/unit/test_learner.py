@@ -141,7 +141,8 @@ def test_a_learner_with_an_own_optimizer_is_restored_from_an_older_state() -> No
     state = dict(original.state_dict())
     state["optimizer"] = state["optimizer"][:-1]
     other.load_state_dict(assemble(*dismantle(state)))
-    other.train(Train(middle, Steps(3)))
+    other.train(Train(middle, Steps(2)))
+    assert other.state_dict()["optimizer"][-1]["num_steps"] == 2
 
 
 class Warming(nn.Linear):
@@ -319,6 +320,20 @@ def test_running_statistics_that_are_not_exchanged_start_over_too() -> None:
     norm.running_mean.fill_(math.nan)
     some.start_over()
     assert norm.running_mean.abs().max() == 0
+
+
+def test_a_mask_with_infinite_values_does_not_keep_a_learner_from_starting_over() -> None:
+    class Masked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(36, 3)
+            self.register_buffer("mask", torch.full((2, 2), -math.inf).triu(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(1))
+
+    some = learner(model=seeded(Masked))
+    some.start_over()
+    assert some.model.module.get_buffer("mask").isinf().sum() == 1
 
 
 def _first_output(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:

@@ -126,6 +126,8 @@ def test_buffers_that_may_be_constants_are_warned_of() -> None:
         workload(model=lambda: encoded(persistent=True), partition=IID())
     workload(model=lambda: encoded(persistent=False), partition=IID())
     workload(model=lambda: encoded(persistent=True), partition=IID(), has_buffers=False)
+    alone = small_task(model=lambda: encoded(persistent=True))
+    Workload(alone, range(1), seed=0)
 
 
 @pytest.mark.parametrize("partition", [Dirichlet(0.1), LabelSkew(0.5), BySubject()])

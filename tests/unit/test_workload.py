@@ -170,6 +170,6 @@ def test_shards_of_other_workers_or_samples_are_refused(
 
 
 def test_a_worker_may_have_no_samples_by_an_own_partition() -> None:
-    halves = [torch.arange(64), torch.arange(0)]
+    halves = (torch.arange(n) for n in (64, 0))
     task = small_task(partition=lambda dataset, n, seed: halves)
     assert [len(shard) for shard in Workload(task, range(2), seed=0).shards.values()] == [64, 0]

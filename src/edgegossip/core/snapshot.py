@@ -39,15 +39,6 @@ def dismantle(tree: object) -> tuple[Json, dict[str, Tensor]]:
     return dismantling.take(tree), dismantling.tensors
 
 
-def can_keep(tree: object) -> bool:
-    """Whether `dismantle` accepts `tree`."""
-    try:
-        dismantle(tree)
-    except TypeError:
-        return False
-    return True
-
-
 def assemble(plain: Json, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
     """Undo `dismantle`.
 

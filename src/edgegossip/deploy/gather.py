@@ -9,10 +9,10 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank
 from edgegossip.deploy.gathering import WORKERS, Gathering
 from edgegossip.deploy.local_gathering import LocalGathering
+from edgegossip.deploy.worker_past import require_gathered
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.folder_lock import locked
 from edgegossip.experiments.results import Results
-from edgegossip.experiments.run_folder import holds_run, read_json
 from edgegossip.learning.local import Local
 
 
@@ -45,19 +45,10 @@ def gather(
             f"{WORKERS}/R, or choose another --out"
         )
     with locked(out):
-        _require_gathered(out)
+        require_gathered(out)
         gathering = make_gathering(experiment, out, recipe, without=without)
         waited_for = gathering.average()
         return waited_for or gathering.finish(), gathering.left_out
-
-
-def _require_gathered(out: Path) -> None:
-    """Check that the results in `out`, if any, are of workers, and not of a simulation."""
-    if holds_run(out) and read_json(out / "experiment.json").get("driver") != "network":
-        raise RunFolderError(
-            f"{out} holds a simulated run; move {out / WORKERS} to another folder, and give "
-            "that as --out"
-        )
 
 
 def make_gathering(

@@ -97,7 +97,7 @@ class Gathering:
         """Evaluate the newest moment with complete snapshots; return False if none is left."""
         ranks, present = self._evaluated_ranks(), self._present
         there = {rank: self.workers[rank].snapshots for rank in ranks}
-        self._drop_measured(there)
+        self._drop_measured(there, present)
         # Later moments may still get more snapshots.
         running = [rank for rank in ranks if not self.workers[rank].has_ended]
         complete = min((max(there[rank], default=-1) for rank in running), default=math.inf)
@@ -129,10 +129,12 @@ class Gathering:
         """Choose the moments to evaluate from all possible `moments`."""
         return moments - self._unmeasured
 
-    def _drop_measured(self, there: Mapping[Rank, Sequence[int]]) -> None:
+    def _drop_measured(
+        self, there: Mapping[Rank, Sequence[int]], present: Sequence[Rank]
+    ) -> None:
         """Delete the snapshots with stored evaluations, unless a worker's folder is missing."""
         # With a folder that is copied later, snapshots are evaluated again.
-        if len(present := self._present) < len(self.workers):
+        if len(present) < len(self.workers):
             return
         for rank, found in there.items():
             for index in self._evaluations.kept.intersection(found):

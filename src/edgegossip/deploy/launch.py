@@ -17,7 +17,7 @@ from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.deploy.gather import make_gathering
 from edgegossip.deploy.gathering import WORKERS, Gathering
-from edgegossip.deploy.worker_past import goes_on_at, has_ended
+from edgegossip.deploy.worker_past import goes_on_at, has_ended, require_gathered
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.folder_lock import locked, require_unlocked
@@ -84,6 +84,7 @@ def launch(
             raise RunFolderError(
                 f"{out} already holds a run; choose another --out, or --resume it"
             )
+        require_gathered(out)
         gathering = make_gathering(experiment, out, recipe, command)
         # Each worker locks its folder; workers of a killed launcher may still be ending.
         require_unlocked(*(each.path for each in gathering.workers))

@@ -13,11 +13,29 @@ from edgegossip.deploy.worker_folder import read_summary, require_numbers
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import load_checkpoint
-from edgegossip.experiments.run_folder import difference, header_difference, read_json
+from edgegossip.experiments.run_folder import (
+    difference,
+    header_difference,
+    holds_run,
+    read_json,
+)
 
 _LOG = logging.getLogger("edgegossip.deploy")
 ENDS = ("finished", "time limit")
 """Reasons after which a worker has ended for good."""
+
+
+def require_gathered(out: Path) -> None:
+    """Check that the run in `out`, if any, is of workers, and not simulated.
+
+    Raises:
+        RunFolderError: If the run is simulated.
+    """
+    if holds_run(out) and read_json(out / "experiment.json").get("driver") != "network":
+        raise RunFolderError(
+            f"{out} holds a simulated run; choose another --out, and move the folder workers "
+            "there if there is one"
+        )
 
 
 def require_worker_of(experiment: Experiment, out: Path) -> None:

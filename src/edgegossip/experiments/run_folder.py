@@ -65,6 +65,7 @@ class RunFolder:
                 f"{path} already holds a run; choose another --out, or --resume it (in Python: "
                 "another out, or resume=True)"
             )
+        self.drop_checkpoint()  # of a run that stopped before anything was measured
         self.write_json("experiment.json", header)
 
     def _require_same_experiment(self) -> None:
@@ -134,9 +135,10 @@ def holds_run(path: Path) -> bool:
 
 
 def _has_only_begun(log: Path) -> bool:
-    """Whether a log has only its first line, as when the first evaluation raises an error."""
+    """Whether a log has at most one line, as when the first evaluation raises an error."""
     with log.open("rb") as file:
-        return bool(file.readline()) and not file.readline()
+        file.readline()
+        return not file.readline()
 
 
 def finished_results(path: Path) -> Results | None:

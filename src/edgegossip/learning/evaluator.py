@@ -18,7 +18,7 @@ from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.loss import Forward, Loss, forward_pair, prepare_batch
 from edgegossip.learning.metric import Measurement, Metric
 from edgegossip.learning.nested import Nested
-from edgegossip.learning.normalization import running_statistics
+from edgegossip.learning.normalization import trained_statistics
 
 _RECALIBRATION = 2000
 """Approximate number of training samples for measuring running statistics."""
@@ -75,9 +75,7 @@ class Evaluator:
         self._split = measured
         self._torch_device = torch.device(torch_device)
         self._batch_size = batch_size
-        module.train()  # a frozen layer, which its owner keeps in eval mode, stays in it
-        measured_again = [] if has_buffers else running_statistics(module)
-        self._statistics = [layer for layer in measured_again if layer.training]
+        self._statistics = [] if has_buffers else trained_statistics(module)
         num_train = len(dataset.train) if self._statistics else 0
         self._recalibration = torch.arange(0, num_train, max(1, num_train // _RECALIBRATION))
         self.cost = (len(measured) + len(self._recalibration)) / 3

@@ -29,8 +29,8 @@ class FlatModel:
         module: Module to change in place.
         has_buffers: Include floating-point buffers (running means and variances) after the
             parameters, so that they are exchanged and averaged too. Counters stay with the
-            module, and so do buffers that its `state_dict` leaves out and buffers with infinite
-            or undefined values, such as masks, which have no mean.
+            module, and so do buffers that its `state_dict` leaves out and masks: buffers of
+            which some values, but not all, are infinite.
         channels_last: Use this layout for weights of convolutions; fast for inputs in the same
             layout.
         torch_device: Device of the module.
@@ -163,9 +163,15 @@ def _floating_buffers(module: nn.Module) -> list[tuple[Tensor, list[tuple[nn.Mod
     found: dict[int, tuple[Tensor, list[tuple[nn.Module, str]]]] = {}
     for owner in module.modules():
         for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
-            if id(buffer) in kept and buffer.is_floating_point() and buffer.isfinite().all():
+            if id(buffer) in kept and buffer.is_floating_point() and not _is_mask(buffer):
                 found.setdefault(id(buffer), (buffer, []))[1].append((owner, name))
     return list(found.values())
+
+
+def _is_mask(buffer: Tensor) -> bool:
+    # Statistics that training has yet to find may also begin as infinite, but as a whole.
+    infinite = buffer.isinf()
+    return bool(infinite.any() and not infinite.all())
 
 
 def _view(flat: Tensor, like: Tensor, offset: int) -> Tensor:

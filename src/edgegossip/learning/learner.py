@@ -25,6 +25,7 @@ from edgegossip.learning.loss import (
 )
 from edgegossip.learning.model_copies import ModelCopies, ModelCopy
 from edgegossip.learning.nested import Nested
+from edgegossip.learning.normalization import reset_lost_statistics
 from edgegossip.learning.optimizer import OptimizerFactory
 from edgegossip.learning.read_ahead import Reader
 from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
@@ -266,7 +267,7 @@ class Learner(Trainer):
 
     @property
     def layout(self) -> Layout:
-        """Trained parameters first, then the floating-point buffers."""
+        """Trained parameters first, then the exchanged buffers."""
         return Layout(self._copies.num_trained)
 
     def cost(self, request: Train) -> float:
@@ -325,9 +326,7 @@ class Learner(Trainer):
         Non-finite running statistics of normalization layers are also reset.
         """
         self._at_work().start_over()
-        for module in self.model.module.modules():
-            if not all(buffer.isfinite().all() for buffer in module.buffers(recurse=False)):
-                module.reset_running_stats()  # type: ignore[operator]  # no others have any
+        reset_lost_statistics(self.model.module)
 
     def cancel(self) -> None:
         """Stop for good after the current step of training or aggregation."""

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from edgegossip.core.snapshot import can_keep
 from edgegossip.learning.dropout import Dropout, replace_dropout
 from edgegossip.learning.flat import FlatModel
 from edgegossip.learning.optimizer import OptimizerFactory
@@ -72,7 +71,7 @@ class ModelCopy:
                 f"optimizer made {name} for tensors that are not the model's own; make it for "
                 f"those that it is given, e.g. optimizer=lambda params: {name}(params)"
             )
-        if not all("lr" in group for group in made.param_groups):
+        if any(group.get("lr") is None for group in made.param_groups):
             raise ValueError(
                 f"a group of {name} has no 'lr', which the schedule sets; call the optimizer's "
                 "learning rate 'lr'"
@@ -100,12 +99,13 @@ class ModelCopy:
     def memory(self) -> OptimizerState:
         """The optimizer's state, shared with the optimizer.
 
-        Entries of groups that no checkpoint can hold, such as functions, are left out.
+        Only plain entries of groups are kept: numbers, text, tensors, and lists, tuples and
+        dictionaries of them.
         """
         states = [dict(self.optimizer.state[tensor]) for tensor in self.trained]
         groups = self.optimizer.param_groups if self.has_own_groups else []
         return states + [
-            {name: each for name, each in group.items() if name != "params" and can_keep(each)}
+            {name: each for name, each in group.items() if name != "params" and _is_plain(each)}
             for group in groups
         ]
 
@@ -119,9 +119,9 @@ class ModelCopy:
         for tensor, state in zip(self.trained, memory[:num_trained], strict=True):
             if state:
                 self.optimizer.state[tensor] = dict(state)
-        # Checkpoints of earlier versions have no groups.
-        for group, kept in zip(self.optimizer.param_groups, memory[num_trained:], strict=False):
-            group.update(kept)
+        if groups := memory[num_trained:]:  # checkpoints of earlier versions have none
+            for group, kept in zip(self.optimizer.param_groups, groups, strict=True):
+                group.update(kept)
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers that are not in the parameter vector, by name."""
@@ -130,6 +130,15 @@ class ModelCopy:
     def load_buffers(self, buffers: dict[str, Tensor]) -> None:
         for name, buffer in buffers.items():
             self._own_buffers[name].copy_(buffer)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a checkpoint can hold a value, and gives back the same."""
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(map(_is_plain, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return type(value) in (list, tuple) and all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | Tensor)
 
 
 class ModelCopies:

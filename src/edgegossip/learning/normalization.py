@@ -77,6 +77,25 @@ def running_statistics(module: nn.Module) -> list[nn.modules.batchnorm._NormBase
     return [layer for layer in layers if layer.track_running_stats]
 
 
+def trained_statistics(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    """The layers whose running statistics training changes.
+
+    Others are frozen: their ``train`` leaves them in eval mode.
+    """
+    was_training = module.training
+    module.train()
+    layers = [layer for layer in running_statistics(module) if layer.training]
+    module.train(was_training)
+    return layers
+
+
+def reset_lost_statistics(module: nn.Module) -> None:
+    """Reset the layers with running statistics that are no longer finite."""
+    for layer in running_statistics(module):
+        if not all(buffer.isfinite().all() for buffer in layer.buffers()):
+            layer.reset_running_stats()
+
+
 def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
     """Warn if `module` has running statistics, which do not fit workers with different data.
 
@@ -84,7 +103,7 @@ def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
         module: Model to train on skewed shards.
         has_buffers: Whether the statistics are exchanged and averaged with the parameters.
     """
-    if not (layers := running_statistics(module)):
+    if not (layers := trained_statistics(module)):
         return
     then = (
         "the running ones are exchanged and averaged with the parameters, but fit no single "

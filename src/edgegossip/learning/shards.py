@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -46,8 +46,9 @@ class DealtShards:
     """
 
     def __init__(
-        self, dataset: Dataset, ranks: Sequence[Rank], shards: Sequence[Tensor]
+        self, dataset: Dataset, ranks: Sequence[Rank], shards: Iterable[Tensor]
     ) -> None:
+        shards = [*shards]
         if len(shards) != len(ranks):
             raise ValueError(
                 f"partition made {len(shards)} shards for {len(ranks)} workers; return one "

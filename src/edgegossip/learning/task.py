@@ -29,7 +29,7 @@ from edgegossip.learning.metric import Metric, check_metrics
 from edgegossip.learning.model_copies import ModelCopies
 from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.normalization import (
-    running_statistics,
+    trained_statistics,
     warn_of_other_buffers,
     warn_of_running_statistics,
 )
@@ -230,8 +230,9 @@ class Workload:
         is_local = isinstance(task.dataset, Local)
         if len(ranks) > 1 and (is_local or is_skewed(task.partition)):
             warn_of_running_statistics(self._parts.whole, has_buffers=task.has_buffers)
-        for flat in self._parts.models.values():
-            warn_of_other_buffers(flat.module, flat.moved_buffers)
+        if len(ranks) > 1:
+            for flat in self._parts.models.values():
+                warn_of_other_buffers(flat.module, flat.moved_buffers)
         self._lent: dict[str, ModelCopies] = {}
         self._validators: dict[Rank, Evaluator] = {}
         self._shards = self._make_shards(reads)
@@ -239,7 +240,7 @@ class Workload:
     def _make_shards(self, reads: Container[Rank] | None) -> DealtShards | LocalShards:
         task, ranks = self.task, self._ranks
         if isinstance(task.dataset, Local):
-            if not task.has_buffers and running_statistics(self._parts.whole):
+            if not task.has_buffers and trained_statistics(self._parts.whole):
                 raise ValueError(
                     "has_buffers is False, so an averaged model's normalization layers would "
                     "need training samples, and Local data is not here; use has_buffers=True"

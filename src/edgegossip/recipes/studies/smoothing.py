@@ -23,7 +23,7 @@ def smoothed(row: Row, width: Seconds) -> Row:
     """
     times, accuracies = row["times"], row["accuracies"]
     # Kept results have five digits, which must not take away a last whole interval.
-    num_intervals = math.floor(times[-1] / width * (1 + 1e-3))
+    num_intervals = math.floor(times[-1] / width + 0.01)
     ends = [(k + 1) * width for k in range(num_intervals)]
     means = [mean_accuracy(times, accuracies, end - width, end) for end in ends]
     found = [(end, mean) for end, mean in zip(ends, means, strict=True) if mean is not None]
