@@ -69,7 +69,7 @@ class FlatModel:
                 "requires_grad=True"
             )
         buffers = _floating_buffers(self.module) if has_buffers else []
-        tensors = laid_out(self.module, has_buffers)
+        tensors = [*parameters, *(buffer for buffer, _ in buffers)]
         self.sizes = tuple(tensor.numel() for tensor in tensors)
         self.num_params = sum(self.sizes)
         self.num_trained = sum(parameter.numel() for parameter in parameters)

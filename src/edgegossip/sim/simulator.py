@@ -146,6 +146,7 @@ class Simulator(Generic[State]):
 
     @property
     def is_anyone_online(self) -> bool:
+        """Whether any worker has not crashed, or is back."""
         return any(self._membership.is_online)
 
     @property
