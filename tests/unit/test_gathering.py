@@ -10,50 +10,32 @@ from typing import Any
 
 import pytest
 import safetensors.torch
-from tests.small_runs import NUM_WORKERS, small_run
+from tests.small_runs import NUM_WORKERS
+from tests.worker_folders import (
+    EXPERIMENT,
+    make_folders,
+    trained,
+    write_lines,
+    write_snapshots,
+)
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.deploy import worker_folder
-from edgegossip.deploy.gather import gather
 from edgegossip.deploy.gathering import WORKERS, Gathering
 from edgegossip.deploy.snapshots import snapshot_path
 from edgegossip.deploy.worker_folder import WorkerFolder
 from edgegossip.experiments import evaluations, event_log
 from edgegossip.experiments.event_log import to_line
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.run_folder import load_results
-
-EXPERIMENT = small_run("epoch-gossip", evaluation_interval=None)
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A run folder with folders of workers."""
-    for rank in range(NUM_WORKERS):
-        (tmp_path / WORKERS / str(rank) / "snapshots").mkdir(parents=True)
+    make_folders(tmp_path)
     return tmp_path
-
-
-def write_lines(out: Path, rank: int, *lines: dict[str, Any]) -> None:
-    with (out / WORKERS / str(rank) / "events.jsonl").open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-
-
-def trained(time: float, num_samples: int) -> dict[str, Any]:
-    times = {"time": time, "start": time - 0.1}
-    return {"type": "trained", **times, "num_samples": num_samples, "cost": num_samples}
 
 
 def sent(time: float, round: int, num_bytes: int) -> dict[str, Any]:
     return {"type": "sent", "time": time, "round": round, "num_bytes": num_bytes}
-
-
-def write_snapshots(out: Path, *snapshots: int) -> None:
-    params = EXPERIMENT.workload().initial_params()
-    for rank in range(NUM_WORKERS):
-        for index in snapshots:
-            path = snapshot_path(out / WORKERS / str(rank) / "snapshots", index)
-            safetensors.torch.save_file({"params": params}, path)
 
 
 def measured(out: Path) -> Gathering:
@@ -137,55 +119,6 @@ def test_damaged_evaluations_do_not_stop_a_run(out: Path, content: str) -> None:
     assert times(measured(out)) == [0]
 
 
-# Gathering again.
-
-
-def write_ends(out: Path, *ranks: int) -> None:
-    end = {"reason": "finished", "seconds": 1.2, "wall_seconds": 1.2, "mean_staleness": 0.0}
-    params = EXPERIMENT.workload().initial_params()
-    for rank in ranks:
-        folder = out / WORKERS / str(rank)
-        (folder / "summary.json").write_text(json.dumps(end))
-        model = {"params": params * (rank + 1)}
-        safetensors.torch.save_file(model, folder / "params.safetensors")
-
-
-def gathered(out: Path) -> tuple[Results, list[str]]:
-    results, left_out = gather(EXPERIMENT, out)
-    assert isinstance(results, Results)
-    return results, left_out
-
-
-def test_a_folder_that_was_missing_is_copied_and_the_run_is_gathered_anew(out: Path) -> None:
-    params = EXPERIMENT.workload().initial_params()
-    for rank in range(NUM_WORKERS):
-        write_lines(out, rank, trained(0.2, 8))
-        for index in range(3):
-            path = snapshot_path(out / WORKERS / str(rank) / "snapshots", index)
-            safetensors.torch.save_file({"params": params * (rank + 1)}, path)
-    write_ends(out, *range(NUM_WORKERS))
-    other, elsewhere = out / WORKERS / "2", out / "elsewhere"
-    other.rename(elsewhere)
-    partial, left_out = gathered(out)
-    assert "copy the folder of worker 2 there" in left_out[0]
-    assert [each.samples_processed for each in partial.history] == [0, 24, 24, 24]
-    assert len({each.loss for each in partial.history}) == 1
-    snapshots = WorkerFolder(out / WORKERS / "0", 0).snapshots
-    assert snapshots == [0, 1, 2]  # they are needed again
-    elsewhere.rename(other)
-    # A folder that arrives changes every moment, not only the end.
-    whole, left_out = gathered(out)
-    assert left_out == []
-    assert [each.samples_processed for each in whole.history] == [0, 32, 32, 32]
-    assert {each.loss for each in whole.history} == {whole.history[-1].loss}
-    assert whole.history[-1].loss != partial.history[-1].loss
-    assert len(whole.worker_values) == NUM_WORKERS
-    assert load_results(out).history == whole.history
-    assert WorkerFolder(out / WORKERS / "0", 0).snapshots == []
-    again, _ = gathered(out)
-    assert again.history == whole.history
-
-
 def test_evaluations_without_ranks_stay(out: Path) -> None:
     write_snapshots(out, 0)
     measured(out)
@@ -196,15 +129,6 @@ def test_evaluations_without_ranks_stay(out: Path) -> None:
     path.write_text(json.dumps(content))
     write_snapshots(out, 0)
     assert [each.samples_processed for each in measured(out).history] == [7]
-
-
-def test_a_simulated_run_is_not_gathered_over(out: Path) -> None:
-    (out / "experiment.json").write_text("{}")
-    (out / "events.jsonl").write_text("{}\n{}\n")
-    write_ends(out, *range(NUM_WORKERS))
-    with pytest.raises(RunFolderError, match="holds a simulated run; choose"):
-        gather(EXPERIMENT, out)
-    assert (out / "events.jsonl").read_text() == "{}\n{}\n"
 
 
 # A worker's log.
