@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from dataclasses import replace
@@ -31,6 +30,7 @@ from edgegossip.core.protocol import (
     Rank,
     Received,
     Send,
+    SetTimer,
     Started,
     TimerFired,
     Trained,
@@ -122,19 +122,47 @@ def test_the_average_waits_for_all_who_are_there_and_for_no_others() -> None:
     sent = [each.receiver for each in effects if isinstance(each, Send)]
     assert sent[-2:] == [0, 3]
     assert Finish() not in effects
+    later = SetTimer("final members", 11.0)
+    assert effects[-1] == later
     assert [type(each) for each in algorithm.handle(state, WorkerJoined(2), 1.0)] == [Send]
     algorithm.handle(state, WorkerLost(2), 1.0)
-    assert algorithm.handle(state, finals(algorithm, 3, 10.0), 1.0) == [Finish()]
+    *told, last = algorithm.handle(state, finals(algorithm, 3, 10.0), 1.0)
+    assert last == Finish()
+    assert [each.receiver for each in told] == [0, 3]  # type: ignore[union-attr]
     assert state.estimate.tolist() == [5.0, 5.0]
+    # A model that arrives later is averaged, too, and the run does not finish twice.
+    *told, last = algorithm.handle(state, finals(algorithm, 2, 17.0), 1.0)
+    assert Finish() not in [*told, last]
+    assert state.estimate.tolist() == [8.0, 8.0]
 
 
-def test_progress_goes_by_the_time_at_which_the_inner_algorithm_ends() -> None:
+def test_the_inner_algorithm_ends_when_its_time_is_over() -> None:
     algorithm = FinalAverage(inner=ENDLESS, num_workers=2, ends_at=8.0)
-    assert algorithm.traits.progress(3, now=2.0, max_seconds=math.inf) == 0.25
     state = algorithm.init(0, torch.zeros(1))
     assert any(effect.at == 8.0 for effect in algorithm.handle(state, Started(), 0.0)[1:])  # type: ignore[union-attr]
     effects = algorithm.handle(state, TimerFired("final average"), 8.0)
-    assert [type(effect) for effect in effects] == [Send]
+    assert [type(effect) for effect in effects] == [Send, SetTimer]
+    assert state.is_cut
+
+
+def test_a_model_that_was_lost_on_the_way_is_asked_for_again() -> None:
+    algorithm = FinalAverage(inner=ENDLESS, num_workers=2, ends_at=8.0)
+    states = [algorithm.init(rank, torch.full((2,), float(rank))) for rank in range(2)]
+    for state in states:
+        algorithm.handle(state, Started(), 0.0)
+        algorithm.handle(state, TimerFired("final average"), 8.0)  # the models are lost
+    ask, again = algorithm.handle(states[0], TimerFired("final members"), 18.0)
+    assert isinstance(ask, Send)
+    assert again == SetTimer("final members", 38.0)
+    (answer,) = algorithm.handle(states[1], Received(0, ask.message), 18.0)
+    assert isinstance(answer, Send)
+    effects = algorithm.handle(states[0], Received(1, answer.message), 18.0)
+    assert Finish() in effects
+    assert states[0].estimate.tolist() == [0.5, 0.5]
+    # One that never sends its model is not awaited for ever.
+    effects = algorithm.handle(states[1], TimerFired("final members"), 8.0 + 60.0 + 8.0)
+    assert Finish() in effects
+    assert states[1].estimate.tolist() == [1.0, 1.0]
 
 
 # Meeting.
@@ -208,7 +236,7 @@ def test_one_that_is_left_alone_goes_on_unless_it_is_told_not_to(
 
 def test_the_final_model_of_one_that_has_lied_is_not_averaged() -> None:
     algorithm = FinalAverage(inner=ENDLESS, num_workers=3, ends_at=8.0)
-    state = algorithm.init(0, torch.zeros(4))
+    state = algorithm.init(0, torch.zeros(2))
     algorithm.handle(state, finals(algorithm, 1, 8.0), 1.0)
     algorithm.handle(state, WorkerLost(1, has_lied=True), 2.0)
     assert 1 not in state.models

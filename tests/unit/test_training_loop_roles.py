@@ -16,7 +16,15 @@ from edgegossip.algorithms.parameter_server.adsp import ADSP
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Finish, Message, Received, Send, Started, WorkerLost
+from edgegossip.core.protocol import (
+    Finish,
+    Message,
+    Received,
+    Send,
+    SetTimer,
+    Started,
+    WorkerLost,
+)
 from edgegossip.deploy.final_average import FinalAverage
 from edgegossip.deploy.training_loop import TrainingLoop
 from edgegossip.net.memory import MemoryNetwork
@@ -115,8 +123,9 @@ def ended(rank: int) -> Any:  # noqa: ANN401
 
 def test_only_those_who_count_send_their_final_models() -> None:
     worker, server = ended(1), ended(0)
-    assert FINAL._end(worker) == []
-    sent = [each for each in FINAL._end(server) if isinstance(each, Send)]
+    assert [type(each) for each in FINAL._end(worker, 0.0)] == [SetTimer]
+    sent = [each for each in FINAL._end(server, 0.0) if isinstance(each, Send)]
+    sent = [each for each in sent if "params" in each.message.payload]
     assert [each.receiver for each in sent] == [1, 2]
     model = torch.tensor([1.0, 2.0])
     message = Message(sent[0].message.kind, 4, {"params": model})

@@ -51,7 +51,11 @@ Results go to --out DIR, by default runs/NAME/STAMP; open report.html there.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0, 1 for failures, 2 for usage, 130 for Ctrl+C."""
+    """Run a command; return its exit code.
+
+    0 is success, 1 a failure, 2 wrong usage, 3 a real run whose workers end with different
+    models, and 130 Ctrl+C.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _dispatch(arguments)

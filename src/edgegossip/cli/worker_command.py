@@ -47,6 +47,9 @@ from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
 
+APART = 3
+"""Exit code of a real run whose workers end with different models."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(ConnectionOptions, TrackOptions):
@@ -75,6 +78,8 @@ class WorkerOptions(ConnectionOptions, TrackOptions):
         threads: Threads of one training step.
         max_waiting_bytes: Maximum size of the messages in memory waiting for one receiver, and
             of the received messages; by default an eighth of the memory, at most 1 GiB.
+        final_average: At the end, give all workers in reach the mean of their models, or the
+            server's model. Stages, and servers that share a model, keep their parts.
     """
 
     rank: Rank
@@ -92,6 +97,7 @@ class WorkerOptions(ConnectionOptions, TrackOptions):
     parent: int | None = None
     threads: int = 1
     max_waiting_bytes: int | None = None
+    final_average: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +113,8 @@ class LaunchOptions(TrackOptions):
         max_seconds: Time limit, counted from the beginning; by default the recipe's.
         checkpoint_seconds: Seconds between checkpoints.
         max_waiting_bytes: Limit on each worker's messages in memory; see `edgegossip worker`.
+        final_average: At the end, give all workers in reach the mean of their models; see
+            `edgegossip worker`.
     """
 
     n: Annotated[int | None, tyro.conf.arg(name="n", aliases=("-n",))] = None
@@ -116,6 +124,7 @@ class LaunchOptions(TrackOptions):
     max_seconds: Seconds | None = None
     checkpoint_seconds: Seconds = 60.0
     max_waiting_bytes: int | None = None
+    final_average: bool = True
 
     def __post_init__(self) -> None:
         check_ranges(self, max_waiting_bytes="at least 1 or None")
@@ -180,11 +189,11 @@ def worker_command(arguments: list[str]) -> int:
     if reason == "interrupted":
         given = ["worker", *without(arguments, "out"), "--out", str(out)]
         raise Interrupted(f"stopped; to continue: edgegossip {shlex.join(given)}")
-    if options.parent is None:  # else the launcher gathers
+    if options.parent is None:
         metric = experiment.task.metric
         command = ["gather", name, *_of_recipe(arguments[1:], options.only, WorkerOptions)]
-        _say_what_came_out(out, command, metric)
-    return 0
+        return _say_what_came_out(out, command, metric)
+    return 0  # the launcher finds out from the folders whether the models agree
 
 
 def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
@@ -206,6 +215,7 @@ def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
             parent=options.parent,
             threads=options.threads,
             max_waiting_bytes=options.max_waiting_bytes,
+            final_average=options.final_average,
             trackers=options.trackers,
         )
     except ValueError as error:
@@ -225,8 +235,8 @@ def _of_recipe(arguments: list[str], only: str | None, kind: type[Any]) -> list[
     return kept if only is None else [*kept, "--only", only]
 
 
-def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = ACCURACY) -> None:
-    """Print this worker's result and the command that gathers the run."""
+def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = ACCURACY) -> int:
+    """Print this worker's result and the command that gathers; return the exit code."""
     found = read_json(out / "summary.json")
     value, commits = found[f"validation_{metric.key}"], found["commits"]
     shown = f", validation {metric.name} {units.metric_value(value, metric, 2)}"
@@ -242,6 +252,10 @@ def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = AC
         f"{run / WORKERS / '0'}, {run / WORKERS / '1'}, ... and run\n"
         f"  edgegossip {shlex.join([*gather, '--out', str(run)])}"
     )
+    if found["agreement"] is None or not found["agreement"]["is_apart"]:
+        return 0
+    print("the model of this worker is not the run's; see the warnings above", file=sys.stderr)
+    return APART
 
 
 _NUMBERS = ("num_workers", "num_stages")
@@ -322,7 +336,14 @@ def launch_command(arguments: list[str]) -> int:
         )
     print_table({experiment.run_name: results})
     print_report(write_report(out))
-    return 0
+    return _say_who_disagrees(results)
+
+
+def _say_who_disagrees(results: Results) -> int:
+    """Print a line for each difference of the final models; return the exit code."""
+    for line in results.disagreements:
+        print(f"warning: the models differ: {line}", file=sys.stderr)
+    return APART if results.disagreements else 0
 
 
 def gather_command(arguments: list[str]) -> int:
@@ -342,7 +363,7 @@ def gather_command(arguments: list[str]) -> int:
         print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})
     print_report(write_report(options.out))
-    return 0
+    return _say_who_disagrees(results)
 
 
 def _say_who_measures(out: Path, command: Sequence[str], ranks: Sequence[Rank]) -> None:

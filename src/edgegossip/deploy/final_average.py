@@ -1,5 +1,5 @@
-"""A final exchange after any algorithm, so that all workers end with the mean of the
-evaluated models.
+"""A final exchange after any algorithm, so that all workers in reach end with the mean of the
+evaluated models, and know whose models are not in it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.core.algorithm import Traits, Wrapper
+from edgegossip.core.algorithm import Algorithm, Wrapper
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
     Effect,
@@ -35,6 +35,13 @@ from edgegossip.core.protocol import (
 from edgegossip.core.schema import MessageSpec, TensorSpec
 
 _FINAL = "final average"
+"""Kind of the message with a final model, and name of the timer at `ends_at`."""
+_MEMBERS = "final members"
+"""Kind of the message that names the models in a mean, and name of the timer that asks for
+missing models."""
+_ASK_AFTER: Seconds = 10.0
+_PATIENCE = 10.0
+"""Maximum wait for workers in reach, as a multiple of the run so far."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,19 +50,32 @@ class FinalState(WorkerState):
 
     Attributes:
         inner: State of the inner algorithm.
-        is_ending: Whether the inner algorithm has finished or its time is over.
-        models: The final models by rank, including this worker's.
-        lost: Unreachable workers, as keys.
-        average: Mean of the evaluated models, once all have arrived.
         num_params: Number of entries of a whole model.
+        is_ending: Whether the inner algorithm has finished or its time is over.
+        is_cut: Whether its time was over before it had finished.
+        models: The final models by rank, including this worker's; empty tensors for models
+            that do not count.
+        lost: Unreachable workers, and the times at which they were lost.
+        members: By rank, the workers whose models are in that worker's mean.
+        average: Mean of the evaluated models, once all have arrived.
+        asks_after: Seconds until this worker asks again for missing models.
+        waits_until: Time until which it waits for the models of workers in reach.
+        num_exchanged: Rounds in which a message of another worker arrived.
+        has_heard: Whether one has arrived in this round.
     """
 
     inner: Any
     num_params: int
     is_ending: bool = False
+    is_cut: bool = False
     models: dict[Rank, Tensor] = field(default_factory=dict)
-    lost: dict[Rank, None] = field(default_factory=dict)
+    lost: dict[Rank, Seconds] = field(default_factory=dict)
+    members: dict[Rank, list[Rank]] = field(default_factory=dict)
     average: Tensor | None = None
+    asks_after: Seconds = _ASK_AFTER
+    waits_until: Seconds = math.inf
+    num_exchanged: int = 0
+    has_heard: bool = False
 
     @property
     def estimate(self) -> Tensor:
@@ -71,22 +91,19 @@ class FinalState(WorkerState):
         return self.average is not None or bool(self.inner.is_evaluated)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LimitedTraits(Traits):
-    ends_at: Seconds
-
-    def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
-        return Traits.progress(self, round, now, min(max_seconds, self.ends_at))
-
-
 @dataclass(frozen=True, kw_only=True)
 class FinalAverage(Wrapper[FinalState]):
     """Run an algorithm to its end, then average the workers' models.
 
-    Each worker whose role is evaluated (see `Role`) sends its estimate to all others. All
-    workers wait for these models, except for those of lost workers. All workers still present
-    end with the same parameters, bit for bit: the mean, or the server's parameters in a run
-    with a server. A worker that no message reaches keeps its own parameters.
+    Each worker whose role is evaluated (see `Role`) sends its estimate to all others, with no
+    entries if its state is not evaluated, as that of a server on standby. A worker waits for
+    the models of all workers in reach, however long they train: only the transport, or a wait
+    of ten times the run's duration (after `ends_at`, of the run's duration), ends the wait. It
+    asks again for models that do not arrive. A model that arrives later is still averaged.
+
+    All workers in reach of each other end with the same parameters, bit for bit: the mean, or
+    the server's parameters in a run with a server. Each names the models in its mean to all
+    others, so that `agreement_of` can tell which workers end with another model.
 
     Args:
         inner: The algorithm to run.
@@ -97,17 +114,17 @@ class FinalAverage(Wrapper[FinalState]):
     num_workers: int
     ends_at: Seconds = math.inf
 
-    @property
-    def traits(self) -> Traits:
-        return _LimitedTraits(**_fields(self.inner.traits), ends_at=self.ends_at)
-
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         # Where servers share the model, theirs are slices of it.
         num_slices = max(self.role(rank).num_slices for rank in range(self.num_workers))
         longest = -(-params.numel() // num_slices)
         piece = TensorSpec(params.dtype, (None,), max_numel=longest)
-        final = MessageSpec({"params": params if num_slices == 1 else piece})
-        return {**self.inner.schema(params), _FINAL: final}
+        flags = TensorSpec(torch.uint8, (self.num_workers,))
+        return {
+            **self.inner.schema(params),
+            _FINAL: MessageSpec({"params": piece}),
+            _MEMBERS: MessageSpec({"members": flags}, numbers={"asks": range(2)}),
+        }
 
     def init(self, rank: Rank, params: Tensor) -> FinalState:
         inner = self.inner.init(rank, params)
@@ -118,11 +135,16 @@ class FinalAverage(Wrapper[FinalState]):
         effects: list[Effect] = []
         match event:
             case Received(sender, Message(kind=kind) as message) if kind == _FINAL:
-                role, params = self.role(sender), message.payload["params"]
-                if role.num_slices == 1 or len(params) == role.num_held(state.num_params):
+                params = message.payload["params"]
+                if len(params) in (0, self.role(sender).num_held(state.num_params)):
                     state.models[sender] = params
+            case Received(sender, Message(kind=kind) as message) if kind == _MEMBERS:
+                effects = self._compare(state, sender, message)
             case TimerFired(name) if name == _FINAL:
+                state.is_cut = not state.is_ending
                 state.is_ending = True
+            case TimerFired(name) if name == _MEMBERS:
+                effects = self._ask(state, now)
             case Trained() if state.is_ending:
                 pass  # too late to count
             case _:
@@ -131,45 +153,102 @@ class FinalAverage(Wrapper[FinalState]):
             case Started() if self.ends_at < math.inf:
                 effects.append(SetTimer(_FINAL, self.ends_at))
             case WorkerLost(rank, has_lied):
-                state.lost[rank] = None
+                state.lost.setdefault(rank, now)
                 if has_lied:
                     state.models.pop(rank, None)
             case WorkerJoined(rank):
                 state.lost.pop(rank, None)
-                effects += self._send(state, [rank]) if state.rank in state.models else []
+                if state.rank in state.models:
+                    effects += self._send(state, [rank])
+                    effects += self._tell(state, [rank])
         state.params, state.round = state.inner.params, state.inner.round
-        return [*effects, *self._end(state)] if state.is_ending else effects
+        return [*effects, *self._end(state, now)] if state.is_ending else effects
+
+    @property
+    def counted(self) -> list[Rank]:
+        """The ranks whose models may count in the mean."""
+        return [rank for rank in range(self.num_workers) if self.role(rank).is_evaluated]
+
+    def members(self, state: FinalState) -> list[Rank]:
+        """The workers whose models count and have arrived."""
+        return [r for r in self.counted if r in state.models and len(state.models[r])]
 
     def _pass_on(self, state: FinalState, event: Event, now: Seconds) -> list[Effect]:
         """Let the inner algorithm handle the event, but do not finish yet."""
+        state.has_heard |= isinstance(event, Received)
         effects = self.inner.handle(state.inner, event, now)
+        if state.inner.round != state.round:
+            state.num_exchanged += state.has_heard
+            state.has_heard = False
         state.is_ending |= any(isinstance(effect, Finish) for effect in effects)
         dropped = Train | Finish if state.is_ending else Finish
         return [effect for effect in effects if not isinstance(effect, dropped)]
 
-    def _end(self, state: FinalState) -> list[Effect]:
-        """Send this worker's model once, and average once all models have arrived."""
+    def _end(self, state: FinalState, now: Seconds) -> list[Effect]:
+        """Send this worker's model once, and average whenever no model is awaited."""
         effects: list[Effect] = []
         if state.rank not in state.models:
-            state.models[state.rank] = state.inner.estimate.clone()
+            estimate = state.inner.estimate.clone()
+            state.models[state.rank] = estimate if state.inner.is_evaluated else estimate[:0]
+            share = 1.0 if now >= self.ends_at else _PATIENCE
+            state.waits_until = now + 6 * _ASK_AFTER + share * now
             effects += self._send(state, range(self.num_workers))
-        counted = [r for r in range(self.num_workers) if self.role(r).is_evaluated]
-        if state.average is None and all(r in state.models or r in state.lost for r in counted):
-            state.average = self._average(state, counted)
-            effects.append(Finish())
+            # The timer also tells a host that this worker waits for living workers, and not
+            # for messages that may have been lost.
+            effects.append(SetTimer(_MEMBERS, now + state.asks_after))
+        if self._awaited(state) and now < state.waits_until:
+            return effects
+        members = self.members(state)
+        if state.average is None or state.members[state.rank] != members:
+            is_first = state.average is None
+            state.average = self._average(state, members)
+            state.members[state.rank] = members
+            effects += self._tell(state, range(self.num_workers))
+            effects += [Finish()] if is_first else []
         return effects
 
-    def _average(self, state: FinalState, counted: list[Rank]) -> Tensor:
+    def _awaited(self, state: FinalState) -> list[Rank]:
+        return [r for r in self.counted if r not in state.models and r not in state.lost]
+
+    def _ask(self, state: FinalState, now: Seconds) -> list[Effect]:
+        """Ask for models that may have been lost on the way, more and more rarely."""
+        if state.average is not None:
+            return []
+        state.asks_after *= 2
+        again = SetTimer(_MEMBERS, min(now + state.asks_after, max(now, state.waits_until)))
+        return [*self._tell(state, self._awaited(state), asks=True), again]
+
+    def _tell(
+        self, state: FinalState, ranks: Iterable[Rank], *, asks: bool = False
+    ) -> list[Effect]:
+        """Name the models that have arrived here to some workers in reach."""
+        flags = torch.zeros(self.num_workers, dtype=torch.uint8)
+        flags[list(state.models) if asks else state.members.get(state.rank, [])] = 1
+        message = Message(_MEMBERS, state.round, {"members": flags}, {"asks": int(asks)})
+        if not asks and state.average is None:
+            return []
+        return [Send(r, message) for r in ranks if r != state.rank and r not in state.lost]
+
+    def _compare(self, state: FinalState, sender: Rank, message: Message) -> list[Effect]:
+        """Note whose models another worker has averaged, or repeat a model that it lacks."""
+        theirs = message.payload["members"].nonzero().flatten().tolist()
+        if not message.numbers["asks"]:
+            state.members[sender] = theirs
+            return []
+        lacks_own = state.rank in state.models and state.rank not in theirs
+        return self._send(state, [sender]) if lacks_own else []
+
+    def _average(self, state: FinalState, members: list[Rank]) -> Tensor:
         """Average the arrived models; if servers share the model, join their slices."""
         slices: dict[int, list[Tensor]] = {}
-        for rank in counted:
-            if rank in state.models:
-                found = slices.setdefault(self.role(rank).slice_index, [])
-                found.append(state.models[rank])
-        if len(slices) == max((self.role(rank).num_slices for rank in counted), default=1):
+        for rank in members:
+            found = slices.setdefault(self.role(rank).slice_index, [])
+            found.append(state.models[rank])
+        num_slices = max((self.role(rank).num_slices for rank in self.counted), default=1)
+        if len(slices) == num_slices:
             means = [torch.stack(slices[i]).mean(0) for i in sorted(slices)]
             return means[0] if len(means) == 1 else torch.cat(means)
-        own = state.models[state.rank]
+        own: Tensor = state.inner.estimate
         if len(own) < state.num_params:
             raise ServerLostError(
                 f"server {state.rank} has a slice of the model, and cannot reach the "
@@ -184,6 +263,16 @@ class FinalAverage(Wrapper[FinalState]):
         return [Send(r, final) for r in ranks if r != state.rank and r not in state.lost]
 
 
-def _fields(traits: Traits) -> dict[str, Any]:
-    """The fields of `traits`, unchanged."""
-    return {name: getattr(traits, name) for name in Traits.__dataclass_fields__}
+def with_final_average(
+    algorithm: Algorithm[Any], num_workers: int, ends_at: Seconds, params: Tensor
+) -> Algorithm[Any]:
+    """Wrap `algorithm` if its workers exchange whole models; others are returned unchanged.
+
+    Stages, and servers that share a model, end with the parts that they hold, and workers that
+    send nothing end with their own models.
+    """
+    roles = [algorithm.role(rank) for rank in range(num_workers)]
+    parts = {(role.name, role.num_slices) for role in roles if role.is_evaluated}
+    if len(parts) != 1 or next(iter(parts))[1] > 1 or not algorithm.schema(params):
+        return algorithm
+    return FinalAverage(inner=algorithm, num_workers=num_workers, ends_at=ends_at)

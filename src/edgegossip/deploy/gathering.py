@@ -12,10 +12,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.deploy.agreement import disagreements
 from edgegossip.deploy.snapshots import schedule
 from edgegossip.deploy.worker_folder import REASONS, WorkerFolder
 from edgegossip.deploy.worker_past import require_worker_of
@@ -182,7 +184,7 @@ class Gathering:
     def _evaluate(
         self, estimates: Mapping[Rank, Tensor], time: Seconds, *, samples: int, num_bytes: int
     ) -> Evaluation | None:
-        mean, distance = self._workload.average(estimates)
+        mean, distance = self._average(estimates)
         if (score := self._score(mean)) is None:
             return None
         loss, metrics = score
@@ -196,6 +198,14 @@ class Gathering:
             bytes_sent=num_bytes,
             samples_processed=samples,
         )
+
+    def _average(self, estimates: Mapping[Rank, Tensor]) -> tuple[Tensor, float]:
+        """The mean and the consensus distance; equal models are not averaged."""
+        (first, params), *others = estimates.items()
+        are_equal = all(torch.equal(params, each) for _, each in others)
+        if are_equal and self._workload.is_whole([first]):  # a mean might round differently
+            estimates = {first: params}
+        return self._workload.average(estimates)
 
     def _score(self, params: Tensor) -> tuple[float, dict[str, float]] | None:
         """Loss and metrics of a model; None if workers have to measure it first."""
@@ -252,7 +262,7 @@ class Gathering:
         self._come_to_the_end()
         summaries = self._summaries
         estimates = self._last_estimates(summaries)
-        mean, _ = self._workload.average(estimates)
+        mean, _ = self._average(estimates)
         time = max(summary["seconds"] for summary in summaries.values())
         # A killed run that resumed from checkpoints may end before times that it had reached.
         before = [each for each in self.history if each.time <= time]
@@ -269,9 +279,19 @@ class Gathering:
             wall_seconds=max(summary["wall_seconds"] for summary in summaries.values()),
             mean_staleness=sum(received) / len(received),
             folder=self._out,
+            disagreements=tuple(self._disagreements(summaries, mean)),
         )
         self._write(results)
         return results
+
+    def _disagreements(
+        self, summaries: Mapping[Rank, Mapping[str, Any]], mean: Tensor
+    ) -> list[str]:
+        """Sentences about the workers whose final models differ although they should not."""
+        shared = [rank for rank, each in summaries.items() if each.get("agreement")]
+        found = {rank: self.workers[rank].last_params(len(mean)) for rank in shared}
+        models = {rank: params for rank, params in found.items() if params is not None}
+        return disagreements(summaries, models, mean)
 
     def _value(self, params: Tensor) -> float:
         """The chosen metric of a model."""
@@ -342,6 +362,7 @@ class Gathering:
             "reason": results.reason,
             "error": None,
             "wall_seconds": results.wall_seconds,
+            **({"disagreements": found} if (found := results.disagreements) else {}),
         }
         lines = chain([to_line(first)], self._timeline(results.history), [to_line(last)])
         write_atomically(folder.events, lines)

@@ -65,7 +65,11 @@ def shared_settings(described: Mapping[str, object]) -> dict[str, Setting]:
 
 
 def introduce(
-    experiment: Experiment, workload: Workload, max_seconds: Seconds | None = None
+    experiment: Experiment,
+    workload: Workload,
+    max_seconds: Seconds | None = None,
+    *,
+    final_average: bool = False,
 ) -> Introduction:
     """Make a worker's introduction.
 
@@ -73,6 +77,7 @@ def introduce(
         experiment: Experiment of the worker.
         workload: Workload of `experiment`.
         max_seconds: The worker's time limit.
+        final_average: Whether the worker ends with the mean of all models.
     """
     first_of_role = {
         experiment.algorithm.role(rank).name: rank
@@ -90,6 +95,7 @@ def introduce(
     return Introduction(
         settings={
             **shared_settings(header(experiment, None)),
+            "final_average": final_average,
             **parameters,
             **frozen,
             **_sketch_data(experiment.task.dataset),

@@ -20,6 +20,7 @@ from edgegossip.core.errors import NetworkError, TrainingError, UsageError
 from edgegossip.core.protocol import Epochs, Layout, Rank, Role, Seconds, Steps, Train
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
+from edgegossip.deploy.agreement import Agreement, agreement_of
 from edgegossip.deploy.final_average import FinalAverage, FinalState
 from edgegossip.deploy.introducing import run_id, sketch
 from edgegossip.experiments.describe import describe, flatten, versions
@@ -48,8 +49,9 @@ class TrainingLoop:
 
     The final parameters are those that the algorithm leaves on this worker. After synchronous
     algorithms that average over all workers, all workers have the same parameters; after other
-    algorithms, such as GoSGD, each worker has its own. `final_average` gives all workers the
-    mean of their models, or the server's model.
+    algorithms, such as GoSGD, each worker has its own. `final_average` gives all workers in
+    reach of each other the mean of their models, or the server's model. Workers wait for the
+    slowest one; afterwards `agreement` tells which workers have the mean.
 
     A rank whose role has no data, such as a server, does not train: entering the `with` block
     waits until the run is over.
@@ -132,9 +134,7 @@ class TrainingLoop:
         flat = partial(
             FlatModel, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
         )
-        judge = None
-        if evaluate is not None:
-            judge = partial(_judge, evaluate, flat(copy.deepcopy(model)))
+        judge = evaluate and partial(_judge, evaluate, flat(copy.deepcopy(model)))
         self._flat = flat(model)
         self._work = _OwnWork(num_samples, Layout(self._flat.num_trained))
         params = self._flat.params.to("cpu", copy=True)
@@ -150,12 +150,14 @@ class TrainingLoop:
             meet_seconds=meet_seconds,
             min_to_begin=min_workers or 2,
             min_workers=min_workers or 1,
-            max_seconds=math.inf if final_average else max_seconds,
+            max_seconds=max_seconds,
+            ending_seconds=math.inf if final_average else 0.0,
         )
         if final_average:
             algorithm = FinalAverage(
                 inner=algorithm, num_workers=num_workers, ends_at=max_seconds
             )
+        self._algorithm = algorithm
         host = partial(Host, settings=settings, forecaster=forecaster, evaluate=judge)
         self._host: Host[Any] = host(
             algorithm, rank, num_workers, params, self._work, transport
@@ -169,6 +171,11 @@ class TrainingLoop:
     def rounds(self) -> int:
         """Completed rounds of the algorithm."""
         return int(self._host.state.round)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """Which workers share the final average; None without one, or before the end."""
+        return agreement_of(self._algorithm, self._host) if self.is_over else None
 
     @property
     def progress(self) -> float:
@@ -262,6 +269,8 @@ class TrainingLoop:
         try:
             reason = host.run()
             _LOG.info("worker %d: %s after %d rounds", host.rank, reason, self.rounds)
+            if (agreement := agreement_of(self._algorithm, host)) is not None:
+                agreement.log()
             if host.meeting.shortage is not None:
                 raise NetworkError(host.meeting.shortage)
         except BaseException as error:

@@ -14,11 +14,15 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import NetworkError, RunFolderError
 from edgegossip.core.protocol import Rank, Seconds, WorkerState
 from edgegossip.core.ranges import check_counts, check_ranges
+from edgegossip.deploy.agreement import agreement_of
 from edgegossip.deploy.diary import Diary
+from edgegossip.deploy.final_average import FinalAverage, FinalState, with_final_average
 from edgegossip.deploy.introducing import introduce, run_id, run_key
 from edgegossip.deploy.snapshots import Snapshots
 from edgegossip.deploy.worker_past import ENDS, has_ended, kept_checkpoint
@@ -63,6 +67,8 @@ class WorkerSettings:
         threads: Number of threads that a training step uses, at least 1.
         max_waiting_bytes: Limit on messages in memory; see `HostSettings`.
         trackers: Trackers that receive this worker's own numbers, such as `TensorBoard()`.
+        final_average: At the end, give all workers in reach the mean of their models, or the
+            server's model; equal for all workers.
 
     Raises:
         ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1 or not a whole
@@ -80,6 +86,7 @@ class WorkerSettings:
     threads: int = 1
     max_waiting_bytes: int | None = None
     trackers: tuple[Tracker, ...] = ()
+    final_average: bool = True
 
     def __post_init__(self) -> None:
         check_counts(self, "threads", "min_workers", "max_waiting_bytes")
@@ -183,6 +190,9 @@ class _Worker:
         try:
             with on_stop_signal(host.stop), self._blaming_the_checkpoint():
                 reason = host.run()
+                is_cut = isinstance(host.state, FinalState) and host.state.is_cut
+                if reason == "finished" and is_cut:
+                    reason = "time limit"
         finally:
             self._snapshots.close()
             self._end(host, reason)
@@ -211,10 +221,11 @@ class _Worker:
         trainer = workload.make_trainer(self._rank, self._incarnation)
         self._diary.write("data", time=0.0, rank=self._rank, num_samples=trainer.num_samples)
         initial = workload.initial_params(self._rank)
+        algorithm = self._algorithm = self._whole_algorithm(initial)
         self._is_untried = checkpoint is not None  # until the next one is kept
         with self._blaming_the_checkpoint():
             host: Host[Any] = Host(
-                experiment.algorithm,
+                algorithm,
                 self._rank,
                 experiment.num_workers,
                 initial,
@@ -228,20 +239,37 @@ class _Worker:
                 save=self._save,
                 checkpoint=checkpoint,
             )
-            _require_like(host.state, experiment.algorithm.init(self._rank, initial))
+            _require_like(host.state, algorithm.init(self._rank, initial))
         return host
 
+    @property
+    def _limit(self) -> Seconds:
+        return self._settings.max_seconds or self._experiment.max_seconds or math.inf
+
+    def _whole_algorithm(self, params: Tensor) -> Algorithm[Any]:
+        """The experiment's algorithm, with the final average if there is to be one."""
+        experiment = self._experiment
+        if not self._settings.final_average:
+            return experiment.algorithm
+        number = experiment.num_workers
+        return with_final_average(experiment.algorithm, number, self._limit, params)
+
     def _host_settings(self, workload: Workload) -> HostSettings:
-        experiment, settings = self._experiment, self._settings
-        limit = settings.max_seconds or experiment.max_seconds or math.inf
+        experiment, settings, limit = self._experiment, self._settings, self._limit
         return HostSettings(
             run=run_id(run_key(experiment, self._recipe, settings.name)),
-            introduction=introduce(experiment, workload, None if limit == math.inf else limit),
+            introduction=introduce(
+                experiment,
+                workload,
+                None if limit == math.inf else limit,
+                final_average=settings.final_average,
+            ),
             meet_seconds=settings.meet_seconds,
             min_to_begin=settings.min_workers or 2,
             min_workers=settings.min_workers or 1,
             ended=settings.ended,
             max_seconds=limit,
+            ending_seconds=math.inf if isinstance(self._algorithm, FinalAverage) else 0.0,
             checkpoint_seconds=settings.checkpoint_seconds,
             max_waiting_bytes=settings.max_waiting_bytes,
         )
@@ -278,6 +306,13 @@ class _Worker:
     def _end(self, host: Host[Any], reason: str) -> None:
         """Write the results, and delete the checkpoint of a finished worker."""
         wall_seconds = time.monotonic() - self._started
+        agreement = None
+        if reason in ENDS:
+            agreement = agreement_of(self._algorithm, host, self._settings.ended)
+        if agreement is not None:
+            agreement.log()
+        # The average is evaluated everywhere, but only the model of the active server counts.
+        inner = host.state.inner if isinstance(host.state, FinalState) else host.state
         self._diary.write("ended", time=host.now, reason=reason, wall_seconds=wall_seconds)
         self._diary.close()
         content = safetensors.torch.save({"params": host.state.estimate.contiguous()})
@@ -295,7 +330,8 @@ class _Worker:
                 "bytes_sent": self._diary.bytes_sent,
                 "samples_processed": self._diary.samples_processed,
                 "mean_staleness": self._diary.mean_staleness,
-                "is_evaluated": host.state.is_evaluated,
+                "is_evaluated": inner.is_evaluated,
+                "agreement": None if agreement is None else agreement.summary(),
                 **self._validated(host, reason),
                 "refused": host.post.refusals,
             },

@@ -85,6 +85,8 @@ class Results:
             only the last part.
         mean_staleness: Mean staleness of received messages, in rounds.
         folder: Folder of the run.
+        disagreements: Sentences about workers of a real run that ended with other models than
+            the rest; empty if all agree.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Results:
     wall_seconds: float
     mean_staleness: float
     folder: Path | None
+    disagreements: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """The end of the run, without the history and the tensors."""
@@ -181,7 +184,8 @@ class Results:
         The file of a single run also has `name`, `reason`, `error` and `worker_accuracies`: the
         final accuracies of the workers' own models, or of at most 64 evenly spaced ones. With
         another chosen metric, this list is called `worker_values`, and the metric's key
-        replaces `accuracy` in the names of fields, e.g. `final_mae` and `worker_mae_max`.
+        replaces `accuracy` in the names of fields, e.g. `final_mae` and `worker_mae_max`. If
+        workers of a real run ended with different models, `disagreements` says so.
 
         Fields:
             metric: Name of the chosen metric; absent if it is accuracy.

@@ -96,6 +96,7 @@ class RunFolder:
                 "error": error,
                 **results.summary(),
                 worker_values(results.metric): results.worker_values,
+                **({"disagreements": found} if (found := results.disagreements) else {}),
             },
         )
 
@@ -193,6 +194,7 @@ def _load_results(path: Path) -> Results:
         wall_seconds=summary["wall_seconds"],
         mean_staleness=summary["mean_staleness"],
         folder=path,
+        disagreements=tuple(map(str, summary.get("disagreements", ()))),
     )
 
 

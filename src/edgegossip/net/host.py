@@ -282,7 +282,7 @@ class Host(Generic[State]):
             self.post.tell_all()
 
     def _wake_at(self) -> Seconds:
-        moments = [self._alarms.next_at, self._settings.max_seconds, self._chores.next_at]
+        moments = [self._alarms.next_at, self._latest_end, self._chores.next_at]
         if not self._should_stop:
             on_clock = min(self.peers.due_at, self.post.release_at)
             moments += [self._patience.look_at, on_clock - self._zero, self.meeting.ends_at]
@@ -298,11 +298,15 @@ class Host(Generic[State]):
                 self.post.phase = Phase.LEAVING
                 self._keep()
             return "interrupted"
-        if self.now >= self._settings.max_seconds:
+        if self.now >= self._latest_end:
             return "time limit"
-        if self._work.is_busy:
+        if self._work.is_busy and self.now < self._settings.max_seconds:
             return None
         return "finished" if self._ending.is_over(self.now) else None
+
+    @property
+    def _latest_end(self) -> Seconds:
+        return self._settings.max_seconds + self._settings.ending_seconds
 
     def _handle(self, event: Event) -> None:
         """Hand an event to the algorithm, and carry out its effects."""

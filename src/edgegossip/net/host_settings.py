@@ -45,6 +45,8 @@ class HostSettings:
         min_workers: Number of workers that a run needs to continue.
         ended: Workers that have already finished; the others do not wait for them.
         max_seconds: Time limit, counted from the beginning of the run.
+        ending_seconds: Seconds beyond `max_seconds` for the last messages of an algorithm that
+            knows the limit; training is then no longer awaited.
         checkpoint_seconds: Seconds between checkpoints.
         quiet_seconds: Seconds between two reports of counts at the end; the run ends after
             twice this time without a change.
@@ -67,6 +69,7 @@ class HostSettings:
     min_workers: int = 1
     ended: tuple[Rank, ...] = ()
     max_seconds: Seconds = math.inf
+    ending_seconds: Seconds = 0.0
     checkpoint_seconds: Seconds = 60.0
     quiet_seconds: Seconds = 0.05
     settle_seconds: Seconds = 2.0

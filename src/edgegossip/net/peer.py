@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from edgegossip.core.metrics import payload_num_bytes
 from edgegossip.core.protocol import Message, Seconds
 from edgegossip.net.runtime import Life
-from edgegossip.net.status import WorkerStatus
+from edgegossip.net.status import Phase, WorkerStatus
 from edgegossip.net.transport import Incarnation
 
 _OVERHEAD = 1024
@@ -97,6 +97,11 @@ class Peer:
     def is_known(self) -> bool:
         """Whether the worker is reachable and has sent a status."""
         return self.is_reachable and self.status is not None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the worker has left the run before its end, for good."""
+        return self.status is not None and self.status.phase == Phase.GONE
 
     def turn_to(self, life: Life) -> None:
         """Restart the numbering of messages if this is another life."""

@@ -47,6 +47,7 @@ class Ended:
     reason: str
     error: str | None
     wall_seconds: Seconds
+    disagreements: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,8 @@ class RunLog:
                 self._worker(event).finished = now
             case "ended":
                 wall_seconds = _seconds(event, "wall_seconds")
-                ended = Ended(event["reason"], event["error"], wall_seconds)
+                apart = tuple(map(str, event.get("disagreements", ())))
+                ended = Ended(event["reason"], event["error"], wall_seconds, apart)
         self.duration = max(self.duration, now)
         # Only the last line says how the run ended: an interrupted run may have been resumed.
         self.ended = ended

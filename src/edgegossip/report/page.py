@@ -22,7 +22,7 @@ from edgegossip.report.commit_figures import commit_pictures
 from edgegossip.report.figures import metric_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
 from edgegossip.report.log import AVERAGED
-from edgegossip.report.prose import highlights, notices, story
+from edgegossip.report.prose import disagreements, highlights, notices, story
 from edgegossip.report.servers import commit_rows, server_words
 from edgegossip.report.stage_figures import stage_pictures
 from edgegossip.report.stage_work import stage_rows
@@ -123,6 +123,7 @@ def render_page(
         colors=colors,
         story=story(folder),
         notices=notices(folder),
+        disagreements=disagreements(folder),
         highlights=highlights(folder),
         waiting={
             run.name: mean_shares(run.trainers)["waiting"] if run.trainers else None

@@ -48,6 +48,13 @@ def notices(folder: ReportData) -> list[str]:
     return [text for run in folder.runs if (text := _notice(run))]
 
 
+def disagreements(folder: ReportData) -> list[str]:
+    """Warn about workers of a real run that ended with different models."""
+    return [
+        text for run in folder.runs if run.log.ended for text in run.log.ended.disagreements
+    ]
+
+
 def faults(folder: ReportData) -> list[str]:
     """Describe crashes and lost messages, once for all runs with equal faults."""
     told: dict[str, list[str]] = {}
