@@ -51,7 +51,7 @@ def use_of_machines(run_folder: Path, speeds: Sequence[float]) -> dict[str, floa
     """Idle share of the machines' capacity, and share of time that the busiest uplink sends.
 
     A machine is idle while it waits or only sends. A server, which does not train, is always
-    idle. Work that the end of the run cut off is not counted.
+    idle. Training that the end of the run cut off counts as training.
 
     Args:
         run_folder: Folder of the run.
