@@ -303,8 +303,11 @@ def _faults(run: Run) -> str:
     for rank, worker in enumerate(run.log.workers):
         for index, crash in enumerate(worker.crashes):
             back = worker.recoveries[index : index + 1]
-            end = f"came back at {seconds(back[0])}" if back else "did not come back"
             name = capitalized(with_article(run.log.roles, rank))
+            if back and crash <= 0:  # absent from the beginning: it was only late
+                parts.append(f"{name} joined at {seconds(back[0])}.")
+                continue
+            end = f"came back at {seconds(back[0])}" if back else "did not come back"
             parts.append(f"{name} crashed at {seconds(crash)} and {end}.")
     if run.log.lost:
         reasons = [f"{number(count)} {reason}" for reason, count in run.log.lost.most_common()]
