@@ -320,3 +320,35 @@ def test_model_is_that_of_the_worker_that_counts_at_the_time(out: Path) -> None:
     expected = [evaluate(params * factor)[0] for factor in (1, 2, 3, 4, 2)]
     assert [each.loss for each in results.history] == pytest.approx(expected)
     assert len(results.worker_accuracies) == 1
+
+
+# The end.
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ({"reason": "time limit", "cut_off": [[0, 1.5]]}, [(0, 1.5)]),
+        ({"reason": "time limit", "cut_off": []}, []),
+        ({"reason": "finished"}, []),
+        ({"reason": "time limit"}, None),
+        ({"reason": "interrupted", "cut_off": []}, None),
+        ({"reason": "time limit", "cut_off": [[0, "early"]]}, None),
+    ],
+)
+def test_a_worker_tells_whether_the_end_cut_off_its_training(
+    out: Path, last: dict[str, Any], expected: list[tuple[int, float]] | None
+) -> None:
+    worker = WorkerFolder(out / WORKERS / "0", 0)
+    write_lines(out, 0, trained(1.0, 5), {"type": "ended", "time": 2.0, **last})
+    worker.read()
+    assert worker.cut_off == expected
+
+
+def test_a_worker_that_was_killed_for_good_has_crashed_when_it_was_last_seen(out: Path) -> None:
+    worker = WorkerFolder(out / WORKERS / "0", 0)
+    write_lines(out, 0, trained(3.0, 5), sent(1.0, 0, 7))
+    worker.read()
+    *_, (time, line) = worker.timeline(is_lost=True)
+    assert json.loads(line) == {"type": "crashed", "time": 3.0, "rank": 0}
+    assert time == 3.0

@@ -55,7 +55,13 @@ def test_a_row_has_a_cell_for_each_column() -> None:
         "commits": "",
         "samples/s": "1,234",
         "left": "9 s",
+        "alive": "",
     }
+
+
+def test_a_launched_run_shows_how_many_workers_are_alive() -> None:
+    launched = replace(STATUS, num_workers=4, num_lost=1)
+    assert cells(launched)[-1] == "3 of 4"
 
 
 def test_before_anything_is_known_cells_are_empty() -> None:

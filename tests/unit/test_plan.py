@@ -18,7 +18,7 @@ from edgegossip.cli import plan_command, plan_study
 from edgegossip.cli.main import main
 from edgegossip.cli.plan_command import Plan, PlanOptions, parse_plan
 from edgegossip.cli.plan_ranking import Outlook
-from edgegossip.cli.plan_results import advice
+from edgegossip.cli.plan_results import advice, exhibits
 from edgegossip.cli.plan_study import best_of
 from edgegossip.core.errors import UsageError
 from edgegossip.experiments.experiment import Comparison
@@ -315,6 +315,32 @@ def test_where_nobody_reaches_the_target_the_plan_says_so(machines: Path) -> Non
     [line] = advice(0.99, [outlook("gosgd", math.inf, (math.inf,))], plan.stage, plan.proposals)
     assert "no candidate reaches 99" in line
     assert "--target" in line
+
+
+def test_a_target_that_needs_no_training_is_told(machines: Path) -> None:
+    _, plan = planned(machines)
+    [line] = advice(0.04, [outlook("gosgd", 0.0, (0.0,))], plan.stage, plan.proposals)
+    assert line.startswith("even the untrained model reaches 4")
+    assert line.endswith("give a higher --target")
+
+
+def test_the_time_limit_of_the_commands_is_told(machines: Path) -> None:
+    _, plan = planned(machines, "--max-seconds", "12")
+    [proposal, *_] = plan.proposals["gossip"]
+    assert "these commands stop after 12 s" in said(
+        plan, [outlook(proposal.label, 2.0, (2.0,))]
+    )
+
+
+@pytest.mark.parametrize("target", [0.04, 0.99])
+def test_the_page_says_what_the_table_says(target: float) -> None:
+    row = {"run": "a", "seed": 0, "times": [0.0, 1.0], "accuracies": [0.1, 0.3], "idle": 0.1}
+    row |= {"bytes": [0, 9], "samples": [0, 9], "uplink": 0.1}
+    table, *_ = exhibits(target, {"a": row, "b": {**row, "run": "b"}}).tables
+    assert "first" not in table.note
+    assert "Only" not in table.note
+    told = "Even the untrained model reaches" if target < 0.5 else "No candidate reaches"
+    assert told in table.note
 
 
 def test_a_best_value_at_an_end_of_those_tried_is_told(machines: Path) -> None:

@@ -88,11 +88,66 @@ def test_finalists_stay_before_those_with_fewer_seeds() -> None:
     assert [each.run for each in order] == ["final", "lucky"]
 
 
+def started(run: str, *values: float, seed: int = 0, **others: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A run that is measured each second, from before training on."""
+    return {**row(run, seed, 1.0), "times": [*range(len(values))], **others} | {
+        "accuracies": [*values],
+        "bytes": [1000 * each for each in range(len(values))],
+        "samples": [400 * each for each in range(len(values))],
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.10, 0.50, 0.50], 0.49),
+        ([0.10, 0.115, 0.115], 0.105),
+        ([0.10, 0.105, 0.105], 0.11),
+        ([0.10, 0.10, 0.10], 0.11),
+        ([0.10, 0.05, 0.05], 0.11),
+    ],
+)
+def test_the_default_target_is_beyond_an_untrained_model(
+    values: list[float], expected: float
+) -> None:
+    values = [values[0], *values[1:] * 3]
+    target, order = ranked([started("a", *values), started("b", *values)], target=None)
+    assert target == pytest.approx(expected)
+    assert all(each.seconds > 0 for each in order)
+
+
+def test_the_default_target_of_a_metric_where_less_is_better_is_beyond_it_too() -> None:
+    metric = MetricSpec(name="perplexity", higher_is_better=False)
+    slow = {**row("slow", 0, 1.0), **curve_fields(metric, [0.0, 1.0, 2.0], [8.0, 8.0, 7.99])}
+    target, [outlook] = ranked([slow], target=None)
+    assert target == pytest.approx(0.99 * 8.0)
+    assert math.isinf(outlook.seconds)
+
+
 # The reason.
 
 
 def why(*order: Outlook) -> str:
     return reason(order).replace("\u00a0", " ")
+
+
+def test_a_target_that_even_the_untrained_model_reaches_has_no_winner() -> None:
+    _, order = ranked([started("a", 0.1, 0.4), started("b", 0.1, 0.5)], target=0.04)
+    assert [each.run for each in order] == ["b", "a"]
+    assert why(*order).startswith("Even the untrained model reaches the target")
+
+
+NEVER: dict[str, Any] = {"seconds": math.inf, "times": (math.inf,)}
+
+
+def test_the_reason_says_how_many_reach_the_target() -> None:
+    first, late, lost = outlook("a"), outlook("b", seconds=4.0, idle=0.5), outlook("c", **NEVER)
+    none = why(outlook("a, lr = 1", **NEVER), lost)
+    assert none == "No candidate reaches the target; a, lr = 1 comes closest, with 90 %."
+    assert why(first, lost).startswith("Only a reaches the target.")
+    assert why(first, late, lost).startswith("a is first because 0 % of the machines'")
+    assert why(first, late).startswith("a is first because")
+    assert why(lost, late).startswith("No finalist reaches the target; c comes closest")
 
 
 def test_one_that_waits_less_is_first_for_that() -> None:

@@ -338,6 +338,18 @@ def test_faults_are_told(tmp_path: Path) -> None:
     assert "4 messages were lost (3 crashed and 1 dropped)." in text
 
 
+def test_a_late_worker_joined_and_did_not_crash(tmp_path: Path) -> None:
+    log = [
+        header("gossip"),
+        {"type": "crashed", "time": 0.0, "rank": 2},
+        {"type": "recovered", "time": 2.0, "rank": 2},
+        {"type": "crashed", "time": 3.0, "rank": 2},
+        ended(4.0),
+    ]
+    text = story_of(write_run(tmp_path, log))
+    assert "Worker 2 joined at 2 s. Worker 2 crashed at 3 s and did not come back." in text
+
+
 @pytest.mark.parametrize(
     ("end", "words"),
     [

@@ -74,6 +74,20 @@ def test_a_process_that_fails_is_named_and_the_other_goes_on(
     assert "worker 0" not in said
 
 
+def test_a_process_that_is_killed_is_told_by_its_signal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The last line of its output, such as a progress bar, is no reason."""
+    killed = (
+        "import os, signal\n"
+        "print(' 32%|###2      | 51/160 [00:02<00:05]', flush=True)\n"
+        "if os.environ['EDGEGOSSIP_RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert main(["script", "-n", "2", "--out", "out", write(killed)]) == 1
+    said = capfd.readouterr().err
+    assert said == "edgegossip: worker 1 was killed (signal 9) (see out/worker-1.txt)\n"
+
+
 def test_ctrl_c_reaches_all_processes(capfd: pytest.CaptureFixture[str]) -> None:
     write(
         "import os, pathlib, time\n"

@@ -63,7 +63,8 @@ class PlanOptions(SeveralSeeds):
             of full simulated runs, such as 60runs, independent of this machine's speed. By
             default, six runs to tune each algorithm.
         target: Value of the task's metric to reach; by default, one percentage point short of
-            the best value found, or one percent if the metric is not a share.
+            the best value found, or one percent if the metric is not a share; beyond the
+            untrained model's value in any case.
         max_seconds: Virtual seconds of a full run; by default, the time to process as many
             samples as in the recipe.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def use_of_machines(run_folder: Path, speeds: Sequence[float]) -> dict[str, floa
     """Idle share of the machines' capacity, and share of time that the busiest uplink sends.
 
     A machine is idle while it waits or only sends. A server, which does not train, is always
-    idle. Work that the end of the run cut off is not counted.
+    idle. Training that the end of the run cut off counts as training.
 
     Args:
         run_folder: Folder of the run.
@@ -131,10 +131,23 @@ def by(key: str, rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def default_target(rows: Iterable[Row]) -> float:
-    """Target one point short of the best value, or one percent if the metric is not a share."""
+    """Target one point short of the best value, or one percent if the metric is not a share.
+
+    If untrained models reach this already, the target is one point better than they are, so
+    that a run which has hardly learned does not count as fast.
+    """
     runs = by("run", rows)
     metric = metric_of(next(iter(runs.values()))[0])
-    return metric.easier(metric.best(map(final_value, runs.values())), GAP)
+    target = metric.easier(metric.best(map(final_value, runs.values())), GAP)
+    untrained = metric.best(value for some in runs.values() for value in _untrained_value(some))
+    return metric.easier(untrained, -GAP) if metric.is_reached(untrained, target) else target
+
+
+def _untrained_value(rows: Sequence[Row]) -> Iterator[float]:
+    """Mean over the seeds of the values before training, if they were measured."""
+    curves = [row for row in rows if row["times"]]
+    if curves and all(row["times"][0] == 0 for row in curves):
+        yield statistics.fmean(values_of(row)[0] for row in curves)
 
 
 def in_order(rows: Iterable[Row], goal: float) -> list[str]:
@@ -234,12 +247,30 @@ def _until(row: Row, field: str, time: Seconds) -> float:
 # In words.
 
 
+def no_winner(order: Sequence[Outlook], target: str = "the target") -> str | None:
+    """Why no candidate is the best: none reaches the target, or even an untrained model does.
+
+    None if the first candidate reaches the target by training.
+    """
+    best, *others = order
+    if math.isinf(best.seconds):
+        # With more seeds than the others have, a finalist may no longer reach it.
+        who = "finalist" if any(math.isfinite(each.seconds) for each in others) else "candidate"
+        closest = units.metric_value(best.value, best.metric)
+        return f"no {who} reaches {target}; {best.run} comes closest, with {closest}"
+    if best.seconds <= 0:
+        return f"even the untrained model reaches {target}, so it says nothing about training"
+    return None
+
+
 def reason(order: Sequence[Outlook]) -> str:
     """Explain in two sentences why the first candidate is first, and what limits it.
 
     The time to the target is the number of samples divided by their rate, so the first
-    candidate is ahead of the next in number, rate, or both.
+    candidate is ahead of the next in number, rate, or both. See `no_winner` for its absence.
     """
+    if (why := no_winner(order)) is not None:
+        return f"{units.capitalized(why)}."
     best, *others = order
     reached = [each for each in others if not math.isinf(each.seconds)]
     if not reached:

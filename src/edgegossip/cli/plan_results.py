@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from edgegossip.cli.plan_candidates import Proposal
-from edgegossip.cli.plan_ranking import Outlook, ranked, reason
+from edgegossip.cli.plan_ranking import Outlook, no_winner, ranked, reason
 from edgegossip.cli.plan_study import Stage
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.experiments.study import Row
@@ -62,19 +62,21 @@ def advice(
     """
     best = order[0]
     goal = units.metric_value(target, best.metric)
-    if math.isinf(best.seconds):
-        easier = "a lower" if best.metric.higher_is_better else "a higher"
-        yield (
-            f"no candidate reaches {goal}; {best.run} comes closest, with "
-            f"{units.metric_value(best.value, best.metric)}; give {easier} --target, or more "
-            "--max-seconds"
-        )
+    if (why := no_winner(order, goal)) is not None:
+        is_missed = math.isinf(best.seconds)
+        change = "a lower" if best.metric.higher_is_better == is_missed else "a higher"
+        remedy = f"give {change} --target" + (", or more --max-seconds" if is_missed else "")
+        yield f"{why}; {remedy}"
         return
     yield f"best: {best.run}: {goal} after {best.told_time}"
     yield reason(order)
     tried = proposals[best.only]
     chosen = next(each for each in tried if each.label == best.run)
     yield from _at_an_end(chosen, tried)
+    yield (
+        f"these commands stop after {units.seconds(stage.seconds)}, like the runs of this "
+        "plan; raise their time limit to train for longer"
+    )
     yield f"try it on this machine: {chosen.command('launch', stage.seconds)}"
     start = chosen.command("worker", stage.seconds)
     endpoints = [machine.endpoint for machine in stage.machines]

@@ -71,9 +71,13 @@ def script_command(arguments: list[str]) -> int:
         raise UsageError(str(error)) from error
     out = options.out or default_folder(Path(script[0]).stem)
     failed = run_script(script, workers, out)
-    for rank in failed:
-        where = "" if rank == workers[0].rank else f": {_last_line(log_path(out, rank))}"
-        print(f"edgegossip: worker {rank} failed{where}", file=sys.stderr)
+    for rank, killed in failed.items():
+        path = None if rank == workers[0].rank else log_path(out, rank)
+        if killed is not None:
+            how = killed if path is None else f"{killed} (see {path})"
+        else:
+            how = "failed" if path is None else f"failed: {_last_line(path)}"
+        print(f"edgegossip: worker {rank} {how}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -32,7 +32,7 @@ from edgegossip.core.ranges import check_ranges
 from edgegossip.deploy.gather import gather
 from edgegossip.deploy.gathering import WORKERS
 from edgegossip.deploy.join import Connection, join
-from edgegossip.deploy.launch import launch
+from edgegossip.deploy.launch import launch, lost_workers
 from edgegossip.deploy.local_scores import AVERAGED, MEASURED, measure
 from edgegossip.deploy.worker import WorkerSettings
 from edgegossip.experiments.experiment import Experiment
@@ -336,7 +336,8 @@ def launch_command(arguments: list[str]) -> int:
         )
     print_table({experiment.run_name: results})
     print_report(write_report(out))
-    return _say_who_disagrees(results)
+    code = _say_who_disagrees(results)
+    return 1 if lost_workers(experiment, out) else code
 
 
 def _say_who_disagrees(results: Results) -> int:

@@ -23,7 +23,7 @@ from edgegossip.deploy.worker_folder import REASONS, WorkerFolder
 from edgegossip.deploy.worker_past import require_worker_of
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.evaluations import Evaluations
-from edgegossip.experiments.event_log import to_line
+from edgegossip.experiments.event_log import cut_off, to_line
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import write_atomically
 from edgegossip.experiments.finite_metrics import FiniteMetrics
@@ -299,6 +299,15 @@ class Gathering:
         return math.nan if score is None else score[1][self._metrics[0].name]
 
     @property
+    def lost(self) -> list[Rank]:
+        """Workers that failed or were killed, and did not come back."""
+        return [
+            worker.rank
+            for worker in self.workers
+            if worker.path.is_dir() and (worker.summary or {}).get("reason") in (None, "failed")
+        ]
+
+    @property
     def left_out(self) -> list[str]:
         """Lines about workers with missing models or numbers, and about unknown folders."""
         lines = []
@@ -364,6 +373,9 @@ class Gathering:
             "wall_seconds": results.wall_seconds,
             **({"disagreements": found} if (found := results.disagreements) else {}),
         }
+        ends = [worker.cut_off for worker in self.workers if worker.rank not in self.lost]
+        if all(end is not None for end in ends):
+            last |= cut_off(results.reason, chain.from_iterable(end or [] for end in ends))
         lines = chain([to_line(first)], self._timeline(results.history), [to_line(last)])
         write_atomically(folder.events, lines)
         folder.write_results(results)
@@ -382,7 +394,8 @@ class Gathering:
         """All workers' events, and the evaluations, in order of time."""
         lines = (to_line({"type": "evaluated", **each.line()}) for each in history)
         evaluated = zip((each.time for each in history), lines, strict=True)
-        timelines = [worker.timeline() for worker in self.workers]
+        lost = self.lost
+        timelines = [worker.timeline(is_lost=worker.rank in lost) for worker in self.workers]
         for _, line in merge(*timelines, evaluated, key=itemgetter(0)):
             yield line
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.deploy.absentees import LOG, Absentees, has_finished, last_line
 from edgegossip.deploy.gather import make_gathering
 from edgegossip.deploy.gathering import WORKERS, Gathering
+from edgegossip.deploy.supervision import Supervised, supervised
 from edgegossip.deploy.worker_past import goes_on_at, has_ended, require_gathered
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
@@ -25,15 +26,12 @@ from edgegossip.experiments.progress import Progress, Silent, Status
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.roles import who_is_who, with_article
 from edgegossip.experiments.run_folder import finished_results, holds_run
-from edgegossip.experiments.signals import on_stop_signal
 from edgegossip.experiments.tracking import Follower, TrackedRun, Tracker, followed
 from edgegossip.learning.local import Local
 
 _LOOK: Seconds = 0.25
 _MEASURING = 0.05
 """Maximum share of a core's time that evaluations may take."""
-# Workers run side by side; several intra-op threads each would get in their way.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 MakeCommand = Callable[[Rank, str, Sequence[str], Path, Sequence[Rank]], Sequence[str]]
 """Makes a worker's command from its rank, its endpoint, the other workers' endpoints, its
@@ -56,8 +54,9 @@ def launch(
 ) -> Results:
     """Start and watch a process for each worker, and gather the workers' folders in `out`.
 
-    If a worker dies, neither the run nor this function ends. A worker whose folder shows that
-    it has finished is not started again.
+    If a worker dies, neither the run nor this function ends: it prints the command that starts
+    the worker again, and waits for a worker that was started so. A worker whose folder shows
+    that it has finished is not started again.
 
     Args:
         experiment: The workers' experiment.
@@ -107,6 +106,12 @@ def launch(
             return results
 
 
+def lost_workers(experiment: Experiment, out: Path) -> list[Rank]:
+    """The workers of a launched run that failed or were killed, and did not finish since."""
+    folders = [out / WORKERS / str(rank) for rank in range(experiment.num_workers)]
+    return [rank for rank, folder in enumerate(folders) if not has_finished(folder)]
+
+
 class _Followed:
     """A live view that also passes measurements to trackers."""
 
@@ -126,56 +131,43 @@ def _run_workers(
     make_command: MakeCommand,
     ended: Sequence[Rank],
     progress: Progress,
-) -> list[Rank] | None:
-    """Run all unfinished workers; return failed workers, or None if stopped."""
+) -> dict[Rank, str] | None:
+    """Run all unfinished workers; return how workers failed, or None if stopped."""
     endpoints = _endpoints(rank for rank in range(experiment.num_workers) if rank not in ended)
-    processes: dict[Rank, subprocess.Popen[bytes]] = {}
-    asked: list[int] = []
-
-    def stop() -> None:
-        asked.append(signal.SIGTERM)
-        _send(processes.values(), signal.SIGTERM)
-
-    try:
-        with on_stop_signal(stop, insist=lambda: _send(processes.values(), signal.SIGKILL)):
-            for rank, endpoint in endpoints.items():
-                folder = gathering.workers[rank].path
-                others = [each for each in endpoints.values() if each != endpoint]
-                arguments = make_command(rank, endpoint, others, folder, ended)
-                processes[rank] = _start(arguments, folder)
-            if asked:
-                stop()  # again, for those that were started since
-            _watch(experiment, gathering, processes, progress)
-    finally:
-        _send(processes.values(), signal.SIGKILL)  # however this ends, no worker outlives it
-        for process in processes.values():
-            process.wait()
-    failures = [rank for rank, process in processes.items() if process.returncode]
-    return None if asked and failures else failures
+    with supervised() as workers:
+        for rank, endpoint in endpoints.items():
+            folder = gathering.workers[rank].path
+            others = [each for each in endpoints.values() if each != endpoint]
+            _start(workers, rank, make_command(rank, endpoint, others, folder, ended), folder)
+        absentees = Absentees(gathering, workers)
+        _watch(experiment, gathering, workers.processes, progress, absentees)
+    failures = {rank: absentees.how(rank) for rank in absentees.failed}
+    return None if workers.is_stopping and failures else failures
 
 
 def _gather(
     gathering: Gathering,
     out: Path,
-    failures: Sequence[Rank],
+    failures: Mapping[Rank, str],
     make_measure: MakeMeasure | None = None,
 ) -> Results:
     """Make one run folder from the workers' folders, and report failed workers."""
     if len(failures) == len(gathering.workers):
         # A killed worker did not say why.
-        lines = [_last_line(out, rank) for rank in failures]
+        lines = [last_line(gathering.workers[rank].path) for rank in failures]
         said = [line for line in lines if line.startswith("edgegossip: ")] or lines
         raise TrainingError(f"all workers failed, the first with: {said[0]}")
-    for rank in failures:  # first, as without a server there may be no model
+    for rank, how in failures.items():  # first, as without a server there may be no model
         name = with_article(gathering.roles, rank)
-        print(f"{name} failed: {_last_line(out, rank)}", file=sys.stderr)
+        print(f"{name} {how}", file=sys.stderr)
     if waited_for := gathering.average():
         assert make_measure is not None  # checked before the workers were started
         failed = _measure(gathering, waited_for, make_measure)
         gathering.leave_out(failed)
         for rank in failed:
             name = with_article(gathering.roles, rank)
-            print(f"{name} could not measure: {_last_line(out, rank)}", file=sys.stderr)
+            why = last_line(gathering.workers[rank].path)
+            print(f"{name} could not measure: {why}", file=sys.stderr)
     return gathering.finish()
 
 
@@ -183,13 +175,13 @@ def _measure(
     gathering: Gathering, ranks: Sequence[Rank], make_measure: MakeMeasure
 ) -> list[Rank]:
     """Let one process per worker measure the averaged models; return failed workers."""
-    processes: dict[Rank, subprocess.Popen[bytes]] = {}
+    workers = Supervised()
     try:
         for rank in ranks:
-            processes[rank] = _start(make_measure(rank), gathering.workers[rank].path)
-        return [rank for rank, process in processes.items() if process.wait()]
+            _start(workers, rank, make_measure(rank), gathering.workers[rank].path)
+        return [rank for rank, process in workers.processes.items() if process.wait()]
     finally:
-        _send(processes.values(), signal.SIGKILL)
+        workers.kill()
 
 
 def free_ports(number: int) -> list[int]:
@@ -207,29 +199,15 @@ def _endpoints(ranks: Iterable[Rank]) -> dict[Rank, str]:
     return {rank: f"tcp/127.0.0.1:{port}" for rank, port in zip(ranks, ports, strict=True)}
 
 
-def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+def _start(workers: Supervised, rank: Rank, command: Sequence[str], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log.txt").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "edgegossip", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**_ENVIRONMENT, **os.environ},
-                # Ctrl+C reaches them only through this process.
-                start_new_session=True,
-            )
+        with (folder / LOG).open("ab") as log:
+            workers.start(rank, ["-m", "edgegossip", *command], log)
     except OSError as error:
         raise RunFolderError(
             f"cannot write {folder}: {error.strerror}; choose another --out"
         ) from error
-
-
-def _send(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
-    for process in list(processes):  # a signal may come while workers are being started
-        if process.poll() is None:
-            process.send_signal(number)
 
 
 def _watch(
@@ -237,11 +215,16 @@ def _watch(
     gathering: Gathering,
     processes: Mapping[Rank, subprocess.Popen[bytes]],
     progress: Progress,
+    absentees: Absentees | None = None,
 ) -> None:
     """Read the workers' files and evaluate the averaged model until all have ended."""
     started = due = time.monotonic()
-    while any(process.poll() is None for process in processes.values()):
+    while any(process.poll() is None for process in processes.values()) or (
+        absentees is not None and absentees.is_anyone_back
+    ):
         gathering.read()
+        if absentees is not None:
+            absentees.tell()
         for worker in gathering.workers:
             process = processes.get(worker.rank)
             worker.has_ended = process is None or process.poll() is not None
@@ -249,7 +232,10 @@ def _watch(
         if now >= due and gathering.measure_next():
             # Workers are on the same machine; the rest is measured when they have ended.
             due = time.monotonic() + (time.monotonic() - now) / _MEASURING
-        progress.update(_status(experiment, gathering, time.monotonic() - started))
+        status = _status(experiment, gathering, time.monotonic() - started)
+        if absentees is not None:
+            status = replace(status, num_lost=len(absentees.lost))
+        progress.update(status)
         time.sleep(_LOOK)
 
 
@@ -270,11 +256,6 @@ def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> S
         wall_seconds=seconds,
         samples_per_second=samples / seconds if seconds > 0 else 0.0,
         commits=sum(worker.num_commits for worker in gathering.workers) or None,
+        num_workers=len(gathering.workers),
         roles=who_is_who(experiment.roles),
     )
-
-
-def _last_line(out: Path, rank: Rank) -> str:
-    path = out / WORKERS / str(rank) / "log.txt"
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return f"{lines[-1] if lines else 'nothing said'} (see {path})"

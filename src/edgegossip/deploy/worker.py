@@ -28,6 +28,7 @@ from edgegossip.deploy.snapshots import Snapshots
 from edgegossip.deploy.worker_past import ENDS, has_ended, kept_checkpoint
 from edgegossip.deploy.worker_tracking import WorkerTracking
 from edgegossip.experiments.describe import header
+from edgegossip.experiments.event_log import cut_off
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
     LOADING_ERRORS,
@@ -313,7 +314,8 @@ class _Worker:
             agreement.log()
         # The average is evaluated everywhere, but only the model of the active server counts.
         inner = host.state.inner if isinstance(host.state, FinalState) else host.state
-        self._diary.write("ended", time=host.now, reason=reason, wall_seconds=wall_seconds)
+        last = {"reason": reason, "wall_seconds": wall_seconds}
+        self._diary.write("ended", time=host.now, **last, **cut_off(reason, host.in_training()))
         self._diary.close()
         content = safetensors.torch.save({"params": host.state.estimate.contiguous()})
         write_atomically(self._out / "params.safetensors", content)

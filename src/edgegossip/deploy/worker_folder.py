@@ -94,6 +94,8 @@ class WorkerFolder:
         num_commits: Number of commits to a server.
         time: Time of the worker's last event.
         has_ended: Whether no more events will follow.
+        cut_off: Rank and start of the training that the end of the run cut off, if any; None if
+            the worker's log does not tell.
     """
 
     path: Path
@@ -105,6 +107,7 @@ class WorkerFolder:
     num_commits: int = 0
     time: Seconds = 0.0
     has_ended: bool = False
+    cut_off: list[tuple[Rank, Seconds]] | None = None
     _first: tuple[float, Seconds] | None = None
     _cost: float = 0.0
     _training: Seconds = 0.0
@@ -180,8 +183,10 @@ class WorkerFolder:
         except (OSError, RunFolderError) as error:
             self._complain(error)
 
-    def timeline(self) -> Iterator[tuple[Seconds, bytes]]:
+    def timeline(self, *, is_lost: bool = False) -> Iterator[tuple[Seconds, bytes]]:
         """Time and line of each event, in order of time; ties keep the order of the log.
+
+        If the worker was lost for good, a "crashed" event comes last.
 
         A "crashed" event is added before each "recovered". A message is logged when it has
         left, with the time at which it was handed over; events that may still get a predecessor
@@ -200,6 +205,9 @@ class WorkerFolder:
             while held and held[0][0] < limit:
                 time, _, line = heappop(held)
                 yield time, line
+        if is_lost and starts:
+            crash = {"type": "crashed", "time": self._latest, "rank": self.rank}
+            yield self._latest, to_line(crash)
 
     @property
     def _log(self) -> Path:
@@ -210,8 +218,10 @@ class WorkerFolder:
             case "worker":
                 self._last_seen = self._latest
                 self._first = None
+                self.cut_off = None
                 return
             case "ended":
+                self.cut_off = _cut_off(line, self.rank)
                 return
             case "data":
                 self.num_samples = int(line["num_samples"])
@@ -274,6 +284,25 @@ class WorkerFolder:
         if str(error) not in self._complaints:
             self._complaints.add(str(error))
             _LOG.warning("worker %d: %s - continuing without it", self.rank, error)
+
+
+def _cut_off(last: Mapping[str, Any], rank: Rank) -> list[tuple[Rank, Seconds]] | None:
+    """Rank and start of the training that the end cut off; None if this is not known.
+
+    An interrupted worker left while the others went on.
+
+    Raises:
+        ValueError: If the line is damaged.
+    """
+    if last.get("reason") == "finished":
+        return []
+    found = last.get("cut_off")
+    if last.get("reason") != "time limit" or not isinstance(found, list):
+        return None
+    starts = [each[-1] for each in found if isinstance(each, list) and each]
+    for start in starts:
+        require_numbers({"start": start}, ["start"])
+    return [(rank, start) for start in starts]
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -71,6 +71,9 @@ Fields of `ended`, which a resumed run removes, like all lines after its checkpo
     error: The failure, or null.
     wall_seconds: Duration of the run, including parts before an interruption; in a worker's
         log, only the last part.
+    cut_off: Rank and start of each training that the end of the run cut off. Workers that are
+        not listed were waiting, unless they had finished or crashed. Absent if the run finished
+        by itself, and in old folders, where it is unknown.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -103,6 +106,11 @@ _LONGEST_LINE = 2**26
 """Maximum bytes of a line; a longer one is not an event, and might not fit into memory."""
 _MAX_WARNINGS = 5
 _LOG = logging.getLogger("edgegossip.experiments")
+
+
+def cut_off(reason: str, in_training: Iterable[tuple[Rank, Seconds]]) -> dict[str, Any]:
+    """The field `cut_off` of `ended`; empty if the reason excludes training at the end."""
+    return {} if reason == "finished" else {"cut_off": [[*each] for each in in_training]}
 
 
 def to_line(event: Mapping[str, Any]) -> bytes:

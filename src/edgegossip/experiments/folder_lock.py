@@ -58,6 +58,18 @@ def require_unlocked(*folders: Path) -> None:
                 pass
 
 
+def lock_holder(folder: Path) -> int | None:
+    """Number of the process that has last locked a folder and not unlocked it, if any.
+
+    The process may have been killed since.
+    """
+    try:
+        text = (folder / LOCK).read_text(errors="replace").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
 def _take(folder: Path) -> int:
     """Open and lock the lock file; return its descriptor."""
     path = folder / LOCK

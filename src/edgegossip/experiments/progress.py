@@ -23,6 +23,8 @@ class Status:
         wall_seconds: Duration of the run so far, in wall seconds.
         samples_per_second: Samples processed per wall second since the last start or resume.
         commits: Commits of all workers to a server so far; None without a server.
+        num_workers: Number of workers, if they are processes of their own.
+        num_lost: Number of these that have failed or were killed, and did not come back.
         roles: The ranks of each role, in words; empty if all are workers.
     """
 
@@ -34,6 +36,8 @@ class Status:
     samples_per_second: float
     metric: MetricSpec = ACCURACY
     commits: int | None = None
+    num_workers: int | None = None
+    num_lost: int = 0
     roles: str = ""
 
     @property

@@ -16,7 +16,7 @@ from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.evaluation_times import check_interval
-from edgegossip.experiments.event_log import EventLog
+from edgegossip.experiments.event_log import EventLog, cut_off
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import LOADING_ERRORS
 from edgegossip.experiments.finite_metrics import FiniteMetrics
@@ -352,7 +352,12 @@ class _Run:
         )
         text = None if error is None else str(error)
         self._log.write(
-            "ended", time=now, reason=reason, error=text, wall_seconds=results.wall_seconds
+            "ended",
+            time=now,
+            reason=reason,
+            error=text,
+            wall_seconds=results.wall_seconds,
+            **cut_off(reason, self.simulator.in_training),
         )
         self._log.close()
         self._folder.write_results(results, text)

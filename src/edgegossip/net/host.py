@@ -144,6 +144,7 @@ class Host(Generic[State]):
             algorithm, initial_params, transport, self._items, self.peers, settings
         )
         self._work.footing = self.post.footing
+        self.in_training = self._work.in_training
         self.meeting = Meeting(self.peers, self.post, settings)
         self._alarms = Alarms()
         self._patience = Patience()

@@ -89,6 +89,10 @@ class Work:
         self._bench = runtime.background(f"train {rank}")
         self._judge: Background | None = None
 
+    def in_training(self) -> list[tuple[Rank, Seconds]]:
+        """The worker and the time since which it trains; empty if it does not."""
+        return [] if self._training is None else [(self._rank, self._training[1])]
+
     def started(self, has_rejoined: bool, has_data: bool) -> Started:
         """Return the worker's first event; begin to set up its data, if any."""
         if not has_data:

@@ -15,6 +15,8 @@ from edgegossip.report.units import percent
 
 Spans: TypeAlias = NDArray[np.float64]
 """Starts and ends, [num_spans, 2]; spans may overlap unless merged."""
+MAX_UNKNOWN = 0.1
+"""Maximum unknown share of time beside which the share of waiting is stated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,11 +24,12 @@ class Activity:
     """The spans of one worker, clipped to the run.
 
     Attributes:
-        training: Spans of training.
+        training: Spans of training, including training that the end of the run cut off.
         sending: Spans of a busy uplink, often during training.
         crashed: Spans from crashes to recoveries, or to the end of the run.
-        unfinished: Spans from the last log entry to a crash or an early end. Work that was cut
-            off is not in the log, so training cannot be distinguished from waiting.
+        unfinished: Spans from the last log entry to a crash, and to the end of a log that does
+            not say who was training. Work that was cut off there is not in the log, so training
+            cannot be distinguished from waiting.
         present: All time, outages included, except from a finish to a later crash or the end of
             the run.
         shares: Share of the run's virtual time for each kind. Each moment counts as the first
@@ -70,11 +73,27 @@ def mean_shares(workers: Sequence[Activity]) -> dict[str, float]:
     }
 
 
+def mean_waiting(workers: Sequence[Activity]) -> float | None:
+    """Mean share of time that the workers waited; None without workers or if it is unknown.
+
+    A worker waits while it is present and has not finished, and neither trains nor sends. A
+    wait that is open at the end of the run lasts until then.
+    """
+    if not workers:
+        return None
+    shares = mean_shares(workers)
+    return None if shares["unfinished"] > MAX_UNKNOWN else shares["waiting"]
+
+
 def activities(log: RunLog) -> list[Activity]:
     """Divide each worker's time in a run by activity; empty if no virtual time passed."""
     if log.duration <= 0:
         return []
-    return [_activity(worker, log.duration) for worker in log.workers]
+    cut_off = log.ended.cut_off if log.ended else None
+    return [
+        _activity(worker, log.duration, cut_off is not None, (cut_off or {}).get(rank))
+        for rank, worker in enumerate(log.workers)
+    ]
 
 
 def merged(spans: Spans) -> Spans:
@@ -112,14 +131,25 @@ def clipped(spans: Iterable[Span] | Spans, end: Seconds) -> Spans:
     return array[array[:, 1] > array[:, 0]]
 
 
-def _activity(worker: WorkerLog, duration: Seconds) -> Activity:
+def _activity(
+    worker: WorkerLog, duration: Seconds, knows_end: bool, cut_off: Seconds | None
+) -> Activity:
+    """Divide a worker's time.
+
+    Args:
+        worker: The worker's log.
+        duration: Duration of the run.
+        knows_end: Whether it is known what the worker did at the end.
+        cut_off: Start of the training that the end cut off, if it is known and there was any.
+    """
+    training = worker.training if cut_off is None else [*worker.training, (cut_off, duration)]
     # The last outage has no recovery if the worker stayed away.
     recoveries = [*worker.recoveries, duration][: len(worker.crashes)]
     layers = {
         "crashed": clipped(list(zip(worker.crashes, recoveries, strict=True)), duration),
-        "training": clipped(worker.training, duration),
+        "training": clipped(training, duration),
         "sending": clipped(worker.sending, duration),
-        "unfinished": clipped(_cut_off(worker, duration), duration),
+        "unfinished": clipped(_unknown(worker, duration, knows_end), duration),
         "waiting": clipped(_present(worker, duration), duration),
     }
     shares: dict[str, float] = {}
@@ -146,12 +176,12 @@ def _present(worker: WorkerLog, duration: Seconds) -> list[Span]:
     return list(zip(starts, [*(start for start, _ in worker.rests), until], strict=True))
 
 
-def _cut_off(worker: WorkerLog, duration: Seconds) -> list[Span]:
-    """Spans from the last log entry to each crash and to the end of an unfinished run."""
+def _unknown(worker: WorkerLog, duration: Seconds, knows_end: bool) -> list[Span]:
+    """Spans from the last log entry to each crash, and to an end that is unknown."""
     at_rest = {end for _, end in worker.rests}
     stops = [stop for stop in worker.crashes if stop not in at_rest]
     is_away = len(worker.crashes) > len(worker.recoveries)
-    stops += [duration] if worker.finished is None and not is_away else []
+    stops += [duration] if worker.finished is None and not is_away and not knows_end else []
     ends = np.array(
         [0.0, *(end for _, end in (*worker.training, *worker.sending)), *worker.recoveries]
     )

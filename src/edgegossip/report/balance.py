@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgegossip.report.activity import mean_waiting
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.units import listing, number, percent
 
@@ -53,7 +54,9 @@ def _before(folder: ReportData) -> str:
         return ""
     speeds = run.speeds
     fastest, slowest = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
-    waiting = run.workers[fastest].shares["waiting"]
+    waiting = mean_waiting([run.workers[fastest]])
+    if waiting is None:
+        return ""
     return (
         f"In {run.name}, worker {fastest} ({number(speeds[fastest])} samples/s) spent "
         f"{percent(waiting, 0)} of its time waiting for worker {slowest}, the slowest "
@@ -62,10 +65,16 @@ def _before(folder: ReportData) -> str:
 
 
 def _now(run: Run) -> str:
-    waiting = [worker.shares["waiting"] for worker in run.workers]
+    text = (
+        f"In {run.name} every worker trains on only as much of its data as it has time for, so "
+        f"all finish together. {kept_sentence(run)}"
+    )
+    each = [mean_waiting([worker]) for worker in run.workers]
+    waiting = [share for share in each if share is not None]
+    if len(waiting) < len(each):
+        return text
     longest = waiting.index(max(waiting))
     return (
-        f"In {run.name} every worker trains on only as much of its data as it has time for, so "
-        f"all finish together. {kept_sentence(run)} The longest wait was that of worker "
-        f"{longest}, {percent(waiting[longest], 0)} of its time."
+        f"{text} The longest wait was that of worker {longest}, "
+        f"{percent(waiting[longest], 0)} of its time."
     )

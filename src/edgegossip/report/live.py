@@ -23,7 +23,21 @@ MAX_ROWS = 12
 
 METRIC = "metric"
 """Column title if the runs' metrics differ; otherwise, the metric's name is used."""
-COLUMNS = ("run", "done", "time", "epochs", METRIC, "sent", "commits", "samples/s", "left")
+COLUMNS = (
+    "run",
+    "done",
+    "time",
+    "epochs",
+    METRIC,
+    "sent",
+    "commits",
+    "samples/s",
+    "left",
+    "alive",
+)
+
+OPTIONAL = ("commits", "alive")
+"""Columns that are left out if they are empty."""
 
 
 def cells(status: Status) -> list[str]:
@@ -39,12 +53,18 @@ def cells(status: Status) -> list[str]:
         "" if status.commits is None else f"{status.commits:,}",
         f"{status.samples_per_second:,.0f}",
         units.seconds(left) if left is not None else "",
+        _alive(status),
     ]
 
 
 def _value(evaluation: Evaluation, metric: MetricSpec) -> str:
     value = evaluation.value
     return f"{value:.2%}" if metric.is_share else units.metric_value(value, metric)
+
+
+def _alive(status: Status) -> str:
+    total = status.num_workers
+    return "" if total is None else f"{total - status.num_lost} of {total}"
 
 
 def titles(statuses: Iterable[Status]) -> list[str]:
@@ -98,8 +118,8 @@ class LiveView:
         )
         rows = zip(*map(cells, shown), strict=True)
         columns = [(name, row) for name, row in zip(titles(shown), rows, strict=True)]
-        # Runs without a server have no commits.
-        kept = [each for each in columns if each[0] != "commits" or any(each[1])]
+        # Runs without a server have no commits, and simulated workers are no processes.
+        kept = [each for each in columns if each[0] not in OPTIONAL or any(each[1])]
         for name, _ in kept:
             table.add_column(name, justify="left" if name == "run" else "right")
         for row in zip(*(row for _, row in kept), strict=True):

@@ -42,12 +42,20 @@ _BY_RANK = {"roles": str, "evaluated": int, "shard_sizes": int}
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The reason for the end of a run; see `Results.reason`."""
+    """The reason for the end of a run; see `Results.reason`.
+
+    Attributes:
+        reason: The reason.
+        error: The failure, if any.
+        wall_seconds: Wall-clock duration of the run.
+        cut_off: Start of the training that the end cut off, by rank; None if unknown.
+    """
 
     reason: str
     error: str | None
     wall_seconds: Seconds
     disagreements: tuple[str, ...] = ()
+    cut_off: Mapping[Rank, Seconds] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +220,13 @@ class RunLog:
                 self._worker(event).finished = now
             case "ended":
                 wall_seconds = _seconds(event, "wall_seconds")
-                apart = tuple(map(str, event.get("disagreements", ())))
-                ended = Ended(event["reason"], event["error"], wall_seconds, apart)
+                ended = Ended(
+                    event["reason"],
+                    event["error"],
+                    wall_seconds,
+                    disagreements=tuple(map(str, event.get("disagreements", ()))),
+                    cut_off=self._cut_off(event),
+                )
         self.duration = max(self.duration, now)
         # Only the last line says how the run ended: an interrupted run may have been resumed.
         self.ended = ended
@@ -229,6 +242,14 @@ class RunLog:
             return None
         is_reached = self.metric.is_reached
         return next((e for e in self.evaluations if is_reached(e.value, target)), None)
+
+    def _cut_off(self, event: Mapping[str, Any]) -> dict[Rank, Seconds] | None:
+        if "cut_off" not in event:
+            return None
+        found = [{"rank": rank, "start": start} for rank, start in event["cut_off"]]
+        for each in found:
+            self._worker(each)
+        return {each["rank"]: _seconds(each, "start") for each in found}
 
     def _worker(self, event: Mapping[str, Any]) -> WorkerLog:
         rank: Rank = _count(event, "rank")

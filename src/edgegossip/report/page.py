@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import RunFolderError
 from edgegossip.experiments.roles import role_words
-from edgegossip.report.activity import mean_shares
+from edgegossip.report.activity import mean_waiting
 from edgegossip.report.balance import kept_sentence
 from edgegossip.report.commit_figures import commit_pictures
 from edgegossip.report.figures import metric_pictures
@@ -125,10 +125,7 @@ def render_page(
         notices=notices(folder),
         disagreements=disagreements(folder),
         highlights=highlights(folder),
-        waiting={
-            run.name: mean_shares(run.trainers)["waiting"] if run.trainers else None
-            for run in folder.runs
-        },
+        waiting={run.name: mean_waiting(run.trainers) for run in folder.runs},
         has_ratios=any(run.summary.bytes_ratio_same_graph for run in folder.runs),
         curves=curves,
         commits=commits,

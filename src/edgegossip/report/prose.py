@@ -9,7 +9,7 @@ from typing import TypeAlias
 from edgegossip.core.metric_spec import ACCURACY
 from edgegossip.experiments.results import ALL_CRASHED
 from edgegossip.experiments.roles import with_article
-from edgegossip.report.activity import described, mean_shares
+from edgegossip.report.activity import described, mean_shares, mean_waiting
 from edgegossip.report.balance import balance
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.servers import search_sentences
@@ -113,9 +113,8 @@ def _data_tile(folder: ReportData) -> Tile | None:
 
 
 def _waiting_tile(folder: ReportData) -> Tile | None:
-    shares = {
-        run.name: mean_shares(run.trainers)["waiting"] for run in folder.runs if run.trainers
-    }
+    known = {run.name: mean_waiting(run.trainers) for run in folder.runs}
+    shares = {name: share for name, share in known.items() if share is not None}
     if not shares:
         return None
     most, least = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
@@ -311,8 +310,11 @@ def _faults(run: Run) -> str:
     for rank, worker in enumerate(run.log.workers):
         for index, crash in enumerate(worker.crashes):
             back = worker.recoveries[index : index + 1]
-            end = f"came back at {seconds(back[0])}" if back else "did not come back"
             name = capitalized(with_article(run.log.roles, rank))
+            if back and crash <= 0:  # absent from the beginning: it was only late
+                parts.append(f"{name} joined at {seconds(back[0])}.")
+                continue
+            end = f"came back at {seconds(back[0])}" if back else "did not come back"
             parts.append(f"{name} crashed at {seconds(crash)} and {end}.")
     if run.log.lost:
         reasons = [f"{number(count)} {reason}" for reason, count in run.log.lost.most_common()]

@@ -108,6 +108,11 @@ class WorkerRecord:
     downlink: Downlink = field(default_factory=Downlink)
     alarms: dict[str, int] = field(default_factory=dict)
 
+    def wait(self) -> None:
+        """Wait for the result of training in progress."""
+        if self.training is not None:
+            self.training.pending = Ready(self.training.pending.result())
+
 
 def forget_crashed(agenda: Agenda, rank: Rank, now: Seconds) -> None:
     """Remove the work of the crashed worker `rank`, and cut off the messages it is sending."""

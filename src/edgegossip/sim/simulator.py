@@ -38,7 +38,6 @@ from edgegossip.sim.entries import (
     Evaluating,
     FirstByte,
     InTraining,
-    Ready,
     Start,
     WorkerRecord,
     forget_crashed,
@@ -181,6 +180,12 @@ class Simulator(Generic[State]):
             self._report_hang()
         return self.is_over
 
+    @property
+    def in_training(self) -> list[tuple[Rank, Seconds]]:
+        """The workers that are training, and since when."""
+        records = enumerate(self._records)
+        return [(rank, record.training.start) for rank, record in records if record.training]
+
     def estimates(self) -> dict[Rank, Tensor]:
         """The parameters to evaluate, for the ranks that `Membership.evaluated` selects."""
         ranks = self._membership.evaluated(self._algorithm.role, self.states)
@@ -206,8 +211,7 @@ class Simulator(Generic[State]):
     def state_dict(self) -> dict[str, Any]:
         """All state that the rest of the run depends on; waits for running work."""
         for record in self._records:
-            if record.training is not None:
-                record.training.pending = Ready(record.training.pending.result())
+            record.wait()
         values = {name: getattr(self, name) for name in _KEPT}
         agenda = {"entries": list(self._agenda), "serial": self._agenda.serial}
         return {**values, "agenda": agenda, "machines": self._machines.state_dict()}
@@ -254,8 +258,7 @@ class Simulator(Generic[State]):
         self._agenda.push(end, rank, record.training)
 
     def _finish_training(self, rank: Rank, training: InTraining) -> None:
-        record = self._records[rank]
-        record.training = None
+        self._records[rank].training = None
         self._num_open -= 1
         event = training.finish(self.now)
         self._machines.monitor(rank).trained(training.began, self.now)
@@ -303,8 +306,7 @@ class Simulator(Generic[State]):
 
     def _deliver(self, rank: Rank, delivery: Delivery) -> None:
         self._num_open -= 1
-        reason = self._membership.loss(delivery, self.now)
-        if reason is not None:
+        if (reason := self._membership.loss(delivery, self.now)) is not None:
             self._lose(delivery, reason)
             return
         sender, message = delivery.sender, delivery.message
