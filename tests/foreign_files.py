@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from tests.run_folders import comparison
 from tests.small_runs import NUM_WORKERS, ctrl_c_at, quick, small_run
 from tests.small_tasks import experiment, regression
@@ -32,6 +33,7 @@ from edgegossip.experiments.run_folder import load_results
 from edgegossip.experiments.runner import run
 from edgegossip.learning import readers
 from edgegossip.learning.dataset import Dataset
+from edgegossip.learning.picture_folder import pictures
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
 from edgegossip.net.memory import MemoryNetwork
@@ -116,6 +118,23 @@ def make_traces(folder: Path) -> None:
 def read_traces(folder: Path) -> None:
     gpus(folder / "gpus.json", num_workers=3)
     phones(folder / "phones.json.gz", num_workers=3, throughput=100.0)
+
+
+def make_pictures(folder: Path) -> None:
+    """Pictures of all formats that are read, and of several modes."""
+    (folder / "class").mkdir()
+    color = Image.fromarray(pixels(9, 12, 3))
+    exif = color.getexif()
+    exif[0x0112] = 6  # lies on its side
+    for suffix in ("bmp", "gif", "jpg", "png", "ppm", "tif", "webp"):
+        color.save(folder / "class" / f"plain.{suffix}")
+    for suffix in ("jpg", "png", "tif", "webp"):
+        color.save(folder / "class" / f"turned.{suffix}", exif=exif)
+    for compression in ("tiff_lzw", "tiff_adobe_deflate", "jpeg", "packbits"):
+        color.save(folder / "class" / f"{compression}.tif", compression=compression)
+    for mode in ("1", "L", "LA", "P", "RGBA", "I;16"):
+        color.convert(mode).save(folder / "class" / f"{mode[:2].strip(';')}.png")
+    color.convert("CMYK").save(folder / "class" / "cmyk.jpg")
 
 
 def make_profile(folder: Path) -> None:
@@ -237,6 +256,7 @@ TARGETS = {
     "har": Target(make_har, lambda out: use(readers.har(out)), share=3),
     "imagenet8x8": Target(make_imagenet, lambda out: use(readers.downsampled_imagenet(out))),
     "traces": Target(make_traces, read_traces),
+    "pictures": Target(make_pictures, lambda out: use(pictures(out, size=4)), share=3),
     "profile": Target(make_profile, lambda out: Profile.read(out / "profile.csv")),
     "resumed run": Target(
         make_stopped,

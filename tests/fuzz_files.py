@@ -3,10 +3,11 @@
     python -m tests.fuzz_files           a table
     python -m tests.fuzz_files --json    one JSON object
 
-In folders of `tests.foreign_files` (data sets, traces, profiles, checkpoints, folders of runs,
-workers and studies) one file is changed at random. Half of the changes are to its bytes, the
-others to what is within: values of JSON are replaced by odd ones, what is packed is unpacked,
-changed and packed again, headers say other shapes, checkpoints get a right digest.
+In folders of `tests.foreign_files` (data sets, pictures, traces, profiles, checkpoints, folders
+of runs, workers and studies) one file is changed at random. Half of the changes are to its
+bytes, the others to what is within: values of JSON are replaced by odd ones, what is packed is
+unpacked, changed and packed again, headers say other shapes, checkpoints get a right digest,
+and chunks of PNG a right checksum.
 
 errors: exceptions other than `EdgeGossipError`, and what takes longer than `MAX_SECONDS` of
 processor time. With `--max-bytes`, also what needs more memory than that.
@@ -28,6 +29,7 @@ import time
 import traceback
 import warnings
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -185,12 +187,34 @@ def change_gzip(content: bytes, draw: random.Random) -> bytes:
     return gzip.compress(plain, 1)
 
 
+def change_png(content: bytes, draw: random.Random) -> bytes:
+    """Change a chunk, whose checksum is right afterwards."""
+    chunks, at = [], 8
+    while at < len(content):
+        length = int.from_bytes(content[at : at + 4], "big")
+        chunks.append([content[at + 4 : at + 8], content[at + 8 : at + 8 + length]])
+        at += 12 + length
+    chosen = draw.choice(chunks)
+    if chosen[0] == b"IHDR":
+        changed = bytearray(chosen[1])
+        changed[draw.randrange(len(changed))] = draw.randrange(256)
+        chosen[1] = bytes(changed)
+    else:
+        chosen[1] = damage(chosen[1], draw)
+    parts = [content[:8]]
+    for kind, data in chunks:
+        checksum = zlib.crc32(kind + data).to_bytes(4, "big")
+        parts.append(len(data).to_bytes(4, "big") + kind + data + checksum)
+    return b"".join(parts)
+
+
 WITHIN: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
     ".json": change_text,
     ".jsonl": change_text,
     ".npz": change_zip,
     ".gz": change_gzip,
     ".safetensors": change_safetensors,
+    ".png": change_png,
 }
 
 

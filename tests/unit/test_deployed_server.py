@@ -104,9 +104,8 @@ def test_who_failed_is_said_also_where_no_model_is_left(
     path = out / "workers" / "0"
     failed = {**summary(path), "reason": "failed"}
     (path / "summary.json").write_text(json.dumps(failed))
-    (path / "log.txt").write_text("edgegossip: the disk is full\n")
     with pytest.raises(RunFolderError):
-        _gather(Gathering(experiment, out), out, [0])
+        _gather(Gathering(experiment, out), out, {0: "failed: edgegossip: the disk is full"})
     assert "the server failed: edgegossip: the disk is full" in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,65 @@ def test_the_card_has_the_runs_numbers_and_figures(folder: Path, exported: Path)
     for picture in (exported / "figures").iterdir():
         assert f"](figures/{picture.name})" in card
     assert (exported / "figures" / "accuracy-time.png").read_bytes()[1:4] == b"PNG"
+
+
+LIVE = (
+    "![x](https://evil/x.png)",
+    "[x](javascript:alert(1))",
+    "[x]: https://evil",
+    "**b** __b__ *e* _e_ ~~s~~ `c`",
+    "<https://evil> <b>b</b> &lt;",
+    "# heading",
+    "- item",
+    "+ item",
+    "1. item",
+    "2) item",
+    "> quote",
+    "---",
+    "\\[x](https://evil)",
+    "a | b",
+)
+
+
+@thorough
+@pytest.mark.usefixtures("undrawn")
+def test_no_name_in_a_card_is_markup(folder: Path, tmp_path: Path) -> None:
+    markdown = pytest.importorskip("markdown_it", reason="needs pip install markdown-it-py")
+    parser = markdown.MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    first, rest = (folder / "events.jsonl").read_text().split("\n", maxsplit=1)
+
+    def shape(name: str) -> list[str]:
+        """The structure of a card with this name everywhere."""
+        header = json.loads(first) | {
+            "name": name,
+            "recipe": None,
+            "command": name,
+            "seed": name,
+        }
+        header["algorithm"] |= {"type": name, "compressor": name}
+        header["versions"] = {name: name}
+        header["task"] |= {"model": name}
+        out = tmp_path / str(len([*tmp_path.iterdir()]))
+        shutil.copytree(folder, out, ignore=shutil.ignore_patterns("export"))
+        (out / "events.jsonl").write_text(json.dumps(header) + "\n" + rest)
+        card = (export(out) / "README.md").read_text()
+        tokens = parser.parse(card.partition("\n---\n")[2])
+        text = " ".join(each.content for token in tokens for each in token.children or [])
+        assert " ".join(name.split()) in text
+        return [each.type for token in tokens for each in [token, *(token.children or [])]]
+
+    def structure(name: str) -> list[str]:
+        return [each for each in shape(name) if each not in ("text", "text_special")]
+
+    plain = structure("plain")
+    assert {name: structure(name) for name in LIVE} == dict.fromkeys(LIVE, plain)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://evil", "www.evil.org", "WWW.evil.org", "$x$", "@all"]
+)
+def test_no_address_mention_or_formula_is_live(text: str) -> None:
+    assert "\\" in exporting._plain(text)
 
 
 @pytest.mark.usefixtures("undrawn")

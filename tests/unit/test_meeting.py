@@ -39,6 +39,15 @@ def test_those_who_have_come_to_their_end_count_as_here() -> None:
         host_with(min_to_begin=5, ended=(2, 3, 4)).meeting._conclude()
 
 
+def test_workers_that_may_have_finished_are_named_as_an_option() -> None:
+    with pytest.raises(
+        NetworkError, match=r"name those that have finished \(--ended 2 4\), or"
+    ):
+        host_with(1, 3, min_to_begin=4).meeting._conclude()
+    with pytest.raises(NetworkError, match=r"\(--ended 1 2 3 4\)"):
+        host_with(min_to_begin=5, ended=(4, 2, 3)).meeting._conclude()
+
+
 def test_a_run_that_begins_without_some_names_them_and_the_possible_reasons(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from PIL import Image
 
 from edgegossip.core.errors import DataError, UsageError
+from edgegossip.learning import picture_folder
 from edgegossip.learning.dataset import ArraySplit, Dataset
 from edgegossip.learning.picture_folder import pictures
 
@@ -77,6 +80,62 @@ def test_what_cannot_be_read_is_one_line(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"broken\.jpg is not a readable picture") as raised:
         pictures(folder)
     assert "\n" not in str(raised.value)
+
+
+def header_of_png(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", b"")
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(8_193, 8_192), (12_000, 12_000), (2**31 - 1, 2**31 - 1)]
+)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_picture_that_is_too_large_is_refused_by_its_header(
+    folder: Path, width: int, height: int
+) -> None:
+    (folder / "red" / "huge.png").write_bytes(header_of_png(width, height))
+    with pytest.raises(
+        DataError, match=r"huge\.png is too large .* at most 67,108,864"
+    ) as raised:
+        pictures(folder)
+    assert str(width * height) in str(raised.value).replace(",", "")
+
+
+def test_a_large_jpeg_is_read_at_a_smaller_scale(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw(folder / "red" / "z.jpg", (0, 200, 0), size=(160, 80))
+    exact = samples(pictures(folder, size=4)).x[-1]
+    monkeypatch.setattr(picture_folder, "MAX_PIXELS", 2_000)
+    torch.testing.assert_close(samples(pictures(folder, size=4)).x[-1], exact, rtol=0, atol=2)
+
+
+def test_every_exception_of_a_decoder_names_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OverflowError("Python int too large to convert to C long")
+
+    monkeypatch.setattr(Image.Image, "convert", fail)
+    with pytest.raises(DataError, match=r"c\.bmp is not a readable picture \(OverflowError"):
+        pictures(folder, num_channels=1)
+
+
+def test_files_of_other_formats_are_no_pictures_whatever_their_names(folder: Path) -> None:
+    Image.new("RGB", (8, 8)).save(folder / "red" / "script.png", "EPS")
+    with pytest.raises(DataError, match=r"script\.png is not a readable picture"):
+        pictures(folder)
 
 
 def test_folders_that_do_not_fit_are_one_line(folder: Path, tmp_path: Path) -> None:

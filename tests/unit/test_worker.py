@@ -28,7 +28,6 @@ from edgegossip.deploy.gathering import Gathering
 from edgegossip.deploy.introducing import run_id, run_key
 from edgegossip.deploy.launch import launch
 from edgegossip.deploy.worker import WorkerSettings, take_part
-from edgegossip.experiments.event_log import EventLog
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.results import Results
 from edgegossip.experiments.runner import run
@@ -193,45 +192,6 @@ def forget_the_end(folder: Path) -> None:
     *lines, ended = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines) + ended[: len(ended) // 2])
     (folder / "summary.json.part").write_bytes(b"{")
-
-
-# Disks.
-
-
-@pytest.mark.slow
-def test_a_full_disk_takes_the_log_and_not_the_training(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fill_disk(monkeypatch, crew.folder(1))
-    settings = replace(WITHIN, checkpoint_seconds=0.3)
-    first, filled, *others = crew.all(LONG, settings)
-    assert [first, *others] == ["finished"] * 3
-    assert isinstance(filled, RunFolderError)  # there is no place for its model
-    assert "its log ends here" in caplog.text
-    assert "without a new checkpoint" in caplog.text
-    monkeypatch.undo()
-    # Of the mean, one of four is missing: they agree but for rounding.
-    params = Gathering(LONG, crew.out).finish().params
-    torch.testing.assert_close(params, simulated(LONG, crew).params)
-
-
-def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let nothing that grows be written to `folder` after some lines of its log."""
-    write, num_lines = EventLog._write, itertools.count()
-    open_file = Path.open
-
-    def write_until_full(self: EventLog, line: dict[str, Any]) -> None:
-        if self._path.parent == folder and next(num_lines) > 5:
-            raise RunFolderError(f"cannot write {self._path}: No space left on device")
-        write(self, line)
-
-    def open_until_full(self: Path, mode: str = "r", *more: Any, **named: Any) -> Any:  # noqa: ANN401
-        if folder in self.parents and self.suffix == ".part" and next(num_lines) > 5:
-            raise OSError(28, "No space left on device")
-        return open_file(self, mode, *more, **named)
-
-    monkeypatch.setattr(EventLog, "_write", write_until_full)
-    monkeypatch.setattr(Path, "open", open_until_full)
 
 
 # Mistakes.

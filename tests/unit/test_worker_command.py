@@ -12,6 +12,7 @@ from tests.tiers import thorough
 from tests.unit.test_worker import EPOCHS, SHORT
 from tests.worker_threads import WITHIN, Crew
 
+from edgegossip.cli import worker_command
 from edgegossip.cli.main import main
 from edgegossip.cli.worker_command import _say_what_came_out
 from edgegossip.core.errors import NetworkError, RunFolderError
@@ -41,6 +42,28 @@ def test_wrong_usage_of_a_worker_is_code_2(
 ) -> None:
     assert main(["worker", "quickstart", *arguments]) == 2
     assert what in complaint(capsys)
+
+
+def test_a_worker_that_is_stopped_early_says_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker_command, "join", stop)
+    out = str(tmp_path / "w1")
+    given = ["worker", "quickstart", "--rank", "1", "--multicast"]
+    assert main([*given, "--out", out]) == 130
+    assert f"to continue: edgegossip {' '.join(given)} --out {out}" in complaint(capsys)
+
+
+def test_those_who_measure_are_named_by_their_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker_command._say_who_measures(tmp_path, ["measure", "mine"], [2])
+    assert "worker 2 has models to measure, on its own data" in capsys.readouterr().out
+    worker_command._say_who_measures(tmp_path, ["measure", "mine"], [0, 2])
+    assert "workers 0, 2 have models to measure, on their own data" in capsys.readouterr().out
 
 
 @thorough

@@ -115,10 +115,17 @@ def test_pictures_of_one_color_only_are_still_data() -> None:
 # What is refused.
 
 
-@pytest.mark.parametrize("torch_device", ["gpu", "cuda:99", "nonsense:0"])
+@pytest.mark.parametrize("torch_device", ["gpu", "cuda:99", "hpu:9", "nonsense:0"])
 def test_a_device_that_is_not_there_is_refused_at_once(torch_device: str) -> None:
     with pytest.raises(ValueError, match=f"torch_device '{torch_device}' cannot be used"):
         small_task(torch_device=torch_device)
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has it")
+def test_a_device_is_refused_without_the_list_of_all_of_pytorch() -> None:
+    with pytest.raises(ValueError, match="torch_device 'mps' cannot be used") as raised:
+        small_task(torch_device="mps")
+    assert len(str(raised.value)) < 200
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from edgegossip.experiments.run_folder import read_json
 from edgegossip.experiments.threads import one_intra_op_thread
 from edgegossip.experiments.tracking import track_results
 from edgegossip.learning.local import Local
+from edgegossip.net.meeting import workers
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
@@ -174,17 +175,20 @@ def worker_command(arguments: list[str]) -> int:
         )
     out = options.out or default_folder(name.rpartition(":")[2])
     connection, settings = _how(options)
-    reason = join(
-        experiment,
-        options.rank,
-        out=out,
-        connection=connection,
-        settings=settings,
-        profile=options.profile,
-        telemetry=options.telemetry,
-        recipe=name,
-        command=repeatable("worker", arguments),
-    )
+    try:
+        reason = join(
+            experiment,
+            options.rank,
+            out=out,
+            connection=connection,
+            settings=settings,
+            profile=options.profile,
+            telemetry=options.telemetry,
+            recipe=name,
+            command=repeatable("worker", arguments),
+        )
+    except KeyboardInterrupt:  # before the run, or asked twice
+        reason = "interrupted"
     print(f"{rank_name(experiment.roles, options.rank)}: {reason}")
     if reason == "interrupted":
         given = ["worker", *without(arguments, "out"), "--out", str(out)]
@@ -370,9 +374,10 @@ def gather_command(arguments: list[str]) -> int:
 def _say_who_measures(out: Path, command: Sequence[str], ranks: Sequence[Rank]) -> None:
     """Print the steps with which workers measure averaged models on their own data."""
     rank = "R" if len(ranks) > 1 else str(ranks[0])
+    have, their = ("have", "their") if len(ranks) > 1 else ("has", "its")
     print(
-        f"workers {', '.join(map(str, ranks))} have models to measure, on their own data:\n"
-        f"  1. copy {out / AVERAGED} to each of their machines, and run there\n"
+        f"{workers(ranks)} {have} models to measure, on {their} own data:\n"
+        f"  1. copy {out / AVERAGED} to the machine of each, and run there\n"
         f"     edgegossip {shlex.join([*command, '--rank', rank, '--out', str(out)])}\n"
         f"  2. copy its {out / MEASURED}/{rank}.json here, and gather again"
     )

@@ -1,11 +1,17 @@
-"""Atomic writing of files."""
+"""Atomic writing of files, also on a disk that has become full."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk, and of a full quota."""
+_AT_ONCE = 2**20
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
@@ -33,3 +39,67 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o6
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def reserve(path: Path, num_bytes: int) -> None:
+    """Keep room for `write_reserved`, in a file beside `path`.
+
+    Args:
+        path: File to write later.
+        num_bytes: Largest size of its content. Some file systems keep no room (btrfs and ZFS,
+            which write all changes elsewhere).
+
+    Raises:
+        OSError: If the disk has no room; nothing is left.
+    """
+    try:
+        with open(_open_reserve(path, os.O_CREAT), "r+b") as file:
+            file.truncate(num_bytes)  # left by a process that was killed
+            _allocate(file, num_bytes)
+    except OSError:
+        with suppress(OSError):
+            reserve_of(path).unlink()
+        raise
+
+
+def reserve_of(path: Path) -> Path:
+    """The file that keeps room for `path`."""
+    return path.with_name(path.name + ".reserved")
+
+
+def write_reserved(path: Path, content: bytes) -> None:
+    """Replace a file atomically, in the room kept by `reserve`, if any.
+
+    Args:
+        path: File to write.
+        content: Whole content.
+
+    Raises:
+        OSError: If the file cannot be written; the old one is then unchanged, and the room is
+            kept.
+    """
+    try:
+        descriptor = _open_reserve(path)
+    except FileNotFoundError:
+        return write_whole(path, content)
+    with open(descriptor, "r+b") as file:
+        file.write(content)
+        file.truncate()
+        os.fsync(file.fileno())
+    reserve_of(path).replace(path)
+    return None
+
+
+def _open_reserve(path: Path, more: int = 0) -> int:
+    # A link there would be from someone else.
+    return os.open(reserve_of(path), os.O_RDWR | os.O_NOFOLLOW | more, 0o666)
+
+
+def _allocate(file: BinaryIO, num_bytes: int) -> None:
+    try:
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except (AttributeError, OSError) as error:  # the former: on macOS
+        if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        for start in range(0, num_bytes, _AT_ONCE):
+            file.write(bytes(min(_AT_ONCE, num_bytes - start)))

@@ -10,15 +10,22 @@ from typing import Any
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Note, Rank, Seconds
+from edgegossip.deploy.lapse import Lapse
 from edgegossip.experiments.event_log import EventLog, whole_lines
+from edgegossip.experiments.files import ReservedFile
 
 NOTES_A_SECOND, NOTES_AT_ONCE = 10, 100
 """Limits of stored notes: average per second, and a burst."""
+_LAST_LINES = 2**16
+"""Bytes reserved for the last lines, more than Python buffers."""
 _LOG = logging.getLogger("edgegossip.deploy")
 
 
 class Diary(EventLog):
     """An `EventLog` that tolerates a full disk, so that training continues.
+
+    On a full disk, lines are lost, except the last ones. A line is lost as a whole: Python's
+    buffer keeps what it could not write, and takes no line for which it has no place.
 
     Args:
         path: Path of the log; an existing log continues after its last complete line.
@@ -32,12 +39,15 @@ class Diary(EventLog):
 
     def __init__(self, path: Path) -> None:
         self.incarnation, size = _previous(path)
-        self._has_ended = self._has_dropped = False
+        self._has_dropped = False
         self._num_notes = 0
+        self._lapse = Lapse("new log lines")
+        self._room = ReservedFile(path, _LAST_LINES)
         super().__init__(path, size)
 
     def show(self) -> None:
-        self._try(super().show)
+        if self._try(super().show):
+            self._lapse.end()
 
     def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
         """Keep a note unless notes exceed their limit."""
@@ -49,22 +59,29 @@ class Diary(EventLog):
         self._num_notes += 1
         super().noted(now, rank, note)
 
+    def end(self, **fields: object) -> None:
+        """Write the line "ended", and close the file."""
+        self._room.release()
+        self._try(super().show)  # so that the buffer has a place for the line
+        self.write("ended", **fields)
+        self.close()
+
     def close(self) -> None:
+        self._room.release()
         self._try(super().close)
         self.abandon()
 
     def _write(self, line: dict[str, Any]) -> None:
         self._try(partial(super()._write, line))
 
-    def _try(self, write: Callable[[], None]) -> None:
-        if self._has_ended:
-            return
+    def _try(self, write: Callable[[], None]) -> bool:
+        """Write; return whether it succeeded."""
         try:
             write()
         except RunFolderError as error:
-            if not self._has_ended:
-                _LOG.warning("%s - training continues, its log ends here", error)
-            self._has_ended = True
+            self._lapse.begin(error)
+            return False
+        return True
 
 
 def _previous(path: Path) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import safetensors
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Seconds
+from edgegossip.deploy.lapse import Lapse
 from edgegossip.experiments.files import write_atomically
 from edgegossip.net.runtime import BackgroundThread
 
-_LOG = logging.getLogger("edgegossip.deploy")
 _SHORTEST: Seconds = 0.5
 MAX_BYTES = 2**30
 """Maximum total bytes of one worker's snapshots; large models get fewer snapshots."""
@@ -42,11 +43,20 @@ class Snapshots:
         folder: Folder, made if missing.
         estimate: Returns the current parameters to evaluate, [num_params], or an empty tensor
             while this worker's parameters do not count.
+        checkpoint_bytes: Returns the size of the last checkpoint, 0 if there is none. No
+            snapshot takes the room of two checkpoints: the last and the next one.
     """
 
-    def __init__(self, folder: Path, estimate: Callable[[], Tensor]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        estimate: Callable[[], Tensor],
+        checkpoint_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._folder = folder
         self._estimate = estimate
+        self._checkpoint_bytes = checkpoint_bytes
+        self._lapse = Lapse("new snapshots")
         self._times = enumerate(schedule())
         self._next = next(self._times)
         self._num_bytes = 0
@@ -60,10 +70,25 @@ class Snapshots:
             index = self._next[0]
             self._next = next(self._times)
         params = self._estimate()
-        self._num_bytes += params.numel() * params.element_size()
-        if self._num_bytes <= MAX_BYTES:
+        num_bytes = params.numel() * params.element_size()
+        if self._num_bytes + num_bytes <= MAX_BYTES and self._has_room(num_bytes):
+            self._num_bytes += num_bytes
             self._writer.submit(lambda: self._write(index, params))
         return self._next[1]
+
+    def _has_room(self, num_bytes: int) -> bool:
+        needed = num_bytes + 2 * max(num_bytes, self._checkpoint_bytes())
+        try:
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            self._lapse.begin(error)
+            return False
+        if free < needed:
+            self._lapse.begin(
+                f"{free / 1e6:.1f} MB are free in {self._folder}, and a snapshot must leave "
+                f"room for two checkpoints ({needed / 1e6:.1f} MB in all)"
+            )
+        return free >= needed
 
     def close(self) -> None:
         """Wait up to 60 s for all snapshots to be written."""
@@ -75,7 +100,15 @@ class Snapshots:
                 snapshot_path(self._folder, index), safetensors.torch.save({"params": params})
             )
         except RunFolderError as error:
-            _LOG.warning("%s; training goes on", error)
+            self._lapse.begin(error)
+        else:
+            self._lapse.end()
+
+    def delete(self) -> None:
+        """Delete all snapshots, for the room that they take."""
+        for index in indices(self._folder):
+            with suppress(OSError):
+                snapshot_path(self._folder, index).unlink()
 
 
 def snapshot_path(folder: Path, index: int) -> Path:

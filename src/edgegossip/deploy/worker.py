@@ -24,6 +24,7 @@ from edgegossip.deploy.agreement import agreement_of
 from edgegossip.deploy.diary import Diary
 from edgegossip.deploy.final_average import FinalAverage, FinalState, with_final_average
 from edgegossip.deploy.introducing import introduce, run_id, run_key
+from edgegossip.deploy.lapse import Lapse
 from edgegossip.deploy.snapshots import Snapshots
 from edgegossip.deploy.worker_past import ENDS, has_ended, kept_checkpoint
 from edgegossip.deploy.worker_tracking import WorkerTracking
@@ -32,8 +33,10 @@ from edgegossip.experiments.event_log import cut_off
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import (
     LOADING_ERRORS,
+    ReservedFile,
+    is_for_lack_of_room,
+    json_file,
     save_checkpoint,
-    write_atomically,
     write_json,
 )
 from edgegossip.experiments.folder_lock import locked
@@ -49,6 +52,8 @@ from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.deploy")
 _SHOW: Seconds = 1.0
+_MARGIN = 2**16
+"""Bytes reserved for a summary, and for the header of a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +167,7 @@ class _Worker:
         self._recipe = recipe
         self._header = header(experiment, recipe)
         self._checkpoint = out / "checkpoint.safetensors"
+        self._lapse = Lapse("a new checkpoint")
         if has_ended(out, self._header):
             raise RunFolderError(f"{out} holds a worker that has ended; choose another --out")
         _make(out, self._header)
@@ -216,6 +222,7 @@ class _Worker:
         self._snapshots = Snapshots(
             self._out / "snapshots",
             lambda: host.state.estimate if host.state.is_evaluated else nothing,
+            lambda: self._checkpoint.stat().st_size if self._checkpoint.exists() else 0,
         )
         is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
         chores = [self._show, *self._tracking.chores]
@@ -241,6 +248,9 @@ class _Worker:
                 checkpoint=checkpoint,
             )
             _require_like(host.state, algorithm.init(self._rank, initial))
+        num_bytes = host.state.estimate.numel() * host.state.estimate.element_size()
+        self._model = ReservedFile(self._out / "params.safetensors", num_bytes + _MARGIN)
+        self._summary = ReservedFile(self._out / "summary.json", _MARGIN)
         return host
 
     @property
@@ -299,8 +309,9 @@ class _Worker:
         try:
             save_checkpoint(self._checkpoint, {**checkpoint, "incarnation": self._incarnation})
         except RunFolderError as error:
-            _LOG.warning("%s - training continues without a new checkpoint", error)
+            self._lapse.begin(error)
             return False
+        self._lapse.end()
         self._is_untried = False
         return True
 
@@ -314,13 +325,12 @@ class _Worker:
             agreement.log()
         # The average is evaluated everywhere, but only the model of the active server counts.
         inner = host.state.inner if isinstance(host.state, FinalState) else host.state
-        last = {"reason": reason, "wall_seconds": wall_seconds}
-        self._diary.write("ended", time=host.now, **last, **cut_off(reason, host.in_training()))
-        self._diary.close()
         content = safetensors.torch.save({"params": host.state.estimate.contiguous()})
-        write_atomically(self._out / "params.safetensors", content)
-        write_json(
-            self._out / "summary.json",
+        self._keep(self._model, content, reason)
+        last = {"reason": reason, "wall_seconds": wall_seconds}
+        self._diary.end(time=host.now, **last, **cut_off(reason, host.in_training()))
+        # Last, because it completes the folder.
+        summary = json_file(
             {
                 "rank": self._rank,
                 "reason": reason,
@@ -336,14 +346,28 @@ class _Worker:
                 "agreement": None if agreement is None else agreement.summary(),
                 **self._validated(host, reason),
                 "refused": host.post.refusals,
-            },
+            }
         )
+        self._keep(self._summary, summary, reason)
         self._tracking.end(host.now)
         if reason in ENDS:
             try:
                 self._checkpoint.unlink(missing_ok=True)
             except OSError as error:  # a worker that has ended does not look at it
                 _LOG.warning("cannot delete %s: %s", self._checkpoint, error.strerror)
+
+    def _keep(self, file: ReservedFile, content: bytes, reason: str) -> None:
+        """Write a result, which on a full disk is worth more than snapshots."""
+        try:
+            file.write(content)
+        except RunFolderError as error:
+            if not is_for_lack_of_room(error):
+                raise
+            _LOG.warning("%s - deleting this worker's snapshots, and trying again", error)
+            self._snapshots.delete()
+            if reason in ENDS:  # else it must go on from its checkpoint
+                self._checkpoint.unlink(missing_ok=True)
+            file.write(content)
 
     def _validated(self, host: Host[Any], reason: str) -> dict[str, float | None]:
         """Metrics of the worker's final, whole model; None without this or validation data."""

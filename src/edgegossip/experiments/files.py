@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from edgegossip.core.atomic import write_whole
+from edgegossip.core.atomic import (
+    NO_ROOM,
+    reserve,
+    reserve_of,
+    write_reserved,
+    write_whole,
+)
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.snapshot import assemble, dismantle
 
@@ -39,12 +46,54 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     Raises:
         RunFolderError: If the file cannot be written.
     """
-    try:
+    with _naming(path):
         write_whole(path, content)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise RunFolderError(
             f"cannot write {path}: {error.strerror}; free some space or choose another --out"
         ) from error
+
+
+def is_for_lack_of_room(error: RunFolderError) -> bool:
+    """Whether a file could not be written because the disk, or a quota, is full."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM
+
+
+class ReservedFile:
+    """A file to write at the end of a run, with room for it from the beginning.
+
+    Args:
+        path: The file. Until it is written, the room is kept in a file beside it.
+        num_bytes: Bytes to reserve.
+
+    Raises:
+        RunFolderError: If there is no room.
+    """
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        self._path = path
+        with _naming(path):
+            reserve(path, num_bytes)
+
+    def write(self, content: bytes) -> None:
+        """Write the file atomically.
+
+        Raises:
+            RunFolderError: If the file cannot be written; its room is then kept.
+        """
+        with _naming(self._path):
+            write_reserved(self._path, content)
+
+    def release(self) -> None:
+        """Give the room back, for something else to write."""
+        with suppress(OSError):
+            reserve_of(self._path).unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -53,7 +102,12 @@ def write_json(path: Path, content: object) -> None:
     Raises:
         RunFolderError: If the file cannot be written.
     """
-    write_atomically(path, to_json(content, indent=2).encode() + b"\n")
+    write_atomically(path, json_file(content))
+
+
+def json_file(content: object) -> bytes:
+    """The bytes of a JSON file for people and programs."""
+    return to_json(content, indent=2).encode() + b"\n"
 
 
 def to_json(content: object, **style: Any) -> str:  # noqa: ANN401

@@ -18,7 +18,11 @@ from edgegossip.learning.dataset import ArraySplit, Dataset, NoSamples
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
+MAX_PIXELS = 2**26
+"""Pixels of the largest picture that is read; a JPEG with more is decoded on a smaller scale,
+if that makes it small enough."""
 _MODES = {1: "L", 3: "RGB"}
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow knows riskier ones
 
 
 def pictures(
@@ -31,7 +35,8 @@ def pictures(
     """Read a folder of pictures, with a subfolder for each class, into memory.
 
     Each picture is cropped to its central square and scaled. A subfolder may be missing, or may
-    contain folders. Files without a picture suffix are skipped.
+    contain folders. Files without a picture suffix are skipped. Pictures are read one by one;
+    each takes up to 8 bytes for each of its pixels, at most half a gigabyte.
 
     Args:
         folder: The folder.
@@ -46,7 +51,7 @@ def pictures(
 
     Raises:
         DataError: If there is no folder or no picture, a subfolder belongs to no class, or a
-            picture cannot be read.
+            picture cannot be read or is too large.
         UsageError: If Pillow is missing.
         ValueError: If `size` or `num_channels` is out of range.
     """
@@ -84,15 +89,26 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(path: Path, size: int, mode: str) -> Tensor:
     """Read a picture, uint8 [channels, size, size]."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as opened:
-            upright: Image.Image = ImageOps.exif_transpose(opened) or opened
-            scaled = ImageOps.fit(upright.convert(mode), (size, size))
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+        with Image.open(path, formats=_FORMATS) as opened:
+            num_pixels = opened.width * opened.height
+            if num_pixels > MAX_PIXELS:  # only then, because it changes the pixels a little
+                opened.draft(None, (size, size))
+            if opened.width * opened.height > MAX_PIXELS:
+                raise Image.DecompressionBombError(f"it has {num_pixels:,} pixels")
+            ImageOps.exif_transpose(opened, in_place=True)  # in place, to save memory
+            converted = opened if opened.mode == mode else opened.convert(mode)
+            scaled = ImageOps.fit(converted, (size, size))
+    except Image.DecompressionBombError as error:
         raise DataError(
-            f"{path} is not a readable picture ({error}); remove it or replace it"
+            f"{path} is too large ({error}); pictures of at most {MAX_PIXELS:,} pixels are "
+            "read - scale it down, or remove it"
+        ) from error
+    except Exception as error:  # decoders raise all kinds for damaged files
+        raise DataError(
+            f"{path} is not a readable picture ({error!r:.300}); remove it or replace it"
         ) from error
     pixels = np.array(scaled).reshape(size, size, -1)
     return torch.from_numpy(pixels).permute(2, 0, 1)

@@ -125,10 +125,13 @@ class Task:
         self._check_data()
         try:
             torch.empty(0, device=self.torch_device)
-        except (RuntimeError, AssertionError) as error:  # the latter: built without CUDA
-            reason = str(error).partition("\n")[0]
+        # Built without CUDA, or without a device that is in a package of its own.
+        except (RuntimeError, AssertionError, ImportError) as error:
+            # PyTorch adds all its backends, on one line.
+            reason = str(error).partition("\n")[0].partition(". ")[0]
             raise ValueError(
-                f"torch_device {self.torch_device!r} cannot be used ({reason}); choose 'cpu'"
+                f"torch_device {self.torch_device!r} cannot be used ({reason:.300}); choose "
+                "'cpu'"
             ) from error
 
     def _check_types(self) -> None:

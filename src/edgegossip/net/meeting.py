@@ -96,11 +96,13 @@ class Meeting:
         missing, settings = self._peers.missing, self._settings
         num_here = self._peers.num_workers - len(missing)
         if num_here < min(settings.min_to_begin, self._peers.num_workers):
+            ended = " ".join(map(str, sorted({*missing, *settings.ended})))
             raise NetworkError(
                 f"{num_here} of the {settings.min_to_begin} workers that a run needs to begin "
                 f"came within {settings.meet_seconds:g} s; {workers(missing)} cannot be reached"
                 f"{self._calls}. Start them with the same recipe and --name, see which "
-                "workers `edgegossip doctor` reaches, or require fewer (--min-workers 1)"
+                "workers `edgegossip doctor` reaches, name those that have finished (--ended "
+                f"{ended}), or require fewer (--min-workers 1)"
             )
         if missing:
             _LOG.warning(

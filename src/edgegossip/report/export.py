@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -182,13 +183,22 @@ def _card(data: ReportData, tensors: Mapping[str, Tensor], pictures: list[Pictur
     )
 
 
+# What makes a link, emphasis, heading, list, formula or mention. Some viewers make links of
+# addresses alone. Other punctuation, such as a parenthesis, means nothing by itself.
+_MARKUP = re.compile(r"[\\*_\[\]#!~$@]|:(?=//)|(?<=www)\.|^[-+]", re.IGNORECASE)
+_NUMBER_OF_ITEM = re.compile(r"^(\d+)([.)])(?=\s|$)")
+
+
 def _plain(text: object) -> str:
-    """Text that Markdown shows literally, on one line.
+    r"""Text that Markdown shows literally, on one line.
 
     >>> _plain("a|b <i>")
     'a&#124;b &#60;i&#62;'
+    >>> print(_plain("[x](javascript:y) **2. https://z"))
+    \[x\](javascript:y) \*\*2. https\://z
     """
-    shown = str(text)
+    shown = _MARKUP.sub(r"\\\g<0>", " ".join(str(text).split()))
+    shown = _NUMBER_OF_ITEM.sub(r"\1\\\2", shown)
     for character in "&<>|`":
         shown = shown.replace(character, f"&#{ord(character)};")
-    return " ".join(shown.split())
+    return shown
