@@ -104,7 +104,7 @@ class ADSPPlus(ParameterServer):
     def messages(self, params: Tensor) -> dict[str, MessageSpec]:
         """The messages of `ParameterServer`, and targets."""
         due = {"num_due": range(1, _MAX_DUE)}
-        target = MessageSpec(numbers=due, max_ahead=self.num_rounds)
+        target = MessageSpec(numbers=due, max_round=self.num_rounds)
         return {**super().messages(params), "target": target}
 
     # The worker.

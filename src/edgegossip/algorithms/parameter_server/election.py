@@ -225,13 +225,13 @@ class Election:
         return [Send(j, message) for j in others]
 
 
-def schema(max_ahead: int) -> dict[str, MessageSpec]:
+def schema(max_round: int) -> dict[str, MessageSpec]:
     """Describe the messages of an election."""
     terms = range(MAX_TERM)
     return {
-        "stand": MessageSpec(numbers={"stands_for": terms, **AGE}, max_ahead=max_ahead),
-        "vote": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),
-        "resign": MessageSpec(max_ahead=max_ahead),
-        "promised": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),
-        "lead": MessageSpec(max_ahead=max_ahead),
+        "stand": MessageSpec(numbers={"stands_for": terms, **AGE}, max_round=max_round),
+        "vote": MessageSpec(numbers={"stands_for": terms}, max_round=max_round),
+        "resign": MessageSpec(max_round=max_round),
+        "promised": MessageSpec(numbers={"stands_for": terms}, max_round=max_round),
+        "lead": MessageSpec(max_round=max_round),
     }

@@ -256,22 +256,22 @@ class ParameterServer(Committing):
                     "num_trained": trained,
                     "version": range(_MAX_COUNT * self.num_workers + 1),
                 },
-                max_ahead=ahead,
+                max_round=ahead,
             ),
-            "pull": MessageSpec(max_ahead=ahead),
-            "show": MessageSpec(max_ahead=ahead),
-            "again": MessageSpec(max_ahead=ahead),
+            "pull": MessageSpec(max_round=ahead),
+            "show": MessageSpec(max_round=ahead),
+            "again": MessageSpec(max_round=ahead),
             "copy": MessageSpec(
                 model,
                 numbers={"number": range(_MAX_NUMBER)},
                 optional_numbers=memory,
-                max_ahead=ahead,
+                max_round=ahead,
             ),
             "params": MessageSpec(
                 model,
                 numbers=self.limits,
                 optional_numbers=self.optional_limits,
-                max_ahead=ahead,
+                max_round=ahead,
             ),
         }
 

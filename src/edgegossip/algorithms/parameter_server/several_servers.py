@@ -267,12 +267,12 @@ class SeveralServers:
         holds = TensorSpec(torch.float64, (5, num_workers), minimum=0, maximum=_MOST)
         return {
             "order": MessageSpec(
-                numbers=order, optional_numbers={"loss": (-1e300, 1e300)}, max_ahead=ahead
+                numbers=order, optional_numbers={"loss": (-1e300, 1e300)}, max_round=ahead
             ),
-            "hail": MessageSpec(max_ahead=ahead),
-            "holds": MessageSpec({"holds": holds}, numbers=held, max_ahead=ahead),
+            "hail": MessageSpec(max_round=ahead),
+            "holds": MessageSpec({"holds": holds}, numbers=held, max_round=ahead),
             "slice": MessageSpec(
-                {"params": piece}, numbers={**_EPOCH, "look": range(_MOST)}, max_ahead=ahead
+                {"params": piece}, numbers={**_EPOCH, "look": range(_MOST)}, max_round=ahead
             ),
         }
 

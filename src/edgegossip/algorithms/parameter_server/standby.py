@@ -84,7 +84,7 @@ class Standby(Halves):
             "show": replace(show, numbers=AGE),
             "keep": messages["params"],
             "kept": MessageSpec(
-                numbers={"num_commits": AGE["num_commits"]}, max_ahead=show.max_ahead
+                numbers={"num_commits": AGE["num_commits"]}, max_round=show.max_round
             ),
         }
         return {

@@ -157,7 +157,7 @@ class StageLinks(Algorithm[StageState]):
         for number, shape in enumerate(self.boundaries):
             up, down = precision.messages(shape, self.max_batch, self.num_classes, ahead)
             specs |= {kind_up(number): up, kind_down(number): down}
-            specs[kind_end(number)] = MessageSpec(max_ahead=ahead)
+            specs[kind_end(number)] = MessageSpec(max_round=ahead)
         return specs
 
     def send_up(
