@@ -162,6 +162,8 @@ class Standby(Halves):
         election, effects = state.election, []
         numbers = {**message.numbers}
         term = int(numbers.pop("term"))
+        if not election.is_possible(max(term, int(numbers.get("stands_for", 0))), now):
+            return []
         message = replace(message, numbers=numbers)
         if term > election.term:
             effects = self._follow(state, term, now)
