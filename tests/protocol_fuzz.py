@@ -242,8 +242,8 @@ class Crowd:
         return Member(self.algorithm.init(rank, PARAMS), trainer, PARAMS)
 
     def _start(self, rank: Rank, has_rejoined: bool = False) -> None:
-        size = self.members[rank].trainer.num_samples
-        self.tell(rank, Started(has_rejoined, size, float(size), self.layout))
+        size, life = self.members[rank].trainer.num_samples, self.draw.getrandbits(62)
+        self.tell(rank, Started(has_rejoined, size, float(size), self.layout, life))
 
     def tell(self, rank: Rank, event: Event) -> None:
         """Have a worker handle `event`, and carry out the effects."""

@@ -30,7 +30,7 @@ from edgegossip.core.trainer import Trainer
 from edgegossip.net.fair_queue import Sink
 from edgegossip.net.footing import Footing
 from edgegossip.net.host_settings import Forecaster
-from edgegossip.net.runtime import Background, Runtime
+from edgegossip.net.runtime import Background, Life, Runtime
 
 _LEAVE_OFF: Seconds = 10.0
 _QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
@@ -89,14 +89,14 @@ class Work:
         self._bench = runtime.background(f"train {rank}")
         self._judge: Background | None = None
 
-    def started(self, has_rejoined: bool, has_data: bool) -> Started:
+    def started(self, has_rejoined: bool, has_data: bool, life: Life) -> Started:
         """Return the worker's first event; begin to set up its data, if any."""
         if not has_data:
-            return Started(has_rejoined)
+            return Started(has_rejoined, life=life)
         self._beside(self._bench, self._set_up)
         trainer = self._trainer
         return Started(
-            has_rejoined, trainer.num_samples, trainer.epoch_cost, layout=trainer.layout
+            has_rejoined, trainer.num_samples, trainer.epoch_cost, trainer.layout, life
         )
 
     def train(self, effect: Train, now: Seconds, progress: float) -> None:
