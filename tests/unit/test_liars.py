@@ -322,6 +322,7 @@ def test_no_finite_value_of_a_worker_ends_one_of_several_servers(
     assert "with values far beyond what is usual" in outcome.refusals()
 
 
+@thorough
 def test_a_huge_number_of_a_commit_makes_nobody_refuse_the_honest_server() -> None:
     def lie(receiver: Rank, message: Message) -> Message:
         if message.kind != "commit":
