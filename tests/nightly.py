@@ -64,6 +64,7 @@ SEARCHES = {
     "fuzz": search(
         "-m tests.fuzz --num-messages 2000000 --seed {seed}",
         "-m tests.fuzz_files --num-files 20000 --seed {seed}",
+        "-m tests.protocol_fuzz --events 5000000 --seed {seed}",
     ),
     "hypothesis": search(
         "-m pytest -q -n auto -m hypothesis --hypothesis-profile explore"

@@ -29,6 +29,7 @@ SCHEMA = {
         optional={"weight": TensorSpec(torch.float64, (), minimum=0)},
         max_ahead=2,
     ),
+    "last": MessageSpec(max_round=9),
     "bye": MessageSpec(),
 }
 
@@ -58,6 +59,7 @@ GOOD: dict[str, bytearray] = {
     "old": frame(round=0),
     "just ahead": frame(round=7),
     "empty": frame("bye", 10**9, {}),
+    "the last": frame("last", 9, {}),
 }
 NAN = torch.tensor([0.0, math.nan, 0.0, 0.0])
 BAD: dict[str, tuple[bytearray, str]] = {
@@ -68,6 +70,7 @@ BAD: dict[str, tuple[bytearray, str]] = {
     "own name": (frame(sender=0), "in another's name"),
     "kind": (frame("news"), "of unknown kind"),
     "round": (frame(round=8), "of an impossible round"),
+    "after the last": (frame("last", 10, {}), "of an impossible round"),
     "negative round": (frame("bye", -1, {}), "of an impossible round"),
     "missing": (frame(payload={"weight": weight(0.5)}), "of another form"),
     "unknown": (frame(payload={"x": X, "y": X}), "of another form"),

@@ -205,6 +205,13 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> N
         GoSGD(**{"topology": complete(4), "num_rounds": 1, **arguments})
 
 
-def test_pushes_may_be_as_far_ahead_as_the_run_is_long() -> None:
+def test_pushes_come_from_any_round_of_the_run() -> None:
     schema = GoSGD(topology=ring(3), num_rounds=9).schema(torch.zeros(2))
-    assert schema["push"].max_ahead == 9
+    assert schema["push"].max_round == 9
+
+
+def test_a_push_with_more_than_half_of_all_weight_is_refused() -> None:
+    push = GoSGD(topology=ring(3), num_rounds=9).schema(torch.zeros(2))["push"]
+    params = {"params": torch.zeros(2)}
+    assert push.bad_values(params, {"weight": 0.5}) is None
+    assert push.bad_values(params, {"weight": 0.75}) is not None

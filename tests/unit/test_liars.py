@@ -322,6 +322,19 @@ def test_no_finite_value_of_a_worker_ends_one_of_several_servers(
     assert "with values far beyond what is usual" in outcome.refusals()
 
 
+@thorough
+def test_a_huge_number_of_a_commit_makes_nobody_refuse_the_honest_server() -> None:
+    def lie(receiver: Rank, message: Message) -> Message:
+        if message.kind != "commit":
+            return message
+        return replace(message, numbers={**message.numbers, "number": 2**52 + 1})
+
+    outcome = run(ASP(num_workers=3, num_rounds=NUM_ROUNDS), lie, liar=3)
+    assert outcome.reasons == dict.fromkeys([0, 1, 2], "finished")
+    for rank in (1, 2):
+        assert outcome.hosts[rank].post.refusals.keys() == set()
+
+
 # In another's name.
 
 RING = DiLoCo(topology=directed_ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2)

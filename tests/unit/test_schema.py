@@ -65,8 +65,8 @@ def test_no_message_comes_from_beyond_the_end_of_the_run(algorithm: Algorithm[An
         # An acknowledgement counts messages, with those of final rounds.
         extra = 3 if kind == "acknowledged" else 0
         assert num_rounds is not None
-        assert spec.max_ahead is not None, kind
-        assert spec.max_ahead <= num_rounds + extra, kind
+        assert spec.max_round is not None, kind
+        assert spec.max_round <= num_rounds + extra, kind
 
 
 def test_spares_and_forecasts_have_their_kinds() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_copy_cannot_count_more_commits_of_a_worker_than_it_says_it_has_sent() -
     assert not torch.equal(state.params, before)
 
 
-def test_greatest_count_leaves_room_for_the_numbers_of_all_later_commits() -> None:
+def test_no_commit_has_a_number_that_answers_may_not_count() -> None:
     schema = ASP_OF_3.schema(MODEL)
     most = 2**52
     counts = torch.tensor([most] * 3)
@@ -114,8 +115,39 @@ def test_greatest_count_leaves_room_for_the_numbers_of_all_later_commits() -> No
     assert schema["copy"].bad_values({"params": MODEL, "counts": counts}, numbers) is None
     beyond = {"params": MODEL, "counts": counts + 1}
     assert schema["copy"].bad_values(beyond, numbers) is not None
-    numbers = {"number": most + 10**9, "num_steps": 1, "num_trained": 3, "version": 3 * most}
+    numbers = {"number": most, "num_steps": 1, "num_trained": 3, "version": 3 * most}
     assert schema["commit"].bad_values({"update": MODEL}, numbers) is None
+    numbers["number"] += 1
+    assert schema["commit"].bad_values({"update": MODEL}, numbers) is not None
+
+
+def test_false_count_of_a_lost_worker_leaves_numbers_for_its_commits() -> None:
+    state = restarted(ASP_OF_3, 3)
+    hear(ASP_OF_3, state, 2, copy(0, 0, 2**52, number=0))
+    hear(ASP_OF_3, state, 1, copy(0, 0, 0, number=0))
+    number = state.num_commits[3]
+    ASP_OF_3.handle(state, WorkerJoined(3), 1.0)
+    for each in (number + 1, number + 2):
+        effects = hear(ASP_OF_3, state, 3, commit(each))
+        told = answers(effects)[3]
+        assert ASP_OF_3.schema(MODEL)["params"].bad_values(told.payload) is None
+        assert told.payload["counts"].tolist() == [0, 0, each]
+
+
+def test_commit_with_more_than_its_sender_can_have_sent_is_dropped() -> None:
+    state = ASP_OF_3.init(0, MODEL)
+    assert isinstance(state, ServerState)
+    assert answers(hear(ASP_OF_3, state, 1, commit(2**52))) == {}
+    assert state.num_commits == {1: 0, 2: 0, 3: 0}
+    assert 1 in answers(hear(ASP_OF_3, state, 1, commit(1)))
+
+
+@pytest.mark.parametrize("kind", ["commit", "pull", "copy"])
+def test_worker_ignores_what_only_servers_get(kind: str) -> None:
+    adacomm = ADACOMM(num_workers=3, num_rounds=20)
+    worker = adacomm.init(1, MODEL)
+    assert isinstance(worker, CommitterState)
+    assert adacomm.handle(worker, Received(0, replace(commit(1), kind=kind)), 0.0) == []
 
 
 def test_pull_shows_no_model_so_the_server_waits_for_one_that_is_merely_lost() -> None:

@@ -26,7 +26,13 @@ from tests.trained import trained_event
 from edgegossip.algorithms.alone import Alone
 from edgegossip.algorithms.gossip import Gossip
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.protocol import Send, SetTimer, Started, TimerFired, WorkerLost
+from edgegossip.core.protocol import (
+    Send,
+    SetTimer,
+    Started,
+    TimerFired,
+    WorkerLost,
+)
 from edgegossip.core.topology import complete
 
 # Earlier lives.
@@ -44,6 +50,45 @@ def test_an_answer_to_an_earlier_life_is_none_to_this_one(algorithm: Stages) -> 
     second.hear(MIDDLE, down(old, gradient()))
     assert second.state.pending.keys() == before.keys()
     assert second.state.answers == []
+
+
+@each_algorithm
+def test_an_answer_to_an_earlier_life_is_none_where_the_clock_has_restarted(
+    algorithm: Stages,
+) -> None:
+    lives = [Worker(algorithm, FIRST), Worker(algorithm, FIRST)]
+    sent = []
+    for life, worker in enumerate(lives):
+        worker.tell(
+            Started(life > 0, num_samples=40, epoch_cost=40.0, life=2**40 + 10**6 * life)
+        )
+        worker.train(batch())
+        sent.append(int(worker.sent.numbers["batch"]))
+    lives[1].hear(MIDDLE, down(sent[0], gradient()))
+    assert lives[1].state.answers == []
+    assert [*lives[1].state.pending] == [sent[1]]
+
+
+def test_of_too_many_batches_those_of_an_earlier_life_are_dropped_first() -> None:
+    worker = Worker(pipelined(in_flight=2), MIDDLE)
+    worker.start()
+    worker.hear(FIRST, up(2**40))
+    for number in (2**41, 5, 6):
+        worker.hear(FIRST, up(number))
+    kept = [message.numbers["batch"] for _, message in worker.state.waiting]
+    assert kept == [5, 6]
+
+
+@pytest.mark.parametrize("life", [0, 2**62 + 1])
+def test_every_other_batch_asks_for_a_gradient_in_any_life(life: int) -> None:
+    worker = Worker(decoupled(gradient_every=2), FIRST)
+    worker.tell(Started(num_samples=40, epoch_cost=40.0, life=life))
+    wants = []
+    for _ in range(3):
+        worker.train(batch())
+        (send,) = of_type(worker.effects, Send)
+        wants.append(send.message.numbers["wants_gradient"])
+    assert wants == [1, 0, 1]
 
 
 @each_algorithm

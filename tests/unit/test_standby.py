@@ -285,3 +285,40 @@ def test_schema_has_each_kind_of_message_and_its_term() -> None:
     assert all("term" in spec.numbers for spec in schema.values())
     assert {"stand", "vote", "promised", "lead", "resign", "keep", "kept"} < schema.keys()
     assert "params" not in schema["copy"].tensors
+
+
+@pytest.mark.parametrize("kind", ["stand", "promised", "lead"])
+def test_term_that_no_election_can_have_reached_is_ignored(kind: str) -> None:
+    state = started(1)
+    FIVE.handle(state, WorkerLost(0), 1.0)
+    huge = 2**53 - 5  # of worker 2
+    numbers = {"lead": {"term": huge}}.get(kind, {"term": 0, "stands_for": huge})
+    if kind == "stand":
+        numbers |= {"as_of": 0, "num_commits": 0}
+    assert FIVE.handle(state, Received(2, Message(kind, 0, {}, numbers)), 5.0) == []
+    effects = FIVE.handle(state, TimerFired("election"), 5.5)
+    (asked, *_) = (each.message for each in effects if isinstance(each, Send))
+    assert FIVE.schema(MODEL)["stand"].bad_values({}, asked.numbers) is None
+    assert asked.numbers["stands_for"] < 10
+
+
+def test_rank_without_a_worker_shows_no_model() -> None:
+    state = started(0)
+    hear(state, 1, "lead", term=6)
+    model = {"params": NEWER, "counts": torch.tensor([1, 0, 0, 0])}
+    hear(state, 1, "keep", model, term=6)
+    assert hear(state, 1, "show", term=6, as_of=0, num_commits=0) == []
+
+
+def test_commit_of_a_rank_that_does_not_train_is_ignored() -> None:
+    state = elected()
+    shown(state)
+    effects = commit(state, 0, term=state.election.term)
+    assert all(each.receiver != 0 for each in effects if isinstance(each, Send))
+
+
+def test_rank_that_knows_no_server_takes_no_model() -> None:
+    state = started(1, has_rejoined=True)
+    model = {"params": NEWER, "counts": torch.tensor([1, 0, 0, 0])}
+    hear(state, 4, "params", model, term=-1)
+    assert state.copy is None

@@ -72,7 +72,8 @@ def test_a_host_is_not_kept_by_its_own_setting_up_and_a_forecast_does_not_count_
     trainer = SlowToSetUp(clock)
     items: queue.SimpleQueue[Any] = queue.SimpleQueue()
     work = Work(0, trainer, items, forecaster, None, clock)
-    assert work.started(has_rejoined=False, has_data=True) == Started(False, SIZE, SIZE)
+    started = work.started(has_rejoined=False, has_data=True, life=7)
+    assert started == Started(False, SIZE, SIZE, life=7)
     for _ in range(2):
         work.train(Train(torch.zeros(NUM_PARAMS), Epochs()), clock.now, 0.0)
         trainer.may_begin.set()  # the host has gone on

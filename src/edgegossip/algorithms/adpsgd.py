@@ -113,12 +113,12 @@ class ADPSGD(Asynchronous[ADPSGDState]):
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         """Requests, both kinds of answers with the requesting worker's round, and models."""
-        max_ahead = self.num_rounds
+        max_round = self.num_rounds
         return {
-            "request": MessageSpec({"params": params}, max_ahead=max_ahead),
-            "average": MessageSpec({"change": params}, max_ahead=max_ahead),
-            "decline": MessageSpec(max_ahead=max_ahead),
-            "model": MessageSpec({"params": params}, max_ahead=max_ahead),
+            "request": MessageSpec({"params": params}, max_round=max_round),
+            "average": MessageSpec({"change": params}, max_round=max_round),
+            "decline": MessageSpec(max_round=max_round),
+            "model": MessageSpec({"params": params}, max_round=max_round),
         }
 
     def start(self, state: ADPSGDState, has_rejoined: bool) -> None:

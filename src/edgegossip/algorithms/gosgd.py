@@ -65,9 +65,11 @@ class GoSGD(Asynchronous[GoSGDState]):
         return GoSGDState(rank=rank, params=params, weight=1 / self.topology.num_workers)
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        """Parameters and their weight; the weight is 0 if the sender has just come back."""
+        """Parameters and their weight; the weight is 0 if the sender has just come back, and at
+        most half of all.
+        """
         push = MessageSpec(
-            {"params": params}, numbers={"weight": (0, 1)}, max_ahead=self.num_rounds
+            {"params": params}, numbers={"weight": (0, 0.5)}, max_round=self.num_rounds
         )
         return {"push": push}
 

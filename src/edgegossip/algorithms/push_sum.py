@@ -183,15 +183,15 @@ class PushSum(LocalSteps[P], Generic[P]):
         ahead = self.total_rounds
         own = {
             kind: MessageSpec(
-                self.payload_schema(kind, params.numel()), numbers=mass, max_ahead=ahead
+                self.payload_schema(kind, params.numel()), numbers=mass, max_round=ahead
             )
             for kind in self.kinds
         }
         return {
             **own,
-            "catch-up": MessageSpec({"params": params}, numbers=mass, max_ahead=ahead),
+            "catch-up": MessageSpec({"params": params}, numbers=mass, max_round=ahead),
             "acknowledged": MessageSpec(
-                numbers=session, max_ahead=ahead + self.topology.period
+                numbers=session, max_round=ahead + self.topology.period
             ),
         }
 

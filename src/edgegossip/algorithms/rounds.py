@@ -440,9 +440,9 @@ class RoundBased(Synchronous[S], Generic[S]):
             tensors,
             optional or {},
             optional_numbers={"exchange": places} if places else {},
-            # More than one round: a worker that was cut off, or has rejoined, may lack all of
-            # them.
-            max_ahead=self.total_rounds,
+            # Not relative to the receiver, which may adopt the round, and whose own messages
+            # must then be allowed everywhere.
+            max_round=self.total_rounds,
         )
 
     def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:

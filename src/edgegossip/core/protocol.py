@@ -133,12 +133,15 @@ class Started:
         epoch_cost: Cost of a pass over these samples, including their selection; see
             `Trained.cost`.
         layout: Layout of parameter vectors; None if all entries are trained.
+        life: Random number of the worker's life on a network, where its clock may restart; 0 in
+            the simulator, whose clock never does.
     """
 
     has_rejoined: bool = False
     num_samples: int = 0
     epoch_cost: float = 0.0
     layout: Layout | None = None
+    life: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

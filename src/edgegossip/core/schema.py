@@ -124,7 +124,9 @@ class MessageSpec:
     """Description of all messages of a kind.
 
     The description must state everything that `handle` assumes: an index out of range would
-    otherwise end the run of an honest worker. A network also rejects floats that are far larger
+    otherwise end the run of an honest worker. Whatever a worker derives from an allowed message
+    must be allowed in its own messages, or the others would mute it for another worker's lie.
+    A network also rejects floats that are far larger
     than usual among the workers. A tensor with its own limits is checked only against those
     limits, so give limits to tensors whose scale differs from the parameters'.
 
@@ -142,6 +144,7 @@ class MessageSpec:
             Worker RANK wrote them in the message's round, and other workers relay them
             unchanged. A secured network adds a tensor ``RANK.seal``, which is relayed with the
             others.
+        max_round: Maximum round of the message, usually the run's last; None for any round.
 
     >>> relayed = {f"{rank}.x": TensorSpec(torch.float32, (2,)) for rank in range(3)}
     >>> len(MessageSpec(optional=relayed, is_passed_on=True).specs)
@@ -159,6 +162,7 @@ class MessageSpec:
     optional_numbers: Mapping[str, Limits] = field(default_factory=dict)
     max_ahead: int | None = None
     is_passed_on: bool = False
+    max_round: int | None = None
     specs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     """All allowed tensors, by name."""
     _limits: Mapping[str, Limits] = field(init=False, repr=False, compare=False)

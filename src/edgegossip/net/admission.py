@@ -142,8 +142,9 @@ class Admission:
         spec = self._schema.get(message.kind)
         if spec is None:
             raise _AdmissionError("of unknown kind", kind)
-        ahead = message.round - own_round
-        if message.round < 0 or (spec.max_ahead is not None and ahead > spec.max_ahead):
+        latest = [] if spec.max_round is None else [spec.max_round]
+        latest += [] if spec.max_ahead is None else [own_round + spec.max_ahead]
+        if not 0 <= message.round <= min(latest, default=message.round):
             rounds = f"{kind} of round {message.round} while we are in round {own_round}"
             raise _AdmissionError(IMPOSSIBLE_ROUND, rounds)
         if mismatch := spec.mismatch(message.payload, message.numbers):

@@ -228,7 +228,7 @@ class Host(Generic[State]):
             if has_rejoined:
                 self._observer.changed(self.now, self.rank, "recovered")
             has_data = self._algorithm.role(self.rank).has_data
-            events.append(self._work.started(has_rejoined, has_data))
+            events.append(self._work.started(has_rejoined, has_data, peers.life))
         events += self._pending
         self._pending = []
         self._ending.changed(self.now)

@@ -30,7 +30,7 @@ from edgegossip.core.trainer import Trainer
 from edgegossip.net.fair_queue import Sink
 from edgegossip.net.footing import Footing
 from edgegossip.net.host_settings import Forecaster
-from edgegossip.net.runtime import Background, Runtime
+from edgegossip.net.runtime import Background, Life, Runtime
 
 _LEAVE_OFF: Seconds = 10.0
 _QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
@@ -93,14 +93,14 @@ class Work:
         """The worker and the time since which it trains; empty if it does not."""
         return [] if self._training is None else [(self._rank, self._training[1])]
 
-    def started(self, has_rejoined: bool, has_data: bool) -> Started:
+    def started(self, has_rejoined: bool, has_data: bool, life: Life) -> Started:
         """Return the worker's first event; begin to set up its data, if any."""
         if not has_data:
-            return Started(has_rejoined)
+            return Started(has_rejoined, life=life)
         self._beside(self._bench, self._set_up)
         trainer = self._trainer
         return Started(
-            has_rejoined, trainer.num_samples, trainer.epoch_cost, layout=trainer.layout
+            has_rejoined, trainer.num_samples, trainer.epoch_cost, trainer.layout, life
         )
 
     def train(self, effect: Train, now: Seconds, progress: float) -> None:

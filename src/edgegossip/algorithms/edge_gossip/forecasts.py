@@ -106,16 +106,16 @@ def detach(event: Received) -> Received:
     return without_numbers(event, (_SECONDS, _AGE))
 
 
-def forecast_schema(max_ahead: int | None, num_workers: int) -> dict[str, MessageSpec]:
+def forecast_schema(max_round: int | None, num_workers: int) -> dict[str, MessageSpec]:
     """Describe the messages that ``spread="exact"`` adds to the inner algorithm's."""
     ranks = TensorSpec(torch.int64, (None,), num_workers, minimum=0, maximum=num_workers - 1)
     positive = (0, math.inf)
     forecast = MessageSpec(
         optional={_INHERITED: ranks},
         numbers={"throughput": positive, "epoch_cost": positive},
-        max_ahead=max_ahead,
+        max_round=max_round,
     )
-    return {"forecast": forecast, "spare-joined": MessageSpec(max_ahead=0)}
+    return {"forecast": forecast, "spare-joined": MessageSpec(max_round=0)}
 
 
 def with_forecast(schema: Mapping[str, MessageSpec]) -> dict[str, MessageSpec]:

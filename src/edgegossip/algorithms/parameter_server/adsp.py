@@ -161,6 +161,8 @@ class ADSP(ADSPPlus):
 
     def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
         assert isinstance(state, SearchingServerState)
+        if not state.asked_at:
+            return []  # the first of several servers has made it up
         search = state.search
         search.looks.append((state.asked_at.pop(0), loss))
         num_looks = self.reward.num_looks if search.is_searching else 2

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
+from edgegossip.algorithms.parameter_server.states import TARGET, CommitterState, ServerState
 from edgegossip.core.protocol import (
     Effect,
     Message,
@@ -104,8 +104,8 @@ class ADSPPlus(ParameterServer):
     def messages(self, params: Tensor) -> dict[str, MessageSpec]:
         """The messages of `ParameterServer`, and targets."""
         due = {"num_due": range(1, _MAX_DUE)}
-        target = MessageSpec(numbers=due, max_ahead=self.num_rounds)
-        return {**super().messages(params), "target": target}
+        target = MessageSpec(numbers=due, max_round=self.num_rounds)
+        return {**super().messages(params), TARGET: target}
 
     # The worker.
 
@@ -167,5 +167,5 @@ class ADSPPlus(ParameterServer):
         for rank in self.training(state):
             num_due = state.target - state.rounds[rank]
             numbers = {"num_due": min(max(1, num_due), _MAX_DUE - 1)}
-            sends.append(Send(rank, Message("target", state.rounds[rank], numbers=numbers)))
+            sends.append(Send(rank, Message(TARGET, state.rounds[rank], numbers=numbers)))
         return [*sends, SetTimer(WINDOW, now + self.window)]

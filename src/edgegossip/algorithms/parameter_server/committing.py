@@ -13,6 +13,7 @@ from edgegossip.algorithms.parameter_server.states import (
     PATIENCE,
     RESEND,
     SERVER,
+    TARGET,
     CommitterState,
     ServerState,
 )
@@ -129,7 +130,9 @@ class Committing(Algorithm[State]):
                 return [self._copy(state)]
             case "again":
                 return self._send_again(state, now)
-        return self.take_settings(state, message.numbers, now)
+            case kind if kind == TARGET:
+                return self.take_settings(state, message.numbers, now)
+        return []  # no server sends this to a worker
 
     def start_working(self, state: CommitterState, now: Seconds) -> list[Effect]:
         """Begin as a worker: train, or ask for the model after a return."""
@@ -192,7 +195,7 @@ class Committing(Algorithm[State]):
         layout = self._layout(state)
         update = layout.with_statistics(state.params - state.base, state.params)
         numbers = {
-            "number": state.num_commits + 1,
+            "number": state.next_number,
             "num_steps": state.num_steps,
             "num_trained": layout.num_trained,
             "version": int(state.counts.sum()),
@@ -242,13 +245,9 @@ class Committing(Algorithm[State]):
         return settings
 
     def _copy(self, state: CommitterState) -> Send:
-        """Report the newest received model to a restarted server.
-
-        `number` is that of the last commit sent; no server can have merged a later one.
-        """
+        """Report the newest received model to a restarted server."""
         if state.is_pulling and not state.counts.any():
             return Send(SERVER, Message("pull", state.round))  # no model to report
         payload = {"params": state.base, "counts": state.counts}
-        number = state.num_commits + (state.commit is not None)
-        numbers = {**state.memory, "number": number}
+        numbers = {**state.memory, "number": state.last_number}
         return Send(SERVER, Message("copy", state.round, payload, numbers))

@@ -34,6 +34,8 @@ AGE = {"as_of": range(UNKNOWN, MAX_TERM), "num_commits": range(2**63)}
 _SHORTEST: Seconds = 0.1
 _SPREAD: Seconds = 0.4
 _LONGEST: Seconds = 10.0
+_TERMS_A_SECOND = 20
+_CLOCKS_DIFFER: Seconds = 60.0
 _REPEATS = 8
 """Attempts of a candidate in one term, because messages may be lost or slow."""
 
@@ -77,8 +79,8 @@ class Election:
 
     @property
     def leader(self) -> Rank:
-        """The rank that serves in the current term, which must be known."""
-        return self.term % self.num_ranks
+        """The rank that serves in the current term; `UNKNOWN` while no term is known."""
+        return UNKNOWN if self.term == UNKNOWN else self.term % self.num_ranks
 
     @property
     def has_majority(self) -> bool:
@@ -93,7 +95,17 @@ class Election:
     @property
     def has_forgotten(self) -> bool:
         """Whether the others follow this rank although it has restarted since it served."""
-        return not self.is_leading and self.term != UNKNOWN and self.leader == self.rank
+        return not self.is_leading and self.leader == self.rank
+
+    def is_possible(self, term: int, now: Seconds) -> bool:
+        """Whether candidates can have reached `term` by now.
+
+        Each rank stands at most ten times per second, each such candidacy makes all ranks stand
+        at most once more, and each time the term rises by less than two per rank. A liar's
+        higher term would leave no term for the elections of the others.
+        """
+        latest = _TERMS_A_SECOND * self.num_ranks**3 * (now + _CLOCKS_DIFFER)
+        return term <= min(latest, MAX_TERM - 2 * self.num_ranks)
 
     def _is_majority(self, number: int) -> bool:
         return number > self.num_ranks // 2
@@ -123,7 +135,7 @@ class Election:
         return self.miss_leader(now) if has_restarted else self._found()
 
     def _follows(self, rank: Rank) -> bool:
-        return not self.is_leading and self.term != UNKNOWN and rank == self.leader
+        return not self.is_leading and rank == self.leader
 
     def miss_leader(self, now: Seconds) -> list[Effect]:
         """Prepare to stand for election, unless already doing so."""
@@ -225,13 +237,13 @@ class Election:
         return [Send(j, message) for j in others]
 
 
-def schema(max_ahead: int) -> dict[str, MessageSpec]:
+def schema(max_round: int) -> dict[str, MessageSpec]:
     """Describe the messages of an election."""
     terms = range(MAX_TERM)
     return {
-        "stand": MessageSpec(numbers={"stands_for": terms, **AGE}, max_ahead=max_ahead),
-        "vote": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),
-        "resign": MessageSpec(max_ahead=max_ahead),
-        "promised": MessageSpec(numbers={"stands_for": terms}, max_ahead=max_ahead),
-        "lead": MessageSpec(max_ahead=max_ahead),
+        "stand": MessageSpec(numbers={"stands_for": terms, **AGE}, max_round=max_round),
+        "vote": MessageSpec(numbers={"stands_for": terms}, max_round=max_round),
+        "resign": MessageSpec(max_round=max_round),
+        "promised": MessageSpec(numbers={"stands_for": terms}, max_round=max_round),
+        "lead": MessageSpec(max_round=max_round),
     }

@@ -205,21 +205,24 @@ class Halves:
                 if message.kind == "keep":
                     kept = Message("kept", state.round, numbers={"num_commits": age[1]})
                     return self.carry(state, [Send(state.election.leader, kept)], now)
-            case "show" if state.copy is not None:
-                return self._show(state, state.copy, message, now)
+            case "show" if state.copy is not None and state.worker is not None:
+                return self._show(state, state.worker, state.copy, message, now)
         return self.work(state, Received(SERVER, message), now)
 
     def _show(
-        self, state: StandbyState, newest: Message, show: Message, now: Seconds
+        self,
+        state: StandbyState,
+        worker: CommitterState,
+        newest: Message,
+        show: Message,
+        now: Seconds,
     ) -> list[Effect]:
         """Report the newest model to a new server, or confirm that the server's own is at least
         as new.
         """
-        worker, payload = state.worker, {**newest.payload}
-        assert worker is not None
-        number = worker.num_commits + (worker.commit is not None)
+        payload = {**newest.payload}
         # A restarted worker may have received a model, but has no memory of its own state.
-        number = max(number, int(payload["counts"][state.rank - 1]))
+        number = max(worker.last_number, int(payload["counts"][state.rank - 1]))
         theirs = (show.numbers.get("as_of", UNKNOWN), show.numbers.get("num_commits", 0))
         if state.age <= theirs:
             del payload["params"]  # sending it may take long

@@ -25,7 +25,7 @@ from edgegossip.algorithms.parameter_server.sharing import (
     SharingState,
     label,
 )
-from edgegossip.algorithms.parameter_server.states import PATIENCE, RESEND
+from edgegossip.algorithms.parameter_server.states import PATIENCE, RESEND, is_possible
 from edgegossip.core.protocol import (
     Effect,
     Evaluate,
@@ -156,7 +156,7 @@ class Leading(Sharing):
         if message.kind not in ("holds", "slice"):
             return []
         if not state.epoch:
-            if message.kind == "holds":
+            if message.kind == "holds" and is_possible(numbers["epoch"], now):
                 lead.heard[sender] = int(numbers["epoch"])
             if len(lead.heard) < len(self.others):
                 return []

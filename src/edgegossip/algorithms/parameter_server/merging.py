@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from edgegossip.algorithms.parameter_server.states import MAX_BELIEVED
 from edgegossip.core.protocol import Layout, Message, Rank
 
 
@@ -16,10 +17,8 @@ def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[
     A higher count is believed if two other workers report it, because a worker that resumes
     from a checkpoint has forgotten some commits.
     """
-    told = {
-        j: dict(zip(workers, copy.payload["counts"].tolist(), strict=True))
-        for j, copy in sorted(copies.items())
-    }
+    counts = {j: copy.payload["counts"].clamp(max=MAX_BELIEVED) for j, copy in copies.items()}
+    told = {j: dict(zip(workers, counts[j].tolist(), strict=True)) for j in sorted(counts)}
     most: dict[Rank, int] = {}
     for rank, own in copies.items():
         others = sorted(counts[rank] for j, counts in told.items() if j != rank)

@@ -29,6 +29,7 @@ from edgegossip.algorithms.parameter_server.merging import believed, change
 from edgegossip.algorithms.parameter_server.several_servers import several_servers
 from edgegossip.algorithms.parameter_server.standby import Standby
 from edgegossip.algorithms.parameter_server.states import (
+    MAX_COUNT,
     PATIENCE,
     RESEND,
     SERVER,
@@ -56,10 +57,6 @@ from edgegossip.core.protocol import (
 from edgegossip.core.ranges import check_ranges
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.core.topology import complete, star
-
-_MAX_NUMBER = 2**53
-_MAX_COUNT = 2**52
-"""Well below `_MAX_NUMBER`, so a server that believes a false count can still continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,36 +239,37 @@ class ParameterServer(Committing):
 
     def messages(self, params: Tensor) -> dict[str, MessageSpec]:
         """Commits, pulls, reports of a worker's newest model, and the server's answers."""
-        counts = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=_MAX_COUNT)
+        counts = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=MAX_COUNT)
         ahead = self.num_rounds
-        serial, trained = range(1, _MAX_NUMBER), range(params.numel() + 1)
+        # Answers count each merged commit, so no number may exceed a count.
+        numbers, trained = range(MAX_COUNT + 1), range(params.numel() + 1)
         model: dict[str, TensorSpec | Tensor] = {"params": params, "counts": counts}
         memory = {**self.limits, **self.optional_limits}
         return {
             "commit": MessageSpec(
                 {"update": params},
                 numbers={
-                    "number": serial,
-                    "num_steps": range(_MAX_COUNT),
+                    "number": numbers[1:],
+                    "num_steps": numbers,
                     "num_trained": trained,
-                    "version": range(_MAX_COUNT * self.num_workers + 1),
+                    "version": range(MAX_COUNT * self.num_workers + 1),
                 },
-                max_ahead=ahead,
+                max_round=ahead,
             ),
-            "pull": MessageSpec(max_ahead=ahead),
-            "show": MessageSpec(max_ahead=ahead),
-            "again": MessageSpec(max_ahead=ahead),
+            "pull": MessageSpec(max_round=ahead),
+            "show": MessageSpec(max_round=ahead),
+            "again": MessageSpec(max_round=ahead),
             "copy": MessageSpec(
                 model,
-                numbers={"number": range(_MAX_NUMBER)},
+                numbers={"number": numbers},
                 optional_numbers=memory,
-                max_ahead=ahead,
+                max_round=ahead,
             ),
             "params": MessageSpec(
                 model,
                 numbers=self.limits,
                 optional_numbers=self.optional_limits,
-                max_ahead=ahead,
+                max_round=ahead,
             ),
         }
 
@@ -352,6 +350,8 @@ class ParameterServer(Committing):
         return effects if state.is_new else [SetTimer(PATIENCE, math.inf), *effects]
 
     def _receive(self, state: ServerState, sender: Rank, message: Message) -> None:
+        if sender not in self.workers:
+            return  # a former server does not train
         match message.kind:
             case "copy":
                 self._look_at(state, sender, message)
@@ -364,11 +364,15 @@ class ParameterServer(Committing):
                 self._take_commit(state, sender, message)
 
     def _take_commit(self, state: ServerState, sender: Rank, message: Message) -> None:
-        waiting = state.waiting.get(sender)
-        newest = state.num_commits[sender] if waiting is None else waiting.numbers["number"]
-        if message.numbers["number"] > newest:
+        number = message.numbers["number"]
+        # Only a server that has forgotten commits knows fewer than the number minus one, and
+        # a worker makes at most `num_rounds`. A higher number is a lie: once counted, none of
+        # the sender's later commits would count, nor those of an honest successor.
+        if number > state.num_commits[sender] + self.num_rounds:
+            return
+        if number > state.newest(sender):
             state.waiting[sender] = message
-        elif waiting is None:
+        elif sender not in state.waiting:
             state.pulling[sender] = None  # the answer was lost
 
     # A server that has restarted.

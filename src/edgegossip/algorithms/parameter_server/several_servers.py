@@ -17,9 +17,11 @@ from torch import Tensor
 from edgegossip.algorithms.parameter_server.leading import Leading
 from edgegossip.algorithms.parameter_server.sharing import WHAT, Sharing, SharingState
 from edgegossip.algorithms.parameter_server.states import (
+    MAX_COUNT,
     PATIENCE,
     SERVER,
     CommitterState,
+    is_possible,
 )
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
@@ -123,7 +125,7 @@ class SeveralServers:
                 pieces = [] if commit is None else self._cut(state, Send(SERVER, commit))
                 return [each for each in pieces if each.receiver == sender]
             case Received(sender, message):
-                passed = self._hear(state, sender, message) if sender in self._servers else None
+                passed = self._hear(state, sender, message, now)
             case WorkerLost(rank):
                 is_first = rank in self._servers and not state.lost
                 if rank in self._servers:
@@ -157,9 +159,11 @@ class SeveralServers:
             )
 
     def _hear(
-        self, state: SeveralServersState, sender: Rank, message: Message
+        self, state: SeveralServersState, sender: Rank, message: Message, now: Seconds
     ) -> Received | None:
         """Return the event that a worker with a single server would get, if any."""
+        if sender not in self._servers or not is_possible(message.numbers.get("epoch", 0), now):
+            return None
         match message.kind:
             case "params":
                 joined = self._join(state, sender, message)
@@ -248,8 +252,8 @@ class SeveralServers:
         ahead, num_workers = self.algorithm.num_rounds, self.algorithm.num_workers
         order: dict[str, Limits] = {
             **_LABELS,
-            "number": range(2 * _MOST),
-            "round": range(_MOST),
+            "number": range(MAX_COUNT + 1),
+            "round": range(self.algorithm.num_rounds + 1),
             **_EPOCH,
             "index": range(_MOST),
             "what": range(len(WHAT)),
@@ -267,12 +271,12 @@ class SeveralServers:
         holds = TensorSpec(torch.float64, (5, num_workers), minimum=0, maximum=_MOST)
         return {
             "order": MessageSpec(
-                numbers=order, optional_numbers={"loss": (-1e300, 1e300)}, max_ahead=ahead
+                numbers=order, optional_numbers={"loss": (-1e300, 1e300)}, max_round=ahead
             ),
-            "hail": MessageSpec(max_ahead=ahead),
-            "holds": MessageSpec({"holds": holds}, numbers=held, max_ahead=ahead),
+            "hail": MessageSpec(max_round=ahead),
+            "holds": MessageSpec({"holds": holds}, numbers=held, max_round=ahead),
             "slice": MessageSpec(
-                {"params": piece}, numbers={**_EPOCH, "look": range(_MOST)}, max_ahead=ahead
+                {"params": piece}, numbers={**_EPOCH, "look": range(_MOST)}, max_round=ahead
             ),
         }
 

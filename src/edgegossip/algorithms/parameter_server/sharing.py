@@ -28,6 +28,7 @@ from edgegossip.algorithms.parameter_server.states import (
     RESEND,
     SERVER,
     ServerState,
+    is_possible,
 )
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import (
@@ -290,7 +291,7 @@ class Sharing:
     def _obey(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
         """Carry out an order, and the orders that have waited for it."""
         numbers = order.numbers
-        if numbers["epoch"] < state.epoch:
+        if numbers["epoch"] < state.epoch or not is_possible(numbers["epoch"], now):
             return []
         effects: list[Effect] = []
         if numbers["epoch"] > state.epoch:
@@ -368,19 +369,25 @@ class Sharing:
         return [each for effect in effects for each in self._pass_on(state, effect)]
 
     def _event(self, state: SharingState, numbers: Mapping[str, float]) -> Event | None:
+        """The event that an order names; None if there can be no such event here."""
         what, worker = WHAT[int(numbers["what"])], int(numbers["worker"])
+        if what in TIMERS:
+            return TimerFired(what)
         match what:
             case "started" | "rejoined":
                 return Started(has_rejoined=what == "rejoined")
-            case "pull":
-                return Received(worker, Message("pull", 0))
             case "evaluated":
                 return Evaluated(numbers.get("loss", math.nan))
+            case _ if worker not in self.single.workers:
+                return None
+            case "pull":
+                return Received(worker, Message("pull", 0))
             case "lost" | "lied":
                 return WorkerLost(worker, has_lied=what == "lied")
             case "joined" | "restarted":
                 return WorkerJoined(worker, has_restarted=what == "restarted")
-            case "repeat":  # a known commit that asks for its answer again
+            case "repeat" if numbers["number"] <= state.inner.newest(worker):
+                # A known commit asks for its answer again.
                 number = {"number": numbers["number"]}
                 return Received(worker, Message("commit", 0, numbers=number))
             case "commit" | "copy":
@@ -393,7 +400,7 @@ class Sharing:
                 # The same model may be reported twice, with different counts.
                 own["number"], round = numbers["number"], int(numbers["round"])
                 return Received(worker, replace(piece, round=round, numbers=own))
-        return TimerFired(what)
+        return None
 
     def _pass_on(self, state: SharingState, effect: Effect) -> list[Effect]:
         """Carry out an effect: each server acts for its slice, and rank 0 does everything

@@ -84,7 +84,7 @@ class Standby(Halves):
             "show": replace(show, numbers=AGE),
             "keep": messages["params"],
             "kept": MessageSpec(
-                numbers={"num_commits": AGE["num_commits"]}, max_ahead=show.max_ahead
+                numbers={"num_commits": AGE["num_commits"]}, max_round=show.max_round
             ),
         }
         return {
@@ -162,6 +162,8 @@ class Standby(Halves):
         election, effects = state.election, []
         numbers = {**message.numbers}
         term = int(numbers.pop("term"))
+        if not election.is_possible(max(term, int(numbers.get("stands_for", 0))), now):
+            return []
         message = replace(message, numbers=numbers)
         if term > election.term:
             effects = self._follow(state, term, now)

@@ -13,6 +13,14 @@ SERVER: Rank = 0
 """The initial server, which is permanent without standby."""
 RESEND, PATIENCE = "resend", "patience"
 """Timers of servers and workers."""
+TARGET = "target"
+"""Kind of the server's messages with settings between its answers."""
+MAX_COUNT = 2**52
+"""Largest number of a commit, and of a worker's commits in a model."""
+MAX_BELIEVED = MAX_COUNT // 2
+"""Largest count that a restarted server believes, so that numbers are left for all commits."""
+_EPOCHS_A_SECOND = 1e6
+_CLOCKS_DIFFER: Seconds = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +58,11 @@ class ServerState(WorkerState):
     def version(self) -> int:
         """Number of commits that the model includes."""
         return sum(self.num_commits.values())
+
+    def newest(self, rank: Rank) -> float:
+        """Number of the newest known commit of worker `rank`."""
+        waiting = self.waiting.get(rank)
+        return self.num_commits[rank] if waiting is None else waiting.numbers["number"]
 
     def is_counted(self, rank: Rank) -> bool:
         """Return whether the waiting commit of worker `rank` is counted."""
@@ -114,3 +127,23 @@ class CommitterState(WorkerState):
     has_server: bool = True
     answer_seconds: Seconds = 0.0
     step_seconds: Seconds = math.inf
+
+    @property
+    def next_number(self) -> int:
+        """Number of the commit after the last answered one."""
+        # A server that lies may have claimed `MAX_COUNT` commits; no receiver allows more.
+        return min(self.num_commits + 1, MAX_COUNT)
+
+    @property
+    def last_number(self) -> int:
+        """Number of the last commit sent; no server can have merged a later one."""
+        return self.num_commits if self.commit is None else self.next_number
+
+
+def is_possible(epoch: float, now: Seconds) -> bool:
+    """Whether the first of several servers can have begun so many epochs by now.
+
+    It counts from the milliseconds of its clock, and each event begins at most one epoch. After
+    a liar's higher epoch, no server and no worker would accept an honest one.
+    """
+    return epoch <= _EPOCHS_A_SECOND * (now + _CLOCKS_DIFFER)

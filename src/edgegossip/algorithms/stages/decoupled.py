@@ -75,9 +75,11 @@ class Decoupled(Stages):
         if state.piece is not None:
             state.piece.account(event, now)
         number, outputs = state.next_batch, event.outputs
+        # The number itself begins at random on a network.
+        every, place = self.gradient_every, state.num_batches
+        is_due = every is not None and place % every == 0
         state.next_batch += 1
         state.num_batches += 1
-        is_due = self.gradient_every is not None and number % self.gradient_every == 0
         up = self.send_up(state, number, outputs, wants_gradient=is_due)
         if up:
             names = ("activations", "labels") if is_due else ()

@@ -36,10 +36,10 @@ class StageLinks(Algorithm[StageState]):
     """The ranks that hold the stages of a model, and the messages between them.
 
     A worker of the first stage that comes back continues with the others, as `inner` decides;
-    answers to its batches from before the restart are ignored. Batch numbers keep rising across
-    restarts, and an answer counts only for a batch that waits for it, so no worker trains on
-    the gradient of another batch. A stage keeps a bounded number of batches from each sender,
-    and drops the oldest if more arrive.
+    answers to its batches from before the restart are ignored. No two lives of a worker use the
+    same batch numbers, and an answer counts only for a batch that waits for it, so no worker
+    trains on the gradient of another batch. A stage keeps a bounded number of batches from each
+    sender, and drops the oldest if more arrive.
 
     A stage finishes when all workers below it have finished or are lost. If all of them are
     lost, or the next stage above is lost, the stage finishes after ten minutes. A batch whose
@@ -157,7 +157,7 @@ class StageLinks(Algorithm[StageState]):
         for number, shape in enumerate(self.boundaries):
             up, down = precision.messages(shape, self.max_batch, self.num_classes, ahead)
             specs |= {kind_up(number): up, kind_down(number): down}
-            specs[kind_end(number)] = MessageSpec(max_ahead=ahead)
+            specs[kind_end(number)] = MessageSpec(max_round=ahead)
         return specs
 
     def send_up(

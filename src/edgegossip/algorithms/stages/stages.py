@@ -54,6 +54,10 @@ _MOST_TOLD = 20
 _MOST_DOUBLINGS = 16
 _NUMBERS_A_SECOND = 1e6
 """Batch numbers begin at the start time times this rate, which no stage reaches."""
+_SPREAD = 2**52
+"""Range of random numbers added to this on a network, so that no two lives share a number."""
+_MOST_A_LIFE = 2**32
+"""Number of batches that no life reaches; numbers further apart belong to two lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +114,8 @@ class Stages(StageLinks):
             case _:
                 if isinstance(event, Started):
                     # An answer to a batch of an earlier life must not count for a batch of this
-                    # life.
-                    state.next_batch = int(now * _NUMBERS_A_SECOND)
+                    # life, even if the clock has restarted.
+                    state.next_batch = int(now * _NUMBERS_A_SECOND) + event.life % _SPREAD
                     state.left_alone_since = None
                     # Workers of the first stage that exchange messages tell a returned one
                     # their round. Otherwise the stages above know the round that it had
@@ -251,7 +255,13 @@ class Stages(StageLinks):
         own = [each for each in state.waiting if each[0] == sender]
         if len(own) > self.max_passed(self.stage(sender)):
             # The sender has given the oldest one up, or it would not have sent another.
-            oldest = min(own, key=lambda each: each[1].numbers["batch"])
+            newest = message.numbers["batch"]
+
+            def age(waiting: tuple[Rank, Message]) -> tuple[bool, float]:
+                number = waiting[1].numbers["batch"]
+                return abs(number - newest) < _MOST_A_LIFE, number  # earlier lives come first
+
+            oldest = min(own, key=age)
             state.waiting = [each for each in state.waiting if each is not oldest]
         state.round = max(state.round, message.round)
         return []

@@ -84,7 +84,7 @@ class Precision:
         }
 
     def messages(
-        self, shape: Shape, max_batch: int, num_classes: int, max_ahead: int | None
+        self, shape: Shape, max_batch: int, num_classes: int, max_round: int | None
     ) -> tuple[MessageSpec, MessageSpec]:
         """Describe the messages up and down over a boundary."""
         batch = {"batch": range(_MAX_BATCHES)}
@@ -92,12 +92,12 @@ class Precision:
         up = MessageSpec(
             {**self.specs("activations", shape, max_batch), "labels": labels},
             numbers={**batch, "wants_gradient": range(2)},
-            max_ahead=max_ahead,
+            max_round=max_round,
         )
         down = MessageSpec(
             optional=self.specs("gradient", shape, max_batch),
             numbers=batch,
-            max_ahead=max_ahead,
+            max_round=max_round,
         )
         return up, down
 
