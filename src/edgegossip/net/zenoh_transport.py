@@ -20,6 +20,7 @@ from edgegossip.net.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.address import Address
 from edgegossip.net.chunks import Assembler, split
 from edgegossip.net.dead_links import DeadLinks, new_session_id
+from edgegossip.net.expired_links import ExpiredLinks
 from edgegossip.net.reach import Reach
 from edgegossip.net.relaying import warn_without_relay
 from edgegossip.net.renewal import CertificateWatch, RenewedSession
@@ -44,7 +45,8 @@ class ZenohTransport:
     `edgegossip/RUN/alive/S/INCARNATION` shows that S is reachable. In both cases, access
     control holds every worker to its own rank. When certificates change, or one is revoked, the
     transport closes all links and reopens them, and connected workers disappear for a moment.
-    It does the same for a dead link; see `DeadLinks`.
+    It does the same for dead and expired links; see `DeadLinks` and `ExpiredLinks`. When its
+    own certificate expires, all links stay closed until there is a new one.
 
     Args:
         run: Name of the run: letters, digits and `_.-`, in one part or in two with a colon
@@ -104,6 +106,7 @@ class ZenohTransport:
         self._reach = Reach()
         # A leaving worker has no token any more, and may wait a lease for farewells.
         self._dead_links = DeadLinks(patience=2 * lease)
+        self._expired_links = ExpiredLinks()
         self._peers: dict[Rank, _Peer] = {}
 
     @property
@@ -156,6 +159,7 @@ class ZenohTransport:
     def _enter(self, session: zenoh.Session) -> None:
         self._reach.follow(session)
         self._dead_links.follow(session)
+        self._expired_links.follow(session)
         for rank, peer in self._peers.items():
             peer.publisher = session.declare_publisher(
                 f"{self._prefix}/data/{rank}/{self.rank}",
@@ -208,7 +212,8 @@ class ZenohTransport:
         rank = self._dead_links.find(absent)
         if rank is not None:
             _LOG.warning("the link with worker %d is dead; all links are reopened", rank)
-        return rank is not None
+            return True
+        return self._expired_links.find()
 
     # Calls of zenoh, from its threads.
 
