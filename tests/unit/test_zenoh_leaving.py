@@ -10,7 +10,7 @@ import zenoh
 from tests.transports import Recorder
 
 from edgegossip.net.reach import Reach
-from edgegossip.net.zenoh_transport import _FAREWELL, _Peer
+from edgegossip.net.zenoh_peer import _FAREWELL, ZenohPeer
 
 
 class Publisher:
@@ -29,7 +29,8 @@ def test_two_that_leave_at_once_do_not_wait_for_each_others_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("zenoh.SourceInfo", lambda *parts: parts)
-    peer, publisher, began = _Peer(1, Recorder(), 1000, Reach()), Publisher(), time.monotonic()
+    peer = ZenohPeer(1, Recorder(), 1000, Reach(), settle=1.0)
+    publisher, began = Publisher(), time.monotonic()
     peer.publisher = cast("zenoh.Publisher", publisher)
     peer.appear(7)
     assert peer.leave(began + 5)

@@ -94,8 +94,7 @@ def test_the_youngest_process_speaks_for_a_rank_and_gives_it_back(network: OverZ
     with stranger(connect=network.endpoints[0]) as session:
         token = session.liveliness().declare_token("edgegossip/test/alive/1/7")
         assert a.events.take(2) == [("disappeared", 1, 101), ("appeared", 1, 7)]
-        reason = "a sign of life from no other worker of the run"
-        assert b.events.next() == ("refused", 1, reason)
+        assert b.events.is_empty
         token.undeclare()  # type: ignore[no-untyped-call]
         assert a.events.take(2) == [("disappeared", 1, 7), ("appeared", 1, 101)]
     a.send(1, b"hello")

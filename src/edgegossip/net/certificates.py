@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import secrets
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeAlias
@@ -27,7 +28,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgegossip.core.atomic import write_whole
 from edgegossip.core.errors import NetworkError
+from edgegossip.core.file_lock import locked_file
 from edgegossip.core.protocol import Rank
+
+_LOG = logging.getLogger("edgegossip.net")
 
 # Validity starts a day early: a machine without a clock battery boots with an old time.
 CLOCK_TOLERANCE = timedelta(days=1)
@@ -118,7 +122,6 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
     """
     lifetime = _lifetime(days, begin)
     paths = authority_paths(folder)
-    _refuse_to_overwrite(paths, "delete it first")
     key = ec.generate_private_key(ec.SECP256R1())
     # Each authority has its own name, so that an error can tell two of them apart.
     name = _name(f"edgegossip authority {secrets.token_hex(4)}")
@@ -129,7 +132,9 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    _write_pair(paths, certificate, key)
+    with changing(folder):
+        _refuse_to_overwrite(paths, "delete it first")
+        _write_pair(paths, certificate, key)
     return paths[0]
 
 
@@ -176,26 +181,61 @@ def issue(
     names = [_alternative_name(host) for host in hosts]
     paths = [holder_paths(folder, rank) for rank in ranks]
     authority, authority_key = load_authority(folder)
-    if not replace:
-        _refuse_to_overwrite((path for pair in paths for path in pair), "--replace it")
     lifetime = begin, min(end, authority.not_valid_after_utc)
-    for rank, pair in zip(ranks, paths, strict=True):
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject, serial = _name(holder_name(rank, run_name)), x509.random_serial_number()
-        own_names = [x509.DNSName(each) for each in (holder_name(rank), serial_name(serial))]
-        builder = (
-            _builder(subject, authority.subject, key, authority_key, lifetime)
-            .serial_number(serial)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
-        )
-        for extension in (_PURPOSES, x509.SubjectAlternativeName([*own_names, *names])):
-            builder = builder.add_extension(extension, critical=False)
-        certificate = builder.sign(authority_key, hashes.SHA256())
-        # Recorded first, so that the authority knows of every certificate in use.
-        _remember(folder, certificate)
-        _write_pair(pair, certificate, key)
+    with changing(folder):
+        if not replace:
+            _refuse_to_overwrite((path for pair in paths for path in pair), "--replace it")
+        for rank, pair in zip(ranks, paths, strict=True):
+            key = ec.generate_private_key(ec.SECP256R1())
+            signed = _sign(rank, key, run_name, names, lifetime, authority, authority_key)
+            # Recorded first, so that the authority knows of every certificate in use.
+            _remember(folder, signed)
+            _write_pair(pair, signed, key)
     return [certificate for certificate, _ in paths]
+
+
+def _sign(
+    rank: Rank | None,
+    key: ec.EllipticCurvePrivateKey,
+    run_name: str | None,
+    names: Iterable[x509.GeneralName],
+    lifetime: Lifetime,
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    subject, serial = _name(holder_name(rank, run_name)), x509.random_serial_number()
+    own_names = [x509.DNSName(each) for each in (holder_name(rank), serial_name(serial))]
+    builder = (
+        _builder(subject, authority.subject, key, authority_key, lifetime)
+        .serial_number(serial)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+    )
+    for extension in (_PURPOSES, x509.SubjectAlternativeName([*own_names, *names])):
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(authority_key, hashes.SHA256())
+
+
+@contextmanager
+def changing(folder: Path) -> Iterator[None]:
+    """Let one process at a time change the files of an authority; the others wait.
+
+    Raises:
+        NetworkError: If `folder` cannot be written to.
+    """
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            problem = stack.enter_context(locked_file(folder / ".lock", wait=True))
+        except OSError as error:
+            raise NetworkError(f"cannot write to {folder}: {error.strerror}") from error
+        if problem is not None:
+            _LOG.warning(
+                "%s cannot be locked (%s): make sure that nothing else writes to it",
+                folder,
+                problem,
+            )
+        yield
 
 
 def issued(folder: Path) -> list[x509.Certificate]:

@@ -10,19 +10,31 @@ import zenoh
 
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.known_links import KnownLinks
+from edgegossip.net.transport import Incarnation
 
 _FIRST = 0x10000
 _NUM_DIGITS = len(f"{_FIRST:x}")
 _MAX_DOUBLINGS = 10
 
 
-def new_session_id(rank: Rank) -> str:
-    """Draw the id of a session of `rank`; the id contains the rank.
+def new_session_id(rank: Rank, incarnation: Incarnation = 0) -> str:
+    """Draw the id of a session of `rank`; the id contains the rank and the incarnation.
 
-    >>> len(new_session_id(3)), new_session_id(3)[:5]
-    (27, '10003')
+    >>> len(new_session_id(3)), new_session_id(3, 0xBEEF)[:21]
+    (27, '10003000000000000beef')
     """
-    return f"{_FIRST + rank:x}{secrets.token_hex(11)}"
+    return f"{_FIRST + rank:x}{incarnation:016x}{secrets.token_hex(3)}"
+
+
+def process_of(session_id: str | None) -> Incarnation | None:
+    """The incarnation in a session's id; None if it is not the session of a worker.
+
+    >>> process_of(new_session_id(3, 17)), process_of("c0ffee"), process_of(None)
+    (17, None, None)
+    """
+    if session_id is None or len(session_id) != _NUM_DIGITS + 22:
+        return None
+    return int(session_id[_NUM_DIGITS : _NUM_DIGITS + 16], 16)
 
 
 class DeadLinks:

@@ -29,6 +29,7 @@ from edgegossip.net.seals import Seals, with_seals
 from edgegossip.net.status import STATUS, Phase, WorkerStatus, spec
 from edgegossip.net.strikes import FLOOD, Strikes
 from edgegossip.net.transport import Incarnation, Transport
+from edgegossip.net.twins import require_no_twin
 
 _LOG = logging.getLogger("edgegossip.net")
 _HOLD: Seconds = 3.0
@@ -153,7 +154,11 @@ class Post:
     # For the host, on its thread.
 
     def take(self, item: Item, own_round: int, now: Seconds) -> list[Event]:
-        """Events for the algorithm that result from `item`."""
+        """Events for the algorithm that result from `item`.
+
+        Raises:
+            NetworkError: If another process was this worker before.
+        """
         match item:
             case Frame(sender, data):
                 return self._open_frame(sender, data, own_round, now)
@@ -176,6 +181,7 @@ class Post:
                 self._outbox.resume(rank)
                 return self.peers.disappeared(rank, incarnation, clock)
             case Refused(rank, reason):
+                require_no_twin(self.rank, rank, reason)
                 with self._lock:
                     number = self._refused.pop(item)
                 self.admission.refused(rank, reason, number=number)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import zenoh
@@ -23,6 +24,10 @@ from edgegossip.net.tls import TLS, Credentials
 _LOG = logging.getLogger("edgegossip.net")
 _LOOK: Seconds = 1.0
 _COMPLAIN = 3
+_EARLY: Seconds = 1.0
+"""Seconds before the end of the own certificate at which links are closed. Sent frames still
+arrive, and no link is reopened in the last second; see `ExpiredLinks`.
+"""
 _T = TypeVar("_T")
 
 
@@ -49,6 +54,23 @@ class CertificateWatch:
         self.current = tls.check(rank, run_names)
         # Number of failures in a row of the same contents, by outcome.
         self._failures: Counter[str] = Counter()
+
+    @property
+    def seconds_left(self) -> Seconds:
+        """Seconds until links must be closed, because the current certificate expires."""
+        return (self.current.identity.end - datetime.now(UTC)).total_seconds() - _EARLY
+
+    def complain_of_expiry(self) -> None:
+        """Log that the current certificate expires now, and what to do."""
+        which = "--router" if self._rank is None else f"--rank {self._rank}"
+        _LOG.error(
+            "%s expires at %s, so all links are closed and nothing can be exchanged; make a "
+            "new one where the authority is (edgegossip certs issue %s --replace) and copy it "
+            "and its key to this machine, where they take effect within seconds",
+            self.tls.certificate,
+            f"{self.current.identity.end:%Y-%m-%d %H:%M:%S} UTC",
+            which,
+        )
 
     def look(self) -> Credentials | None:
         """Read the files if they have changed; return new credentials, if any."""
@@ -101,14 +123,15 @@ class RenewedSession:
     """A zenoh session that closes and reopens with new rules when certificates change.
 
     There is no other way, because a zenoh session keeps its initial rules. A stuck session is
-    also reopened, with the same rules.
+    also reopened, with the same rules. When the own certificate expires, the session closes,
+    and reopens as soon as there is a new certificate.
 
     Args:
         open_session: Opens a session with given credentials; for later sessions, it is retried
             until it succeeds.
         enter: Called with each opened session.
         leave: Called before each session is closed.
-        lost: Called after a session is closed to be replaced.
+        lost: Called after a session is closed to be replaced, now or later.
         is_stuck: Returns whether the open session is stuck; called once a second.
         watch: Watches for changed files; None without certificates.
     """
@@ -152,32 +175,52 @@ class RenewedSession:
         with self._changing:
             self._end()
 
-    def _end(self) -> None:
+    def _end(self) -> bool:
+        """Close the session; return False if it was closed already."""
         session, self._session = self._session, None
         if session is None:
-            return
+            return False
         with suppress(zenoh.ZError):
             self._leave()
         with suppress(zenoh.ZError):  # a stuck link ends with the process
             session.close()  # type: ignore[no-untyped-call]
+        return True
 
     def _follow(self) -> None:
-        while not self._is_over.wait(_LOOK):
+        while not self._is_over.wait(self._pause):
             credentials = None if self._watch is None else self._watch.look()
             if credentials is not None:
                 begin = time.monotonic()
                 if self._renew(credentials):
                     _say_what_changed(credentials, time.monotonic() - begin)
+            elif self._session is None:
+                continue  # until there is a new certificate
+            elif self._watch is not None and self._watch.seconds_left <= 0:
+                self._watch.complain_of_expiry()
+                self._close_for_now()
             elif self._is_stuck():
                 self._renew(None if self._watch is None else self._watch.current)
 
-    def _renew(self, credentials: Credentials | None) -> bool:
-        """Replace this session with a new one; return False if `close` was called meanwhile."""
+    @property
+    def _pause(self) -> Seconds:
+        """Seconds until the next look."""
+        if self._watch is None or self._session is None:
+            return _LOOK
+        return min(_LOOK, max(0.0, self._watch.seconds_left))
+
+    def _close_for_now(self) -> bool:
+        """Close this session; return False if `close` has been called."""
         with self._changing:
             if self._is_over.is_set():
                 return False
-            self._end()
-            self._lost()
+            if self._end():
+                self._lost()
+        return True
+
+    def _renew(self, credentials: Credentials | None) -> bool:
+        """Replace this session with a new one; return False if `close` was called meanwhile."""
+        if not self._close_for_now():
+            return False
         session = self._open_at_last(credentials)
         with self._changing:
             if session is None or self._is_over.is_set():

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
 from edgegossip.net.certificates import (
+    changing,
     common_name,
     holder_name,
     issued,
@@ -88,14 +89,18 @@ def revoke(
             of `ranks`; or if the list grows too long.
     """
     authority, key = load_authority(folder)
-    before = _on_list(folder, authority)
-    known = issued(folder)
-    new = {*serials, *(serial for rank in ranks for serial in _serials(folder, known, rank))}
-    now = datetime.now(UTC)
-    expired = {each.serial_number for each in known if each.not_valid_after_utc < now}
-    after = Revoked(before.number + 1, (before.serials | new) - expired)
-    constrain(authority, after.serials)  # raises if it is too long for TLS
-    write_file(list_path(folder), _sign(after, authority, key), mode=0o644)
+    with changing(folder):
+        before = _on_list(folder, authority)
+        known = issued(folder)
+        new = {
+            *serials,
+            *(serial for rank in ranks for serial in _serials(folder, known, rank)),
+        }
+        now = datetime.now(UTC)
+        expired = {each.serial_number for each in known if each.not_valid_after_utc < now}
+        after = Revoked(before.number + 1, (before.serials | new) - expired)
+        constrain(authority, after.serials)  # raises if it is too long for TLS
+        write_file(list_path(folder), _sign(after, authority, key), mode=0o644)
     return sorted(after.serials - before.serials)
 
 

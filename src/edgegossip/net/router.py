@@ -12,6 +12,7 @@ from edgegossip.core.protocol import Seconds
 from edgegossip.core.ranges import check_range
 from edgegossip.net.access import known_holders, zenoh_security
 from edgegossip.net.address import Address
+from edgegossip.net.expired_links import ExpiredLinks
 from edgegossip.net.renewal import CertificateWatch, RenewedSession
 from edgegossip.net.session import LEASE, KeepTrying, open_session, session_settings
 from edgegossip.net.strangers import log_refused_connections, report_links
@@ -66,7 +67,13 @@ class Router:
         if security is not None:
             log_refused_connections()
             watch = CertificateWatch(security, None, run_names)
-        self._session = RenewedSession(self._open_session, enter=self._enter, watch=watch)
+        self._expired_links = ExpiredLinks()
+        self._session = RenewedSession(
+            self._open_session,
+            enter=self._enter,
+            is_stuck=self._expired_links.find,
+            watch=watch,
+        )
         self._session.open()
 
     def __enter__(self) -> Router:
@@ -95,6 +102,7 @@ class Router:
         return open_session(settings, self._address, self._num_workers, keep_trying)
 
     def _enter(self, session: zenoh.Session) -> None:
+        self._expired_links.follow(session)
         holders = known_holders(self._num_workers, self._run_names)
         report_links(
             session, holders, lambda reason: _LOG.warning("nothing passes: %s", reason)

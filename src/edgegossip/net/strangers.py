@@ -27,7 +27,7 @@ def log_refused_connections() -> None:
         # Access control drops declarations of others, but not their later withdrawal, which
         # zenoh then calls unknown. Such lines name no peer, and nothing is to be done.
         "error,zenoh::net::routing::hat=off,zenoh::api::session=off,"
-        "zenoh_link_tls::unicast=warn"
+        "zenoh_link_tls::unicast=warn,zenoh_link_commons::tls=warn"
     )
 
 

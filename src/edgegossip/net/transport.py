@@ -14,6 +14,11 @@ Incarnation: TypeAlias = int
 
 MAX_FRAME_BYTES = 2**30
 
+TWIN = "another process of this worker"
+"""Reason of a refusal in this worker's own name: another process was this worker before, and
+this process has to end.
+"""
+
 
 class Listener(Protocol):
     """Receives events from the transport's threads, so its methods must not block."""
@@ -28,7 +33,7 @@ class Listener(Protocol):
         """Worker `rank` is lost, or the path to it is cut."""
 
     def refused(self, rank: Rank | None, reason: str) -> None:
-        """Invalid input has arrived, apparently from `rank`."""
+        """Invalid input has arrived, apparently from `rank`; see also `TWIN`."""
 
 
 class Transport(Protocol):

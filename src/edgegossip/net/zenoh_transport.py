@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import zenoh
 
@@ -18,8 +15,8 @@ from edgegossip.core.codec import Buffer
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.address import Address
-from edgegossip.net.chunks import Assembler, split
 from edgegossip.net.dead_links import DeadLinks, new_session_id
+from edgegossip.net.expired_links import ExpiredLinks
 from edgegossip.net.reach import Reach
 from edgegossip.net.relaying import warn_without_relay
 from edgegossip.net.renewal import CertificateWatch, RenewedSession
@@ -27,14 +24,14 @@ from edgegossip.net.session import LEASE, KeepTrying, open_session, session_sett
 from edgegossip.net.strangers import log_refused_connections, report_strangers
 from edgegossip.net.tls import TLS, Credentials, require_tls
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
+from edgegossip.net.twins import Claim, Twins
+from edgegossip.net.zenoh_peer import ZenohPeer
 
 _LOG = logging.getLogger("edgegossip.net")
-_MAX_ALIVE = 64
-
-# The last message to a worker that leaves.
-_FAREWELL = b""
 _RUN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
+_SETTLE = 0.2
+"""Part of a lease for which an older process may claim its rank; see `ZenohPeer`."""
 
 
 class ZenohTransport:
@@ -44,7 +41,8 @@ class ZenohTransport:
     `edgegossip/RUN/alive/S/INCARNATION` shows that S is reachable. In both cases, access
     control holds every worker to its own rank. When certificates change, or one is revoked, the
     transport closes all links and reopens them, and connected workers disappear for a moment.
-    It does the same for a dead link; see `DeadLinks`.
+    It does the same for dead and expired links; see `DeadLinks` and `ExpiredLinks`. When its
+    own certificate expires, all links stay closed until there is a new one.
 
     Args:
         run: Name of the run: letters, digits and `_.-`, in one part or in two with a colon
@@ -104,7 +102,8 @@ class ZenohTransport:
         self._reach = Reach()
         # A leaving worker has no token any more, and may wait a lease for farewells.
         self._dead_links = DeadLinks(patience=2 * lease)
-        self._peers: dict[Rank, _Peer] = {}
+        self._expired_links = ExpiredLinks()
+        self._peers: dict[Rank, ZenohPeer] = {}
 
     @property
     def network_bytes(self) -> int:
@@ -129,12 +128,14 @@ class ZenohTransport:
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
         self._listener = listener
         self._peers = {
-            rank: _Peer(rank, listener, max_bytes, self._reach) for rank in self._others
+            rank: ZenohPeer(rank, listener, max_bytes, self._reach, self._lease * _SETTLE)
+            for rank in self._others
         }
         self._inboxes = {
             f"{self._prefix}/data/{self.rank}/{rank}": peer
             for rank, peer in self._peers.items()
         }
+        self._twins = Twins(self.rank, self.incarnation, listener.refused)
         self._session = RenewedSession(
             self._open_session,
             enter=self._enter,
@@ -148,7 +149,7 @@ class ZenohTransport:
     def _open_session(
         self, credentials: Credentials | None, keep_trying: KeepTrying
     ) -> zenoh.Session:
-        settings = self._settings | {"id": new_session_id(self.rank)}
+        settings = self._settings | {"id": new_session_id(self.rank, self.incarnation)}
         if credentials is not None:
             settings |= zenoh_security(credentials, self._run, self._num_workers)
         return open_session(settings, self._address, self._num_workers, keep_trying)
@@ -156,6 +157,7 @@ class ZenohTransport:
     def _enter(self, session: zenoh.Session) -> None:
         self._reach.follow(session)
         self._dead_links.follow(session)
+        self._expired_links.follow(session)
         for rank, peer in self._peers.items():
             peer.publisher = session.declare_publisher(
                 f"{self._prefix}/data/{rank}/{self.rank}",
@@ -168,12 +170,14 @@ class ZenohTransport:
             f"{self._prefix}/data/{self.rank}/*", _direct(self._take_sample)
         )
         liveliness = session.liveliness()
+        own = f"{self._prefix}/alive/{self.rank}"
+        # zenoh withdraws a token when nothing refers to it any more.
+        self._claims = claims = list[zenoh.LivelinessToken]()
+        self._twins.enter(lambda c: claims.append(liveliness.declare_token(f"{own}/{c}")))
         liveliness.declare_subscriber(
             f"{self._prefix}/alive/*/*", _direct(self._take_token), history=True
         )
-        self._token = liveliness.declare_token(
-            f"{self._prefix}/alive/{self.rank}/{self.incarnation}"
-        )
+        self._token = liveliness.declare_token(f"{own}/{self.incarnation}")
         holders = known_holders(self._num_workers, [bound_name(self._run)])
         report_strangers(session, self._run, self._num_workers, holders, self._listener.refused)
         listens = self._settings["mode"] == "peer"
@@ -188,6 +192,7 @@ class ZenohTransport:
         """See `Transport`."""
         session, self._session = self._session, None
         if session is not None:
+            self._twins.leave()
             session.close()
 
     def _leave(self) -> None:
@@ -208,7 +213,8 @@ class ZenohTransport:
         rank = self._dead_links.find(absent)
         if rank is not None:
             _LOG.warning("the link with worker %d is dead; all links are reopened", rank)
-        return rank is not None
+            return True
+        return self._expired_links.find()
 
     # Calls of zenoh, from its threads.
 
@@ -221,143 +227,23 @@ class ZenohTransport:
             peer.take(sample.payload.to_bytes(), source and str(source.source_id.zid))
 
     def _take_token(self, sample: zenoh.Sample) -> None:
-        *_, rank_text, incarnation_text = str(sample.key_expr).split("/")
+        *_, rank_text, name = str(sample.key_expr).split("/")
         # A key may also be a wildcard, or not ASCII.
         rank = int(rank_text) if _NUMBER.fullmatch(rank_text) else -1
-        incarnation = int(incarnation_text) if _NUMBER.fullmatch(incarnation_text) else -1
-        if (rank, incarnation) == (self.rank, self.incarnation):
-            return
-        peer = self._peers.get(rank)
-        if peer is None or incarnation < 0:
-            who = rank if rank == self.rank else None
-            self._listener.refused(who, "a sign of life from no other worker of the run")
-        elif sample.kind == zenoh.SampleKind.PUT:
-            peer.appear(incarnation)
+        claim, is_new = Claim.parse(name), sample.kind == zenoh.SampleKind.PUT
+        who = self._twins if rank == self.rank else self._peers.get(rank)
+        if who is None or not (claim or _NUMBER.fullmatch(name)):
+            self._listener.refused(None, "a sign of life from no other worker of the run")
+        elif claim is not None:
+            if is_new:
+                who.heard(claim)
+        elif isinstance(who, Twins):
+            if is_new:
+                who.saw(int(name))
+        elif is_new:
+            who.appear(int(name))
         else:
-            peer.disappear(incarnation)
-
-
-class _Peer:
-    """The traffic to and from one other worker."""
-
-    publisher: zenoh.Publisher
-
-    def __init__(self, rank: Rank, listener: Listener, max_bytes: int, reach: Reach) -> None:
-        self.incarnation: Incarnation | None = None
-        # Traffic beyond this machine. One thread at a time adds to each counter.
-        self.bytes_sent = self.bytes_received = 0
-        self._reach = reach
-        self._session_id: str | None = None
-        # The youngest process speaks for the rank, because the token of a killed one may remain
-        # until its lease ends. A process that was started by mistake gives the rank back.
-        self._alive: list[Incarnation] = []
-        self._rank = rank
-        self._listener = listener
-        self._serials = itertools.count()
-        self._assembler = Assembler(max_bytes, lambda reason: listener.refused(rank, reason))
-        self._sending = threading.Lock()
-        # Held during calls of the listener, so that it gets one report at a time.
-        self._telling = threading.Lock()
-        self._is_closing = False
-        self._left: Incarnation | None = None
-        self._has_answered = threading.Event()
-        self._answer: threading.Thread | None = None
-
-    def send(self, frame: Sequence[Buffer]) -> None:
-        with self._sending:
-            incarnation = self.incarnation
-            for piece in split(next(self._serials), frame):
-                # The end of a frame is useless to a process that missed its beginning.
-                if incarnation is None or self.incarnation != incarnation:
-                    return
-                self._put(piece)
-                if self._reach.leave_machine(self._session_id):
-                    self.bytes_sent += len(piece)
-
-    def take(self, piece: bytes, session_id: str | None) -> None:
-        if piece == _FAREWELL:
-            self._has_answered.set()
-            return
-        with self._telling:
-            self._session_id = session_id
-            if self._reach.leave_machine(session_id):
-                self.bytes_received += len(piece)
-            frame = self._assembler.add(piece)
-            if frame is not None:
-                self._listener.received(self._rank, frame)
-
-    def appear(self, incarnation: Incarnation) -> None:
-        with self._telling:
-            if incarnation not in self._alive and not self._is_closing:
-                # A process that never undeclares its tokens must not make this list grow for
-                # ever.
-                self._alive = [*self._alive[1 - _MAX_ALIVE :], incarnation]
-                self._turn_to(incarnation)
-
-    def disappear(self, incarnation: Incarnation) -> None:
-        with self._telling:
-            if incarnation in self._alive:
-                self._alive.remove(incarnation)
-            if incarnation == self.incarnation:
-                self._turn_to(self._alive[-1] if self._alive else None)
-            leaves_too = self._is_closing and incarnation == self._left
-        # A worker that leaves in order waits for this answer. It is sent from another thread,
-        # because a reading thread of zenoh must not wait until another worker reads.
-        answer = threading.Thread(target=self._put, args=(_FAREWELL,))
-        answer.start()
-        self._answer = answer  # set once the thread runs, because `close` may join it at once
-        if leaves_too:
-            # It may be gone before it notices our departure and answers. Its own farewell is as
-            # good: all its messages have arrived before it, and it waits for our answer.
-            self._has_answered.set()
-
-    def leave(self, deadline: Seconds) -> bool:
-        """Send nothing after the current frame; return whether the peer is present."""
-        has_silence = self._sending.acquire(timeout=_until(deadline))
-        with self._telling:
-            self._is_closing = True
-            self._has_answered.clear()
-            self._left, self.incarnation = self.incarnation, None
-        if has_silence:
-            self._sending.release()
-        return self._left is not None
-
-    def lose(self) -> None:
-        """Report the peer's disappearance to the listener, now that this worker has left."""
-        with self._telling:
-            self._alive = []
-            if self._left is not None:
-                self._listener.disappeared(self._rank, self._left)
-
-    def return_to_life(self) -> None:
-        """Resume sending when the peer appears."""
-        with self._telling:
-            self._assembler.reset()
-            self._is_closing = False
-
-    def await_farewell(self, deadline: Seconds) -> None:
-        """Wait until the peer confirms that it has read all frames."""
-        self._has_answered.wait(_until(deadline))
-        if self._answer is not None:
-            self._answer.join(_until(deadline))
-
-    def _put(self, piece: bytes) -> None:
-        with suppress(zenoh.ZError):  # the session has been closed
-            # The source tells the receiver which link the frame came over.
-            source = zenoh.SourceInfo(self.publisher.id, 0)
-            self.publisher.put(piece, source_info=source)
-
-    def _turn_to(self, incarnation: Incarnation | None) -> None:
-        before, self.incarnation = self.incarnation, incarnation
-        self._assembler.reset()
-        if before is not None:
-            self._listener.disappeared(self._rank, before)
-        if incarnation is not None:
-            self._listener.appeared(self._rank, incarnation)
-
-
-def _until(deadline: Seconds) -> Seconds:
-    return max(0.0, deadline - time.monotonic())
+            who.disappear(int(name))
 
 
 def _direct(callback: Callable[[zenoh.Sample], None]) -> zenoh.handlers.Callback[zenoh.Sample]:
