@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.nested import leaves
 from edgegossip.learning.nested_split import NestedSplit
 from edgegossip.learning.task import Workload
-from edgegossip.net.introduction import Introduction, Setting
+from edgegossip.net.introduction import MAX_TEXT, Introduction, Setting
 
 _SIMULATED = (
     "platforms",
@@ -35,6 +35,8 @@ _SIMULATED = (
 )
 """Fields in which workers of one real run may differ, because they describe simulated
 machines."""
+MAX_LISTED = 256
+"""Tensors that an introduction lists, so that it stays far below its limit of bytes."""
 _NUM_SAMPLES = 64
 _NUM_MEASURED = 8
 _NUM_VALUES = 2**20
@@ -87,9 +89,15 @@ def introduce(
         for role, rank in sorted(first_of_role.items())
         if (sample := workload.frozen_sample(rank)) is not None
     }
+    num_listed = MAX_LISTED // len(first_of_role)
+    tensors: dict[str, Setting] = {}
+    for role, rank in sorted(first_of_role.items()):
+        found = workload.described_tensors(rank)
+        tensors |= compared_tensors(found, f" of a {role}", num_listed)
     return Introduction(
         settings={
             **shared_settings(header(experiment, None)),
+            **tensors,
             **parameters,
             **frozen,
             **_sketch_data(experiment.task.dataset),
@@ -97,6 +105,30 @@ def introduce(
         },
         versions={**versions(), "max_seconds": max_seconds},
     )
+
+
+def compared_tensors(
+    described: Sequence[str], whose: str = "", num_listed: int = MAX_LISTED
+) -> dict[str, Setting]:
+    """Settings that differ if workers do not exchange the same tensors in the same order.
+
+    Args:
+        described: The exchanged tensors, from `flat.described`.
+        whose: Text behind each name.
+        num_listed: Maximum number of tensors that a difference can name; a digest compares all.
+
+    >>> compared_tensors(["weight float32 [3, 2]"])["tensor 0"]
+    'weight float32 [3, 2]'
+    """
+    digest = hashlib.sha256("\n".join(described).encode()).hexdigest()
+    # The end of a long text has the shape; the digest tells the rest.
+    listed = {
+        f"tensor {index}{whose}": each
+        if len(each) <= MAX_TEXT
+        else f"...{each[3 - MAX_TEXT :]}"
+        for index, each in enumerate(described[:num_listed])
+    }
+    return {**listed, f"tensors{whose}": f"sha256:{digest[:16]}"}
 
 
 def sketch(vector: Tensor) -> list[float]:

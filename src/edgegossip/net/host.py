@@ -73,10 +73,10 @@ class Host(Generic[State]):
     third such message, the sender is *muted*: it counts as lost, and all its messages are
     dropped, until another process of its rank appears.
 
-    * A value beyond 1e30, or more than 1000 times as large as usual, is rejected. The usual value
-      is the largest of five: 1, the largest initial parameter, the largest of the receiver's
-      own sound parameters, the largest value in its own messages, and the median of the *other*
-      senders' values of this kind and name.
+    * A value beyond 1e30, or more than 1000 times as large as usual, is rejected. The usual
+      value is the largest of five: 1, the largest initial parameter, the largest of the
+      receiver's own sound parameters, the largest value in its own messages, and the median of
+      the *other* senders' values of this kind and name.
     * Honest values may be that large, as the running variance of pixels from 0 to 255 is. A
       value up to 1e30 is therefore undecided as long as the receiver has not trained and no
       other worker has sent such a message; the message waits until then. It is admitted if no
