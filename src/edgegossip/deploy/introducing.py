@@ -20,6 +20,7 @@ from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.nested import leaves
 from edgegossip.learning.nested_split import NestedSplit
 from edgegossip.learning.task import Workload
+from edgegossip.learning.training_step import TrainingStep
 from edgegossip.net.introduction import MAX_TEXT, Introduction, Setting
 
 _SIMULATED = (
@@ -35,6 +36,17 @@ _SIMULATED = (
 )
 """Fields in which workers of one real run may differ, because they describe simulated
 machines."""
+_OF_MACHINE = (
+    "task.torch_device",
+    "task.step.autocast",
+    "task.step.micro_batch_size",
+    "task.step.compile",
+    "task.optimizer.fused",
+    "task.optimizer.foreach",
+    "task.optimizer.capturable",
+)
+"""Settings with which each machine computes the same training, except for rounding. The batch
+size is none of them, because it determines the number and the noise of a worker's steps."""
 MAX_LISTED = 256
 """Tensors that an introduction lists, so that it stays far below its limit of bytes."""
 _NUM_SAMPLES = 64
@@ -63,7 +75,21 @@ def run_id(key: str) -> bytes:
 
 def shared_settings(described: Mapping[str, object]) -> dict[str, Setting]:
     """The settings that all workers of a run must share, by name, from a `header`."""
-    return flatten({k: v for k, v in described.items() if k not in _SIMULATED})
+    return without_machine({k: v for k, v in described.items() if k not in _SIMULATED})
+
+
+def without_machine(described: Mapping[str, object]) -> dict[str, Setting]:
+    """All settings in a `header`, by name, except those of the machine, such as its device.
+
+    >>> without_machine({"task": {"torch_device": "cuda", "batch_size": 8}})
+    {'task.batch_size': 8}
+    """
+    flat = flatten(described)
+    kept = {name: value for name, value in flat.items() if name not in _OF_MACHINE}
+    step = {name: value for name, value in kept.items() if name.startswith("task.step")}
+    # A step that has only settings of the machine is as none, which a description leaves out.
+    is_plain = {*step.values()} <= {None, TrainingStep.__name__}
+    return {name: value for name, value in kept.items() if not is_plain or name not in step}
 
 
 def introduce(
@@ -94,16 +120,19 @@ def introduce(
     for role, rank in sorted(first_of_role.items()):
         found = workload.described_tensors(rank)
         tensors |= compared_tensors(found, f" of a {role}", num_listed)
+    described = header(experiment, None)
+    flat = flatten(described)
+    machine = {name: flat[name] for name in _OF_MACHINE if flat.get(name) is not None}
     return Introduction(
         settings={
-            **shared_settings(header(experiment, None)),
+            **shared_settings(described),
             **tensors,
             **parameters,
             **frozen,
             **_sketch_data(experiment.task.dataset),
             **_sketch_loss(workload),
         },
-        versions={**versions(), "max_seconds": max_seconds},
+        versions={**versions(), **machine, "max_seconds": max_seconds},
     )
 
 
