@@ -413,7 +413,6 @@ class Host(Generic[State]):
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
         self.state = checkpoint["state"]
-        self.post.trust.plausibility.went_well(self.state.estimate)
         if checkpoint["has_finished"]:
             self._ending.finish(checkpoint["now"])
         self._work.load_state_dict(checkpoint["work"])
@@ -421,3 +420,4 @@ class Host(Generic[State]):
         self._alarms.load_state_dict(checkpoint["alarms"])
         self._kept_at, self._zero = checkpoint["now"], self._runtime.clock() - checkpoint["now"]
         self.peers.load_state_dict(checkpoint["peers"])
+        self.post.trust.plausibility.went_well(self.state.estimate)
