@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from edgegossip.core.protocol import Message
+from edgegossip.core.protocol import Message, Rank, Role
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.status import STATUS, Phase, WorkerStatus, spec
@@ -80,3 +80,6 @@ class Described:
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         return SCHEMA
+
+    def role(self, rank: Rank) -> Role:
+        return Role("worker")

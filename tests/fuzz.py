@@ -137,6 +137,7 @@ class Fuzzer:
 
     def _judge(self, frame: bytearray, original: bytes, is_forged: bool) -> None:
         admitted = self.admission.admit(SENDER, frame, OWN_ROUND)
+        self.admission.undecided.clear()  # each frame is judged by itself
         if admitted is not None:
             envelope, message = admitted
             is_right = is_as_described(message) if is_forged else original in self.sent

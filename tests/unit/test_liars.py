@@ -117,8 +117,9 @@ def require_unharmed(outcome: Outcome) -> None:
 
 
 @some_algorithms
-def test_no_finite_value_ends_an_honest_worker(algorithm: Algorithm[Any]) -> None:
-    outcome = run(algorithm, with_values(algorithm, HUGE))
+@pytest.mark.parametrize("size", [HUGE, 1e20])
+def test_no_finite_value_ends_an_honest_worker(algorithm: Algorithm[Any], size: float) -> None:
+    outcome = run(algorithm, with_values(algorithm, size))
     require_unharmed(outcome)
     assert "with values far beyond what is usual" in outcome.refusals()
 

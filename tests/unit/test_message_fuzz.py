@@ -132,7 +132,13 @@ class Forged(Watched):
             rank=rank,
             num_workers=NUM_WORKERS,
             schema=schema,
-            plausibility=Plausibility(schema, PARAMS, rank),
+            plausibility=Plausibility(
+                schema,
+                PARAMS,
+                rank,
+                present=lambda: [each for each in range(NUM_WORKERS) if each != rank],
+                role=lambda each: self.inner.role(each).name,
+            ),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 import torch
 from tests.worlds import NUM_PARAMS
@@ -12,7 +14,7 @@ from edgegossip.core.compression.sparse import RandomK, TopK
 from edgegossip.core.compression.values import BFloat16, Quantize, Sign
 from edgegossip.core.protocol import Message, Payload
 from edgegossip.core.schema import MessageSpec, TensorSpec
-from edgegossip.net.plausibility import FACTOR, Plausibility
+from edgegossip.net.plausibility import FACTOR, MOST, Plausibility
 
 SCHEMA = {
     "params": MessageSpec({"x": torch.zeros(2)}),
@@ -24,8 +26,18 @@ SCHEMA = {
 }
 
 
-def make(initial: float = 0.5) -> Plausibility:
-    return Plausibility(SCHEMA, torch.full((2,), initial), rank=0)
+SOUND = torch.ones(2)
+
+
+def make(initial: float = 0.5, present: Collection[int] = (1, 2, 3)) -> Plausibility:
+    """Rank 4 is a server, all others are workers."""
+    return Plausibility(
+        SCHEMA,
+        torch.full((2,), initial),
+        rank=0,
+        present=lambda: present,
+        role=lambda rank: "server" if rank == 4 else "worker",
+    )
 
 
 def of(value: float) -> Payload:
@@ -34,6 +46,48 @@ def of(value: float) -> Payload:
 
 def is_too_large(plausibility: Plausibility, sender: int, value: float) -> bool:
     return plausibility.excess(sender, "params", {"x": value}) is not None
+
+
+def is_lie(plausibility: Plausibility, sender: int, value: float) -> bool:
+    excess = plausibility.excess(sender, "params", {"x": value})
+    return excess is not None and excess.is_lie
+
+
+def test_one_that_has_not_trained_blames_nobody_before_another_has_spoken() -> None:
+    plausibility = make()
+    assert is_too_large(plausibility, 1, 1e4)
+    assert not is_lie(plausibility, 1, 1e4)
+    assert not is_too_large(plausibility, 2, 1e4)
+    assert not is_too_large(plausibility, 1, 1e4)
+
+
+def test_one_that_another_contradicts_lies() -> None:
+    plausibility = make()
+    assert not is_too_large(plausibility, 2, 1.0)
+    assert is_lie(plausibility, 1, 1e4)
+
+
+def test_own_training_shows_what_is_usual() -> None:
+    plausibility = make()
+    plausibility.went_well(torch.tensor([0.0, -50.0]))
+    assert not is_too_large(plausibility, 1, 50 * FACTOR)
+    assert is_lie(plausibility, 2, 51 * FACTOR * FACTOR)
+
+
+def test_the_only_other_worker_is_believed_up_to_a_limit() -> None:
+    plausibility = make(present=[1])
+    for _ in range(2):  # before and after own training
+        assert not is_too_large(plausibility, 1, MOST)
+        assert is_lie(plausibility, 1, 3e38)
+        plausibility.went_well(SOUND)
+    assert plausibility.suspect() == 1
+
+
+def test_the_only_server_is_believed_before_own_training() -> None:
+    plausibility = make(present=[1, 2, 4])
+    assert not is_too_large(plausibility, 4, 1e4)
+    plausibility.went_well(SOUND)
+    assert is_lie(plausibility, 4, 1e4)
 
 
 def test_the_first_message_is_held_against_the_initial_parameters() -> None:
@@ -95,9 +149,9 @@ def test_who_stood_out_most_is_suspected_until_training_went_well_for_long() -> 
     plausibility.acquit(3)
     assert plausibility.suspect() == 2
     for _ in range(999):
-        plausibility.went_well()
+        plausibility.went_well(SOUND)
         assert plausibility.suspect() == 2
-    plausibility.went_well()
+    plausibility.went_well(SOUND)
     assert plausibility.suspect() is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from edgegossip.learning.models.initialization import drawn_from
 from edgegossip.learning.nested import leaves
 from edgegossip.learning.nested_split import NestedSplit
 from edgegossip.learning.task import Workload
-from edgegossip.net.introduction import Introduction, Setting
+from edgegossip.learning.training_step import TrainingStep
+from edgegossip.net.introduction import MAX_TEXT, Introduction, Setting
 
 _SIMULATED = (
     "platforms",
@@ -35,6 +36,19 @@ _SIMULATED = (
 )
 """Fields in which workers of one real run may differ, because they describe simulated
 machines."""
+_OF_MACHINE = (
+    "task.torch_device",
+    "task.step.autocast",
+    "task.step.micro_batch_size",
+    "task.step.compile",
+    "task.optimizer.fused",
+    "task.optimizer.foreach",
+    "task.optimizer.capturable",
+)
+"""Settings with which each machine computes the same training, except for rounding. The batch
+size is none of them, because it determines the number and the noise of a worker's steps."""
+MAX_LISTED = 256
+"""Tensors that an introduction lists, so that it stays far below its limit of bytes."""
 _NUM_SAMPLES = 64
 _NUM_MEASURED = 8
 _NUM_VALUES = 2**20
@@ -61,7 +75,21 @@ def run_id(key: str) -> bytes:
 
 def shared_settings(described: Mapping[str, object]) -> dict[str, Setting]:
     """The settings that all workers of a run must share, by name, from a `header`."""
-    return flatten({k: v for k, v in described.items() if k not in _SIMULATED})
+    return without_machine({k: v for k, v in described.items() if k not in _SIMULATED})
+
+
+def without_machine(described: Mapping[str, object]) -> dict[str, Setting]:
+    """All settings in a `header`, by name, except those of the machine, such as its device.
+
+    >>> without_machine({"task": {"torch_device": "cuda", "batch_size": 8}})
+    {'task.batch_size': 8}
+    """
+    flat = flatten(described)
+    kept = {name: value for name, value in flat.items() if name not in _OF_MACHINE}
+    step = {name: value for name, value in kept.items() if name.startswith("task.step")}
+    # A step that has only settings of the machine is as none, which a description leaves out.
+    is_plain = {*step.values()} <= {None, TrainingStep.__name__}
+    return {name: value for name, value in kept.items() if not is_plain or name not in step}
 
 
 def introduce(
@@ -92,17 +120,50 @@ def introduce(
         for role, rank in sorted(first_of_role.items())
         if (sample := workload.frozen_sample(rank)) is not None
     }
+    num_listed = MAX_LISTED // len(first_of_role)
+    tensors: dict[str, Setting] = {}
+    for role, rank in sorted(first_of_role.items()):
+        found = workload.described_tensors(rank)
+        tensors |= compared_tensors(found, f" of a {role}", num_listed)
+    described = header(experiment, None)
+    flat = flatten(described)
+    machine = {name: flat[name] for name in _OF_MACHINE if flat.get(name) is not None}
     return Introduction(
         settings={
-            **shared_settings(header(experiment, None)),
+            **shared_settings(described),
             "final_average": final_average,
+            **tensors,
             **parameters,
             **frozen,
             **_sketch_data(experiment.task.dataset),
             **_sketch_loss(workload),
         },
-        versions={**versions(), "max_seconds": max_seconds},
+        versions={**versions(), **machine, "max_seconds": max_seconds},
     )
+
+
+def compared_tensors(
+    described: Sequence[str], whose: str = "", num_listed: int = MAX_LISTED
+) -> dict[str, Setting]:
+    """Settings that differ if workers do not exchange the same tensors in the same order.
+
+    Args:
+        described: The exchanged tensors, from `flat.described`.
+        whose: Text behind each name.
+        num_listed: Maximum number of tensors that a difference can name; a digest compares all.
+
+    >>> compared_tensors(["weight float32 [3, 2]"])["tensor 0"]
+    'weight float32 [3, 2]'
+    """
+    digest = hashlib.sha256("\n".join(described).encode()).hexdigest()
+    # The end of a long text has the shape; the digest tells the rest.
+    listed = {
+        f"tensor {index}{whose}": each
+        if len(each) <= MAX_TEXT
+        else f"...{each[3 - MAX_TEXT :]}"
+        for index, each in enumerate(described[:num_listed])
+    }
+    return {**listed, f"tensors{whose}": f"sha256:{digest[:16]}"}
 
 
 def sketch(vector: Tensor) -> list[float]:

@@ -22,9 +22,9 @@ from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.deploy.agreement import Agreement, agreement_of
 from edgegossip.deploy.final_average import FinalAverage, FinalState
-from edgegossip.deploy.introducing import run_id, sketch
+from edgegossip.deploy.introducing import compared_tensors, run_id, sketch
 from edgegossip.experiments.describe import describe, flatten, versions
-from edgegossip.learning.flat import FlatModel, frozen_sample
+from edgegossip.learning.flat import FlatModel, described, frozen_sample
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import Forecaster, HostSettings
 from edgegossip.net.introduction import Introduction
@@ -44,8 +44,13 @@ class TrainingLoop:
     the model is exchanged: a synchronous algorithm makes `step` wait for the other workers, and
     an asynchronous one sends in the background. Afterwards the model has the parameters for
     further training; the optimizer keeps its state. Once `is_over` is true, the parameters are
-    final; a later `step` undoes further training. For the best results, start all workers from
-    equal models.
+    final; a later `step` undoes further training.
+
+    Each worker begins with the parameters of its own `model`; make them equal, for example with
+    ``torch.manual_seed(0)`` before making the model. Different ones are allowed, with a warning
+    in the log, because a script that is started again may load a checkpoint. Algorithms that
+    exchange only changes, such as `DiLoCo`, may keep such a difference to the end. Names,
+    shapes, types and order of the exchanged tensors must be equal.
 
     The final parameters are those that the algorithm leaves on this worker. After synchronous
     algorithms that average over all workers, all workers have the same parameters; after other
@@ -138,15 +143,16 @@ class TrainingLoop:
         self._flat = flat(model)
         self._work = _OwnWork(num_samples, Layout(self._flat.num_trained))
         params = self._flat.params.to("cpu", copy=True)
-        described = {
+        chosen = {
             "num_workers": num_workers,
             "algorithm": describe(algorithm),
             "num_params": len(params),
             "final_average": final_average,
+            **compared_tensors(described(self._flat.module, has_buffers)),
         }
         settings = HostSettings(
             run=run_id(f"training loop {name}"),
-            introduction=_introduction(described, model, max_seconds),
+            introduction=_introduction(chosen, self._flat.module, params, max_seconds),
             meet_seconds=meet_seconds,
             min_to_begin=min_workers or 2,
             min_workers=min_workers or 1,
@@ -327,14 +333,19 @@ def _check_role(role: Role, rank: Rank, num_samples: int, *, final_average: bool
 
 
 def _introduction(
-    described: Mapping[str, Any], model: nn.Module, max_seconds: Seconds
+    chosen: Mapping[str, Any], model: nn.Module, params: Tensor, max_seconds: Seconds
 ) -> Introduction:
-    """Settings to compare with other workers; a time limit may differ, with a warning."""
+    """Settings to compare with other workers; a difference in the others is only a warning.
+
+    Loops may begin with different parameters, because each begins with its caller's model: a
+    script that is started again may have loaded a checkpoint.
+    """
     limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
     frozen = frozen_sample(model)
     stays = {} if frozen is None else {"frozen parameters": sketch(frozen)}
     return Introduction(
-        settings={**flatten(described), **stays}, versions={**versions(), **limits}
+        settings={**flatten(chosen), **stays},
+        versions={**versions(), **limits, "initial parameters": sketch(params)},
     )
 
 

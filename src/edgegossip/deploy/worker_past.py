@@ -8,14 +8,13 @@ from typing import Any
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Seconds
-from edgegossip.deploy.introducing import shared_settings
+from edgegossip.deploy.introducing import shared_settings, without_machine
 from edgegossip.deploy.worker_folder import read_summary, require_numbers
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.experiment import Experiment
 from edgegossip.experiments.files import load_checkpoint
 from edgegossip.experiments.run_folder import (
     difference,
-    header_difference,
     holds_run,
     read_json,
 )
@@ -67,7 +66,12 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
     path, summary = out / "experiment.json", out / "summary.json"
     if not path.exists():
         return False
-    if changed := header_difference(path, header, ignored=("versions", "commit")):
+    # A worker may continue on another device of its machine.
+    described = (
+        without_machine({**each, "versions": None, "commit": None})
+        for each in (read_json(path), header)
+    )
+    if changed := difference(*described):
         raise RunFolderError(
             f"{out} holds a worker of another experiment: {changed}; choose another --out, or "
             "give the options that it had"

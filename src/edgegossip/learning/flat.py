@@ -147,6 +147,31 @@ def laid_out(module: nn.Module, has_buffers: bool) -> list[Tensor]:
     return [*trained, *(buffer for buffer, _ in buffers)]
 
 
+def described(module: nn.Module, has_buffers: bool) -> list[str]:
+    """Describe the tensors in the vector of a `FlatModel`, in order.
+
+    A description has name, type, shape, and memory layout if it is not the usual one. Models
+    with equal descriptions exchange vectors whose entries mean the same.
+
+    >>> described(nn.Linear(2, 3), has_buffers=True)
+    ['weight float32 [3, 2]', 'bias float32 [3]']
+    """
+    prefixes = {id(each): f"{name}." if name else "" for name, each in module.named_modules()}
+    named: list[tuple[str, Tensor]] = [
+        (name, each) for name, each in module.named_parameters() if each.requires_grad
+    ]
+    for buffer, ((owner, name), *_) in _floating_buffers(module) if has_buffers else ():
+        named.append((prefixes[id(owner)] + name, buffer))
+    found = []
+    for name, tensor in named:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        is_plain = tensor.is_contiguous()
+        layout = "" if is_plain else f" with strides {list(tensor.stride())}"
+        name = name.replace("_orig_mod.", "")  # a worker may compile its model, others not
+        found.append(f"{name} {dtype} {list(tensor.shape)}{layout}")
+    return found
+
+
 def frozen_sample(module: nn.Module) -> Tensor | None:
     """Some values of each frozen parameter, for comparing two models.
 

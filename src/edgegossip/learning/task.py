@@ -20,7 +20,7 @@ from edgegossip.core.trainer import Trainer
 from edgegossip.learning.built_in_metrics import Accuracy
 from edgegossip.learning.dataset import Dataset, Split
 from edgegossip.learning.evaluator import Evaluator
-from edgegossip.learning.flat import frozen_sample
+from edgegossip.learning.flat import described, frozen_sample
 from edgegossip.learning.learner import Augmentation, Learner
 from edgegossip.learning.local import Local
 from edgegossip.learning.local_reports import LocalReporter
@@ -278,6 +278,12 @@ class Workload:
     def frozen_sample(self, rank: Rank = 0) -> Tensor | None:
         """Some values of the frozen parameters of worker `rank`; see `flat.frozen_sample`."""
         return frozen_sample(self._parts.models[self._part(rank)].module)
+
+    def described_tensors(self, rank: Rank) -> list[str]:
+        """The tensors that worker `rank` exchanges; see `flat.described`."""
+        return described(
+            self._parts.models[self._part(rank)].module, has_buffers=self.task.has_buffers
+        )
 
     def num_params(self, rank: Rank) -> int:
         """Length of the estimate of worker `rank`."""

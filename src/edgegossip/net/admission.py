@@ -55,6 +55,8 @@ class Admission:
         max_bytes: Maximum size of a frame, for the transport.
         offenders: Senders of messages that no honest worker sends, once per offense; the owner
             empties the list.
+        undecided: Senders and frames whose values nobody can judge yet (`Excess`); the owner
+            empties the list, and lets them be admitted again later.
         dropped: Number of dropped or missing messages, by sender and reason; a dropped message
             later also counts as missing. Input from outside this run has the sender None.
     """
@@ -72,6 +74,7 @@ class Admission:
         life_of: Callable[[Rank], Life] = lambda rank: 0,
     ) -> None:
         self.offenders: list[Rank] = []
+        self.undecided: list[tuple[Rank, Buffer]] = []
         self._rank = rank
         self._plausibility = plausibility
         self._seals = seals
@@ -87,12 +90,17 @@ class Admission:
     def admit(
         self, sender: Rank, frame: Buffer, own_round: int
     ) -> tuple[Envelope, Message] | None:
-        """Read a frame that the transport received from `sender`; None if it is dropped.
+        """Read a frame that the transport received from `sender`.
+
+        None if it is dropped or undecided.
 
         The tensors are views of `frame`, which must not be changed afterwards.
         """
         try:
             return self._check(sender, frame, own_round)
+        except _UndecidedError:
+            self.undecided.append((sender, frame))
+            return None
         except _AdmissionError as error:
             self.refused(sender, *error.args)
             if error.args[0] in LIES:
@@ -205,8 +213,16 @@ class Admission:
         if self._plausibility is None:
             return None
         excess = self._plausibility.excess(author, kind, sizes)
-        return excess and f"{kind!r}: {excess}"
+        if excess is None:
+            return None
+        if not excess.is_lie:
+            raise _UndecidedError
+        return f"{kind!r}: {excess.text}"
 
 
 class _AdmissionError(Exception):
     """A reason and a detail for the log; caught within this module."""
+
+
+class _UndecidedError(Exception):
+    """Nobody can judge the values yet; caught within this module."""

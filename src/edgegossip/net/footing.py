@@ -33,14 +33,14 @@ class Footing:
     Args:
         params: Initial parameters, [num_params].
         blame: Mutes the sender to blame; returns False if there is none.
-        went_well: Called after sound training.
+        went_well: Called with the parameters after sound training.
     """
 
     def __init__(
         self,
         params: Tensor,
         blame: Callable[[], bool],
-        went_well: Callable[[], None],
+        went_well: Callable[[Tensor], None],
     ) -> None:
         self.params = params
         self._blame = blame
@@ -71,7 +71,7 @@ class Footing:
         self._lowest = min(self._lowest, mean)
         if mean - self._lowest <= max(abs(self._lowest), self._slack):
             self.params = event.params
-            self._went_well()
+            self._went_well(event.params)
 
     def go_back(self, request: Train, seconds: Seconds, error: TrainingError) -> Trained:
         """Answer a failed `Train` with the last sound parameters.

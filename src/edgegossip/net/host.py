@@ -73,11 +73,16 @@ class Host(Generic[State]):
     third such message, the sender is *muted*: it counts as lost, and all its messages are
     dropped, until another process of its rank appears.
 
-    * A value more than 1000 times as large as usual is rejected. The usual value is the largest
-      of four: 1, the largest initial parameter, the largest value in the receiver's own
-      messages, and the median of the *other* senders' values of this kind and name. Honest
-      workers stay below twice the usual value.
-    * If smaller values break training, the worker goes back to the last parameters with a loss
+    * A value beyond 1e30, or more than 1000 times as large as usual, is rejected. The usual
+      value is the largest of five: 1, the largest initial parameter, the largest of the
+      receiver's own sound parameters, the largest value in its own messages, and the median of
+      the *other* senders' values of this kind and name.
+    * Honest values may be that large, as the running variance of pixels from 0 to 255 is. A
+      value up to 1e30 is therefore undecided as long as the receiver has not trained and no
+      other worker has sent such a message; the message waits until then. It is admitted if no
+      other present worker of the sender's role could send one, and always if the sender is the
+      only other worker, because nobody can tell which of the two is unusual.
+    * If admitted values break training, the worker goes back to the last parameters with a loss
       near its lowest, forgets momentum, and mutes the sender whose values stand out most, by at
       least a factor of two. If no sender stands out, the worker fails as it would alone.
     * Senders are served in turn, one frame each, so a flood delays only its sender. A sender of
@@ -143,7 +148,7 @@ class Host(Generic[State]):
         self.post = Post(
             algorithm, initial_params, transport, self._items, self.peers, settings
         )
-        self._work.footing = self.post.footing
+        self._work.footing = self.post.trust.footing
         self.in_training = self._work.in_training
         self.meeting = Meeting(self.peers, self.post, settings)
         self._alarms = Alarms()
@@ -205,7 +210,7 @@ class Host(Generic[State]):
             # Its state is too old, but its parameters are better than the initial ones, unless
             # they are a slice of the model. Some workers may have begun with its previous life,
             # and wait for that life's messages.
-            params = self.post.footing.whole(self.state.estimate)
+            params = self.post.trust.footing.whole(self.state.estimate)
             self.state = self._algorithm.init(self.rank, params)
             self._alarms, self._pending, self._ending.has_finished = Alarms(), [], False
             self._work.forget_questions()
@@ -248,8 +253,8 @@ class Host(Generic[State]):
                 self._handle(event)
         elif isinstance(item, Completed):
             event = self._work.take(item, self.now)
-            while self.post.blamed:
-                self._handle(self.post.blamed.pop(0))
+            for each in self.post.reconsider(self.state.round, self.now):
+                self._handle(each)
             if isinstance(event, Trained):
                 self._trained(event)
             else:
@@ -420,3 +425,4 @@ class Host(Generic[State]):
         self._alarms.load_state_dict(checkpoint["alarms"])
         self._kept_at, self._zero = checkpoint["now"], self._runtime.clock() - checkpoint["now"]
         self.peers.load_state_dict(checkpoint["peers"])
+        self.post.trust.plausibility.went_well(self.state.estimate)

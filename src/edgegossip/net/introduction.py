@@ -20,10 +20,11 @@ from edgegossip.net.transport import Incarnation
 
 _LOG = logging.getLogger("edgegossip.net")
 INTRODUCTION = "net/introduction"
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the protocol; it increases when the meaning of a message changes."""
 MAX_BYTES = 2**16
-_MAX_TEXT = 60
+MAX_TEXT = 60
+"""Length of a text beyond which only its hash is compared."""
 _MAX_NAMED = 3
 _TOLERANCE = 1e-3
 
@@ -39,7 +40,7 @@ class Introduction:
 
     Args:
         settings: Settings by name; equal among all workers of a run.
-        versions: Versions by name; differences cause a warning.
+        versions: Versions and other values by name; differences only cause a warning.
     """
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
@@ -100,7 +101,9 @@ class Introductions:
             others = _differences(versions, self._versions)
             if others and is_first and not differences:
                 _LOG.warning(
-                    "worker %d has %s: numbers may differ a little", rank, _list(others)
+                    "worker %d has %s: numbers may differ, which is allowed",
+                    rank,
+                    _list(others),
                 )
         self._differences[rank] = differences
 
@@ -156,7 +159,7 @@ def _differences(others: Mapping[str, Setting], own: Mapping[str, Setting]) -> l
     for name in {**own, **others}:
         theirs, ours = others.get(name), own.get(name)
         if not _agree(theirs, ours):
-            shown = name if name in own else repr(name[:_MAX_TEXT])
+            shown = name if name in own else repr(name[:MAX_TEXT])
             if _is_opaque(theirs) or _is_opaque(ours):
                 found.append(f"other {shown}")
             else:
@@ -182,7 +185,7 @@ def _is_opaque(value: Setting) -> bool:
 
 def _show(value: Setting) -> str:
     text = "none" if value is None else json.dumps(value)  # JSON text has no line breaks
-    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."
 
 
 def _list(differences: Sequence[str]) -> str:
@@ -192,7 +195,7 @@ def _list(differences: Sequence[str]) -> str:
 
 
 def _shorten(value: Setting) -> Setting:
-    return _hash(value) if isinstance(value, str) and len(value) > _MAX_TEXT else value
+    return _hash(value) if isinstance(value, str) and len(value) > MAX_TEXT else value
 
 
 def _hash(value: object) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Event, Message, Rank, Received, Seconds, WorkerLost
+from edgegossip.core.codec import Buffer
+from edgegossip.core.protocol import Event, Message, Rank, Received, Seconds
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.fair_queue import REFUSED_COST, STATUS_COST, Sink, TokenBucket
-from edgegossip.net.footing import Footing
 from edgegossip.net.holding import Holding
 from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.introduction import INTRODUCTION, SPEC, Introductions
@@ -24,11 +24,11 @@ from edgegossip.net.items import Appeared, Disappeared, Frame, Item, Refused
 from edgegossip.net.link_log import LinkLog
 from edgegossip.net.outbox import Outbox
 from edgegossip.net.peers import Peers
-from edgegossip.net.plausibility import Plausibility
 from edgegossip.net.seals import Seals, with_seals
 from edgegossip.net.status import STATUS, Phase, WorkerStatus, spec
-from edgegossip.net.strikes import FLOOD, Strikes
+from edgegossip.net.strikes import FLOOD
 from edgegossip.net.transport import Incarnation, Transport
+from edgegossip.net.trust import Trust
 from edgegossip.net.twins import require_no_twin
 
 _LOG = logging.getLogger("edgegossip.net")
@@ -76,18 +76,16 @@ class Post:
         if transport.credentials is not None and self._passed_on:
             self._seals = Seals(transport.credentials, rank, settings.run)
             schema = with_seals(schema, peers.num_workers)
-        self.plausibility = Plausibility(schema, params, rank)
-        self.footing = Footing(params, self.blame, self.plausibility.went_well)
-        self._strikes = Strikes()
-        # The host handles these before the message that caused the blame.
-        self.blamed: list[Event] = []
+        self.trust = Trust(schema, params, peers, lambda other: algorithm.role(other).name)
+        self._strikes = self.trust.strikes
+        self._judged_with: tuple[int, ...] = ()  # what was known when messages were undecided
         self._buckets = {other: TokenBucket() for other, _ in peers}
         self.admission = Admission(
             run=settings.run,
             rank=rank,
             num_workers=peers.num_workers,
             schema=schema,
-            plausibility=self.plausibility,
+            plausibility=self.trust.plausibility,
             seals=self._seals,
             life_of=lambda other: peers[other].life,
         )
@@ -159,6 +157,10 @@ class Post:
         Raises:
             NetworkError: If another process was this worker before.
         """
+        events = self._take(item, own_round, now)
+        return [*events, *self.reconsider(own_round, now)]
+
+    def _take(self, item: Item, own_round: int, now: Seconds) -> list[Event]:
         match item:
             case Frame(sender, data):
                 return self._open_frame(sender, data, own_round, now)
@@ -167,7 +169,8 @@ class Post:
                 if self.peers.has_begun:
                     self._relinked[rank] = self._clock() + _HOLD
                 if incarnation != self.peers[rank].incarnation:
-                    self._forgive(rank)
+                    self.trust.forgive(rank)
+                    self._buckets[rank].refill(self._clock())
                 self.peers.appeared(rank, incarnation)
                 self.introductions.appeared(rank, incarnation)
                 self._post(rank, self.introductions.message, 0, None)
@@ -186,19 +189,22 @@ class Post:
                     number = self._refused.pop(item)
                 self.admission.refused(rank, reason, number=number)
                 if reason == FLOOD and rank is not None and rank not in self._strikes.muted:
-                    return self._mute(rank, "it has sent more than any honest worker does")
+                    return self.trust.mute(rank, "it has sent more than any honest worker does")
         return []
 
     def _open_frame(
-        self, sender: Rank, data: memoryview, own_round: int, now: Seconds
+        self, sender: Rank, data: Buffer, own_round: int, now: Seconds
     ) -> list[Event]:
         if sender in self._strikes.muted:
             return []
         admitted = self.admission.admit(sender, data, own_round)
-        events = self._punish()
+        offenders, self.admission.offenders = self.admission.offenders, []
+        events = self.trust.punish(offenders)
         bucket = self._buckets[sender] if sender in self._buckets else TokenBucket()
         if admitted is None:
-            bucket.charge(REFUSED_COST)
+            undecided = self.admission.undecided
+            if not undecided or undecided[-1][1] is not data:
+                bucket.charge(REFUSED_COST)
             return events
         if admitted[1].kind in (STATUS, INTRODUCTION):
             bucket.charge(STATUS_COST)
@@ -248,44 +254,19 @@ class Post:
             self.tell(sender, again=True)
         return events
 
-    # Workers that lie.
+    def reconsider(self, own_round: int, now: Seconds) -> list[Event]:
+        """Events for the algorithm from blamed workers, and from messages that were undecided.
 
-    def _punish(self) -> list[Event]:
-        """Mute repeated offenders; no worker waits for rejected messages."""
-        offenders, self.admission.offenders = self.admission.offenders, []
-        events: list[Event] = []
-        for rank in offenders:
-            is_too_much = self._strikes.add(rank)
-            why = "it has sent what no honest worker sends, three times"
-            events += self._mute(rank, why) if is_too_much else self._lose(rank)
+        Call this after training, which may show who is to blame, and what is usual.
+        """
+        events, self.trust.blamed = self.trust.blamed, []
+        known = self.trust.plausibility.num_changes, *self.trust.present
+        if self.admission.undecided and known != self._judged_with:
+            self._judged_with = known
+            undecided, self.admission.undecided = self.admission.undecided, []
+            for sender, frame in undecided:
+                events += self._open_frame(sender, frame, own_round, now)
         return events
-
-    def _lose(self, rank: Rank) -> list[Event]:
-        """Give up on a worker that has lied; if it is lost already, drop its unused data."""
-        self.peers.lied(rank)
-        return [WorkerLost(rank, has_lied=True)] if self.peers.has_begun else []
-
-    def _mute(self, rank: Rank, why: str) -> list[Event]:
-        _LOG.warning("ignoring worker %d until it is restarted: %s", rank, why)
-        self._strikes.mute(rank)
-        self.plausibility.acquit(rank)
-        self.peers[rank].refuse()
-        return self._lose(rank)
-
-    def _forgive(self, rank: Rank) -> None:
-        """Clear the record of `rank`, which has a new process."""
-        self._strikes.forgive(rank)
-        self._buckets[rank].refill(self._clock())
-        self.plausibility.acquit(rank)
-
-    def blame(self) -> bool:
-        """After failed training, mute the sender that stood out; return whether one did."""
-        rank = self.plausibility.suspect()
-        if rank is None:
-            return False
-        why = "training failed after its messages, whose values were the largest"
-        self.blamed += self._mute(rank, why)
-        return True
 
     # Messages that the host sends.
 
@@ -310,7 +291,7 @@ class Post:
             is_sent = self._post(receiver, message, peer.sent, left)
         elif left is not None:
             left()
-        self.plausibility.sent(message)  # reads all of it while it is being sent
+        self.trust.plausibility.sent(message)  # reads all of it while it is being sent
         return is_sent
 
     def send_again(self) -> None:
