@@ -254,6 +254,7 @@ class VirtualTransport:
 
     listener: Listener
     credentials: Callable[[], Credentials] | None = None
+    lease: Seconds | None = None
 
     def __init__(self, network: VirtualNetwork, process: Process) -> None:
         self.rank = process.rank

@@ -263,3 +263,46 @@ def test_a_link_that_comes_and_goes_fills_no_log(caplog: pytest.LogCaptureFixtur
         log.lost(1, 5, Phase.RUNNING, now=tenth / 10 + 0.05)
     assert len(lines(caplog)) == 20
     assert lines(caplog)[2].endswith("cut); also 99 times before")
+
+
+def test_a_link_that_is_lost_again_and_again_while_sending_names_a_lease_that_suffices(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = LinkLog(lease=5.0)
+
+    def lose(times: int, num_bytes: int, age: float = 6.0) -> None:
+        for _ in range(times):
+            log.found(1, 5, now=0.0)
+            if num_bytes:
+                log.sent(1, num_bytes, now=1.0)
+            log.lost(1, 5, Phase.RUNNING, now=1.0 + age)
+
+    def advice() -> list[str]:
+        return [line for line in lines(caplog) if "--lease" in line]
+
+    lose(2, 20_000)
+    lose(5, 0)  # nothing was being sent
+    lose(5, 20_000, age=60.0)
+    assert advice() == []
+    lose(1, 20_000)
+    # 20 kB did not pass within 5 s; a piece of 256 kB takes 64 s at that rate.
+    assert advice()[0].endswith(
+        "was lost 3 times while messages were being sent; if it is slow, give all workers a "
+        "longer lease: --lease 128"
+    )
+    lose(3, 10**9)
+    assert advice()[1].endswith(
+        "lost 6 times while messages were being sent; if it is slow, "
+        "give all workers a longer lease: --lease 20"
+    )
+
+
+def test_a_worker_that_is_started_again_begins_with_no_lost_links(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = LinkLog(lease=5.0)
+    for incarnation in range(6):
+        log.found(1, incarnation, now=0.0)
+        log.sent(1, 20_000, now=1.0)
+        log.lost(1, incarnation, Phase.RUNNING, now=2.0)
+    assert not [line for line in lines(caplog) if "--lease" in line]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from edgegossip.core.codec import Buffer
 from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Rank
+from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.chunks import Assembler, split
 from edgegossip.net.tls import TLS, Credentials
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
@@ -121,6 +121,7 @@ class MemoryTransport:
         self.rank = rank
         self.incarnation = incarnation
         self.credentials: Callable[[], Credentials] | None = None
+        self.lease: Seconds | None = None
         if security is not None:
             credentials = security.check(rank)
             self.credentials = lambda: credentials

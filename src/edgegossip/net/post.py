@@ -68,7 +68,7 @@ class Post:
         self._run = settings.run
         self._clock = settings.runtime.clock
         self.introductions = Introductions(peers.num_workers, settings.introduction)
-        self._links = LinkLog()
+        self._links = LinkLog(transport.lease)
         own = {STATUS: spec(peers.num_workers), INTRODUCTION: SPEC}
         schema = {**algorithm.schema(params), **own}
         self._passed_on = {kind for kind, each in schema.items() if each.is_passed_on}
@@ -342,7 +342,9 @@ class Post:
         )
         if self._seals is not None and message.kind in self._passed_on:
             message = self._seals.sealed(message, self.peers.life)
-        return self._outbox.put(receiver, pack(envelope, message), left)
+        frame = pack(envelope, message)
+        self._links.sent(receiver, sum(map(len, frame)), self._clock())
+        return self._outbox.put(receiver, frame, left)
 
     def tell(self, rank: Rank, *, again: bool = False) -> None:
         """Send `rank` this worker's status if `rank` is reachable and does not know it yet."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from edgegossip.core.codec import Buffer
-from edgegossip.core.protocol import Rank
+from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.net.tls import Credentials
 
 Incarnation: TypeAlias = int
@@ -43,9 +43,12 @@ class Transport(Protocol):
 
     Attributes:
         credentials: Returns the current credentials; None without certificates.
+        lease: Seconds after which a link that does not get a piece of a message through is
+            lost; None if links are not lost for this reason.
     """
 
     credentials: Callable[[], Credentials] | None
+    lease: Seconds | None
 
     @property
     def calls(self) -> tuple[str, ...]:

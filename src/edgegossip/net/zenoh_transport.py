@@ -96,7 +96,7 @@ class ZenohTransport:
             self.credentials = lambda: watch.current
         self._others = [other for other in range(num_workers) if other != rank]
         self._address = address
-        self._lease = lease
+        self.lease = lease
         self._settings = session_settings(address, lease, is_secure=security is not None)
         self._session: RenewedSession | None = None
         self._reach = Reach()
@@ -128,7 +128,7 @@ class ZenohTransport:
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
         self._listener = listener
         self._peers = {
-            rank: ZenohPeer(rank, listener, max_bytes, self._reach, self._lease * _SETTLE)
+            rank: ZenohPeer(rank, listener, max_bytes, self._reach, self.lease * _SETTLE)
             for rank in self._others
         }
         self._inboxes = {
@@ -197,7 +197,7 @@ class ZenohTransport:
 
     def _leave(self) -> None:
         """Deliver sent frames and announce the departure to the other workers."""
-        deadline = time.monotonic() + self._lease
+        deadline = time.monotonic() + self.lease
         reached = [peer for peer in self._peers.values() if peer.leave(deadline)]
         self._token.undeclare()  # type: ignore[no-untyped-call]
         # Closing a socket with unread data also discards the data that was sent.
