@@ -101,8 +101,8 @@ class LinkLog:
         rate = min(link.num_bytes, PIECE) / self._lease
         lease = math.ceil(2**times * PIECE / rate)
         _LOG.warning(
-            "the link with worker %d was lost %d times while messages were being sent; if it is "
-            "slow, give all workers a longer lease: --lease %d",
+            "the link with worker %d was lost %d times while messages were being sent; if it "
+            "is slow, give all workers a longer lease: --lease %d",
             rank,
             link.num_losses,
             lease,

@@ -43,12 +43,15 @@ class Transport(Protocol):
 
     Attributes:
         credentials: Returns the current credentials; None without certificates.
-        lease: Seconds after which a link that does not get a piece of a message through is
-            lost; None if links are not lost for this reason.
     """
 
     credentials: Callable[[], Credentials] | None
-    lease: Seconds | None
+
+    @property
+    def lease(self) -> Seconds | None:
+        """Seconds after which a link that does not get a piece of a message through is lost;
+        None if links are not lost for this reason.
+        """
 
     @property
     def calls(self) -> tuple[str, ...]:
