@@ -340,15 +340,15 @@ def launch_command(arguments: list[str]) -> int:
         )
     print_table({experiment.run_name: results})
     print_report(write_report(out))
-    code = _say_who_disagrees(results)
+    code = _say_who_disagrees(results.disagreements)
     return 1 if lost_workers(experiment, out) else code
 
 
-def _say_who_disagrees(results: Results) -> int:
+def _say_who_disagrees(disagreements: Sequence[str]) -> int:
     """Print a line for each difference of the final models; return the exit code."""
-    for line in results.disagreements:
+    for line in disagreements:
         print(f"warning: the models differ: {line}", file=sys.stderr)
-    return APART if results.disagreements else 0
+    return APART if disagreements else 0
 
 
 def gather_command(arguments: list[str]) -> int:
@@ -368,7 +368,7 @@ def gather_command(arguments: list[str]) -> int:
         print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})
     print_report(write_report(options.out))
-    return _say_who_disagrees(results)
+    return _say_who_disagrees(results.disagreements)
 
 
 def _say_who_measures(out: Path, command: Sequence[str], ranks: Sequence[Rank]) -> None:
