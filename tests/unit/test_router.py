@@ -150,9 +150,10 @@ def test_a_workers_certificate_makes_no_router(folder: Path, opened: ExitStack) 
     client(folder, opened, 1, endpoint)
     # It could say anything of worker 1, if it were believed.
     wait_until(lambda: "/alive/1/101" in impostor.alive)
-    impostor.session.liveliness().declare_token(f"{impostor.prefix}/alive/2/8")
+    token = impostor.session.liveliness().declare_token(f"{impostor.prefix}/alive/2/8")
     told = a.events.until(("appeared", 2, 8))
     assert {rank for _, rank, _ in told} == {2}
+    del token
 
 
 @pytest.mark.slow

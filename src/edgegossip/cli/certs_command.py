@@ -10,6 +10,7 @@ import tyro
 
 from edgegossip.core.errors import UsageError, unknown_name
 from edgegossip.net.certificates import (
+    authority_folder,
     authority_paths,
     common_name,
     holder_paths,
@@ -27,7 +28,7 @@ class Init:
     """Make the authority that signs all workers' certificates.
 
     Args:
-        out: Folder for the certificate (ca.pem) and the key (ca-key.pem).
+        out: Folder of all certificates; the authority's files go into its folder authority.
         days: Validity in days.
     """
 
@@ -35,9 +36,8 @@ class Init:
     days: int = 3650
 
     def run(self) -> None:
-        path = make_authority(self.out, days=self.days)
-        print(f"{path}: for every machine")
-        key = authority_paths(self.out)[1]
+        path = make_authority(authority_folder(self.out), days=self.days)
+        key = authority_paths(path.parent)[1]
         print(f"{key}: stays here; anyone who has it can impersonate any worker")
 
 
@@ -55,7 +55,8 @@ class Issue:
             revoked. A running worker switches to the new certificates.
         host: Name or IP address of the worker's machine, for programs that verify it;
             repeatable.
-        out: Folder of the authority, also for the new files.
+        out: Folder of all certificates, as of certs init; each worker's files go into a folder
+            of its own there.
         days: Validity in days; limited by the authority's validity.
     """
 
@@ -73,18 +74,24 @@ class Issue:
                 "certs issue needs a worker: --rank R, one or more times, or --router"
             )
         holders = (*self.rank, None) if self.router else self.rank
-        issue(
-            self.out,
+        authority = authority_folder(self.out)
+        is_flat = authority == self.out
+        paths = issue(
+            authority,
             holders,
             self.host,
             run_name=self.run_name,
             replace=self.replace,
             days=self.days,
+            out=None if is_flat else self.out,
         )
-        for rank in holders:
-            certificate, key = holder_paths(self.out, rank)
+        for rank, path in zip(holders, paths, strict=True):
             whose = "routers" if rank is None else f"worker {rank}"
-            print(f"{certificate}, {key}: for the machine of {whose}, with ca.pem")
+            if is_flat:
+                key = holder_paths(self.out, rank)[1]
+                print(f"{path}, {key}: for the machine of {whose}, with ca.pem")
+            else:
+                print(f"{path.parent}: copy this folder to the machine of {whose}, for --tls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +102,7 @@ class Revoke:
         rank: Rank of a worker whose existing certificates are all revoked; repeatable.
         router: Revoke all certificates of routers.
         serial: Serial number of a single certificate, from edgegossip certs list; repeatable.
-        out: Folder of the authority, which also contains the list (revoked.pem).
+        out: Folder of all certificates, as of certs init.
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
@@ -107,8 +114,12 @@ class Revoke:
         if not (self.rank or self.router or self.serial):
             raise UsageError("certs revoke needs --rank R, --router or --serial NUMBER")
         holders = (*self.rank, None) if self.router else self.rank
-        known = {each.serial_number for each in issued(self.out)}
-        for serial in revoke(self.out, holders, [parse_serial(each) for each in self.serial]):
+        authority = authority_folder(self.out)
+        known = {each.serial_number for each in issued(authority)}
+        serials = [parse_serial(each) for each in self.serial]
+        # Workers on this machine may use these folders.
+        copies = {path.parent for path in self.out.glob("*/ca.pem")} - {authority}
+        for serial in revoke(authority, holders, serials, copies):
             print(f"{serial:x}: revoked")
             if serial not in known:
                 print(
@@ -116,7 +127,7 @@ class Revoke:
                     f"{serial_name(serial)}"
                 )
         print(
-            f"{list_path(self.out)}: for every machine, beside ca.pem; running workers see it"
+            f"{list_path(authority)}: for every machine, beside ca.pem; running workers see it"
         )
 
 
@@ -125,14 +136,15 @@ class List:
     """Show the certificates that the authority has issued.
 
     Args:
-        out: Folder of the authority.
+        out: Folder of all certificates, as of certs init.
     """
 
     out: Path = Path("certs")
 
     def run(self) -> None:
-        revoked = revoked_serials(self.out)
-        for each in issued(self.out):
+        authority = authority_folder(self.out)
+        revoked = revoked_serials(authority)
+        for each in issued(authority):
             name, serial = common_name(each.subject), each.serial_number
             state = (
                 "revoked" if serial in revoked else f"until {each.not_valid_after_utc:%Y-%m-%d}"

@@ -46,7 +46,10 @@ RUN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 _LABEL = r"[A-Za-z0-9_](?:[\w-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?:{_LABEL}\.)*(?!\d+$){_LABEL}", re.ASCII)
+_AUTHORITY = "authority"
 _ISSUED = "issued.pem"
+REVOKED = "revoked.pem"
+"""Name of the file with the list of revoked certificates."""
 
 Lifetime: TypeAlias = tuple[datetime, datetime]
 
@@ -104,6 +107,20 @@ def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
     return folder / f"{name}.pem", folder / f"{name}-key.pem"
 
 
+def authority_folder(folder: Path) -> Path:
+    """The authority's own folder in the folder of the `certs` commands.
+
+    In an older form, all files were in `folder` itself, which still works.
+    """
+    is_flat = authority_paths(folder)[1].exists()
+    return folder if is_flat else folder / _AUTHORITY
+
+
+def holder_folder(folder: Path, rank: Rank | None) -> Path:
+    """The folder of worker `rank`, or of routers, with all that belongs on its machine."""
+    return folder / ("router" if rank is None else holder_name(rank))
+
+
 def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = None) -> Path:
     """Make the authority that signs all workers' certificates.
 
@@ -147,11 +164,12 @@ def issue(
     replace: bool = False,
     days: int = 365,
     begin: datetime | None = None,
+    out: Path | None = None,
 ) -> list[Path]:
     """Make a key and a certificate for each worker in `ranks`, or for routers.
 
     Args:
-        folder: Folder of the authority; the new files go there too.
+        folder: Folder of the authority.
         ranks: At least one worker; None for routers, which can speak for any worker.
         hosts: Names and addresses of their machines, for programs that check them; workers
             check ranks.
@@ -160,6 +178,8 @@ def issue(
             revoked.
         days: Validity of a certificate in days, at least 1; limited by the authority's.
         begin: Time from which `days` count; by default now.
+        out: Folder for one folder per worker, with all files that it needs; None puts the new
+            files beside the authority's.
 
     Returns:
         Paths of the certificates.
@@ -179,7 +199,8 @@ def issue(
         )
     begin, end = _lifetime(days, begin)
     names = [_alternative_name(host) for host in hosts]
-    paths = [holder_paths(folder, rank) for rank in ranks]
+    places = [folder if out is None else holder_folder(out, rank) for rank in ranks]
+    paths = [holder_paths(place, rank) for place, rank in zip(places, ranks, strict=True)]
     authority, authority_key = load_authority(folder)
     lifetime = begin, min(end, authority.not_valid_after_utc)
     with changing(folder):
@@ -190,6 +211,7 @@ def issue(
             signed = _sign(rank, key, run_name, names, lifetime, authority, authority_key)
             # Recorded first, so that the authority knows of every certificate in use.
             _remember(folder, signed)
+            publish(folder, pair[0].parent)
             _write_pair(pair, signed, key)
     return [certificate for certificate, _ in paths]
 
@@ -236,6 +258,22 @@ def changing(folder: Path) -> Iterator[None]:
                 problem,
             )
         yield
+
+
+def publish(folder: Path, *holders: Path) -> None:
+    """Copy the public files of the authority in `folder` to the folders of workers.
+
+    Raises:
+        NetworkError: If a file cannot be read or written.
+    """
+    for holder in holders:
+        for name in (authority_paths(folder)[0].name, REVOKED):
+            source, target = folder / name, holder / name
+            content = read_file(source) if source.exists() else b""
+            # A worker may trust further authorities during a change.
+            is_known = target.exists() and content in read_file(target)
+            if content and not is_known:
+                write_file(target, content, mode=0o644)
 
 
 def issued(folder: Path) -> list[x509.Certificate]:
@@ -326,9 +364,10 @@ def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriv
     """
     certificate_path, key_path = authority_paths(folder)
     if not (certificate_path.exists() and key_path.exists()):
+        out = folder.parent if folder.name == _AUTHORITY else folder
         raise NetworkError(
             f"{folder} has no authority ({certificate_path.name} and {key_path.name}); make "
-            f"one with: edgegossip certs init --out {folder}"
+            f"one with: edgegossip certs init --out {out}"
         )
     certificate, key = load_certificate(certificate_path), load_key(key_path)
     if not (isinstance(key, ec.EllipticCurvePrivateKey) and is_pair(certificate, key)):

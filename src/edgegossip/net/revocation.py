@@ -25,11 +25,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from edgegossip.core.errors import NetworkError
 from edgegossip.core.protocol import Rank
 from edgegossip.net.certificates import (
+    REVOKED,
     changing,
     common_name,
     holder_name,
     issued,
     load_authority,
+    publish,
     read_file,
     serial_name,
     write_file,
@@ -66,11 +68,14 @@ def authority_id(authority: x509.Certificate) -> bytes:
 
 def list_path(folder: Path) -> Path:
     """Path of the list of revoked certificates in `folder`."""
-    return folder / "revoked.pem"
+    return folder / REVOKED
 
 
 def revoke(
-    folder: Path, ranks: Sequence[Rank | None] = (), serials: Sequence[int] = ()
+    folder: Path,
+    ranks: Sequence[Rank | None] = (),
+    serials: Sequence[int] = (),
+    holders: Iterable[Path] = (),
 ) -> list[int]:
     """Add certificates to the revocation list of the authority in `folder`.
 
@@ -80,6 +85,7 @@ def revoke(
         folder: Folder of the authority.
         ranks: Workers, or None for routers; all their certificates are revoked.
         serials: Serial numbers of individual certificates.
+        holders: Folders of workers on this machine, which get the list too.
 
     Returns:
         The serial numbers that were added to the list.
@@ -101,6 +107,7 @@ def revoke(
         after = Revoked(before.number + 1, (before.serials | new) - expired)
         constrain(authority, after.serials)  # raises if it is too long for TLS
         write_file(list_path(folder), _sign(after, authority, key), mode=0o644)
+        publish(folder, *holders)
     return sorted(after.serials - before.serials)
 
 

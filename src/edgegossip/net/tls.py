@@ -19,6 +19,7 @@ from edgegossip.net.address import Address
 from edgegossip.net.certificates import (
     authority_paths,
     common_name,
+    holder_folder,
     holder_name,
     holder_paths,
     is_pair,
@@ -158,10 +159,14 @@ class TLS:
     ) -> TLS:
         """The files of worker `rank`, or of routers, as `edgegossip certs` names them.
 
+        They are in `folder` itself, or in its own folder there (``worker-R`` or ``router``).
+
         >>> TLS.from_folder("certs", 2).certificate.as_posix()
         'certs/worker-2.pem'
         """
         folder = Path(folder)
+        if (own := holder_folder(folder, rank)).is_dir():
+            folder = own
         return cls(
             authority_paths(folder)[0],
             *holder_paths(folder, rank),
@@ -217,7 +222,7 @@ class TLS:
                 which = "--router" if rank is None else f"--rank {rank}"
                 raise NetworkError(
                     f"{path} is missing; make it where the authority is (edgegossip certs "
-                    f"issue {which}) and copy it, with ca.pem, to this machine"
+                    f"issue {which}) and copy its folder to this machine"
                 )
         identity = IdentityFiles(
             *(read_file(path) for path in (self.ca, self.certificate, self.key))
