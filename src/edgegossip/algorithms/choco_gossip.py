@@ -178,7 +178,11 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Increments, whole replicas, and reports of missing increments."""
-        return {**super().schema(params), "missed": MessageSpec(max_round=self.num_rounds)}
+        return {
+            **super().schema(params),
+            "params": self.exchanged(self.payload_schema(params)),
+            "missed": MessageSpec(max_round=self.num_rounds),
+        }
 
     def handle(self, state: ChocoState, event: Event, now: Seconds) -> list[Effect]:
         match event:

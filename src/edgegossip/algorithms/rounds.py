@@ -266,7 +266,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         arrived = state.inbox.pop(state.exchange, {})
         # Rank order, not arrival order: float sums come out bit-identical everywhere.
         neighbors = self.topology.in_neighbors(state.rank, state.exchange)
-        self.mix(state, {j: arrived[j] for j in neighbors if j in arrived})
+        # An empty payload is only waited for.
+        self.mix(state, {j: arrived[j] for j in neighbors if arrived.get(j)})
         state.is_exchanging = False
         self._go_to(state, state.exchange + 1)
 
@@ -407,7 +408,10 @@ class RoundBased(Synchronous[S], Generic[S]):
 
     @abstractmethod
     def outgoing(self, state: S, receiver: Rank) -> Payload:
-        """Payload for `receiver` in this exchange."""
+        """Payload for `receiver` in this exchange; empty to send nothing.
+
+        `receiver` waits for an empty payload too, but its `mix` does not see it.
+        """
 
     def handed_over(self, state: S) -> Tensor:
         """The parameters for a returning worker, [num_params]."""
@@ -415,6 +419,9 @@ class RoundBased(Synchronous[S], Generic[S]):
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec | Tensor]:
         """Describe the payloads of `outgoing`, or give an example; needed only over a network.
+
+        Empty payloads are always allowed. An algorithm with optional tensors, or whose payloads
+        must not be empty, overrides `schema`.
 
         Args:
             params: [num_params].
@@ -425,7 +432,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         """Payloads of `outgoing`, and whole vectors for returning workers."""
         whole = {"params": TensorSpec.like(params)}
         return {
-            "params": self.exchanged(self.payload_schema(params)),
+            "params": self.exchanged(self.payload_schema(params), may_be_empty=True),
             "catch-up": self.exchanged(whole),
         }
 
@@ -433,6 +440,8 @@ class RoundBased(Synchronous[S], Generic[S]):
         self,
         tensors: Mapping[str, TensorSpec | Tensor],
         optional: Mapping[str, TensorSpec] | None = None,
+        *,
+        may_be_empty: bool = False,
     ) -> MessageSpec:
         """Describe messages made by `message` that hold these tensors."""
         places = range(1, self.exchanges_per_round)
@@ -443,6 +452,7 @@ class RoundBased(Synchronous[S], Generic[S]):
             # Not relative to the receiver, which may adopt the round, and whose own messages
             # must then be allowed everywhere.
             max_round=self.total_rounds,
+            may_be_empty=may_be_empty,
         )
 
     def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:

@@ -114,7 +114,14 @@ def num_bytes(message: Message) -> int:
     >>> num_bytes(message) == sum(len(part) for part in encode(message))
     True
     """
-    return _num_bytes(message.kind, len(_variable(message)), _forms(message))
+    return _num_bytes(*form(message))
+
+
+def form(message: Message) -> tuple[str, int, tuple[_Form, ...]]:
+    """All on which `num_bytes` depends; hashable."""
+    # The simulator calls this for every message, most of which have no numbers.
+    variable = _variable(message) if message.numbers else str(message.round)
+    return message.kind, len(variable), _forms(message)
 
 
 # Writing.

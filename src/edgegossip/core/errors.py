@@ -47,6 +47,10 @@ class LocalProtocolError(EdgeGossipError):
     """The algorithm broke the contract, for instance with two `Train` effects at once."""
 
 
+class UndescribedError(LocalProtocolError):
+    """A worker sent a message that its own algorithm's schema does not describe."""
+
+
 def no_validation_data(rank: int) -> LocalProtocolError:
     """Worker `rank` requested `Evaluate`, but its driver has no validation data."""
     return LocalProtocolError(

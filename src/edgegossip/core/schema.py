@@ -11,8 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Payload, Rank
+from edgegossip.core.errors import LocalProtocolError, UndescribedError
+from edgegossip.core.protocol import Message, Payload, Rank
 
 Limits: TypeAlias = range | tuple[float, float]
 """Allowed values of a number: a range of whole numbers, or a lower and an upper limit."""
@@ -145,6 +145,7 @@ class MessageSpec:
             unchanged. A secured network adds a tensor ``RANK.seal``, which is relayed with the
             others.
         max_round: Maximum round of the message, usually the run's last; None for any round.
+        may_be_empty: Whether a payload without any of the required tensors is allowed too.
 
     >>> relayed = {f"{rank}.x": TensorSpec(torch.float32, (2,)) for rank in range(3)}
     >>> len(MessageSpec(optional=relayed, is_passed_on=True).specs)
@@ -163,6 +164,7 @@ class MessageSpec:
     max_ahead: int | None = None
     is_passed_on: bool = False
     max_round: int | None = None
+    may_be_empty: bool = False
     specs: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     """All allowed tensors, by name."""
     _limits: Mapping[str, Limits] = field(init=False, repr=False, compare=False)
@@ -192,7 +194,9 @@ class MessageSpec:
         ):
             if given.keys() == needed.keys():
                 continue
-            if missing := needed.keys() - given.keys():
+            missing = needed.keys() - given.keys()
+            is_empty = self.may_be_empty and needed is self.tensors and missing == needed.keys()
+            if missing and not is_empty:
                 return f"{what} {min(missing)!r} is missing"
             if unknown := given.keys() - known.keys():
                 return f"unknown {what} {min(unknown)[:40]!r}"
@@ -224,6 +228,28 @@ class MessageSpec:
             if not _is_within(number, self._limits[name]):
                 return f"number {name!r} is {number!r}, not within {self._limits[name]}", {}
         return None, sizes
+
+
+def require_described(
+    schema: Mapping[str, MessageSpec], message: Message, sender: Rank
+) -> None:
+    """Check a message of this run's own algorithm, without reading the tensors' entries.
+
+    Raises:
+        UndescribedError: If the schema does not describe the message.
+    """
+    spec = schema.get(message.kind)
+    if spec is None:
+        mismatch: str | None = f"the schema has only the kinds {[*schema]}"
+    else:
+        mismatch = spec.mismatch(message.payload, message.numbers)
+    if mismatch is not None:
+        raise UndescribedError(
+            f"worker {sender} sent a message {message.kind!r} that its algorithm's schema does "
+            f"not describe: {mismatch}. On a network, other workers would reject it and ignore "
+            "its sender; send what the schema describes, or describe all that is sent "
+            "(`optional` tensors and numbers may be missing)"
+        )
 
 
 def _is_within(number: float, limits: Limits) -> bool:

@@ -79,6 +79,14 @@ class Gathering:
         """Evaluations so far, including those from before a resume."""
         return self._evaluations.history
 
+    def require_schema(self) -> None:
+        """Check that the algorithm describes its messages, before any worker is started.
+
+        Raises:
+            LocalProtocolError: If it does not, so that it cannot run on a network.
+        """
+        self._experiment.algorithm.schema(self._workload.initial_params(0))
+
     # While the run goes on.
 
     def go_on_at(self, time: Seconds) -> None:

@@ -72,6 +72,7 @@ def launch(
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have checkpoints.
         TrainingError: If all workers have failed.
+        LocalProtocolError: If the algorithm does not describe its messages.
         RunFolderError: If `out` cannot be written, is in use, or holds another experiment or,
             without `resume`, a run.
         ValueError: If the data is `Local` and `make_measure` is None.
@@ -85,6 +86,7 @@ def launch(
             )
         require_gathered(out)
         gathering = make_gathering(experiment, out, recipe, command)
+        gathering.require_schema()
         # Each worker locks its folder; workers of a killed launcher may still be ending.
         require_unlocked(*(each.path for each in gathering.workers))
         described = header(experiment, recipe)

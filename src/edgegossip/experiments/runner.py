@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
+from edgegossip.core.errors import (
+    Interrupted,
+    RunFolderError,
+    TrainingError,
+    UndescribedError,
+)
 from edgegossip.core.protocol import Seconds
 from edgegossip.experiments.describe import header
 from edgegossip.experiments.evaluation_times import check_interval
@@ -178,7 +183,8 @@ class _Run:
         except RunFolderError:
             raise
         except Exception as error:
-            if self._is_untried and isinstance(error, LOADING_ERRORS):
+            # A state of another model sends messages that this model's schema forbids.
+            if self._is_untried and isinstance(error, (*LOADING_ERRORS, UndescribedError)):
                 raise self._misfit(error) from error
             self._end("failed", error)
             raise

@@ -14,6 +14,7 @@ from torch import Tensor
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.codec import Buffer
 from edgegossip.core.protocol import Event, Message, Rank, Received, Seconds
+from edgegossip.core.schema import require_described
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 from edgegossip.net.fair_queue import REFUSED_COST, STATUS_COST, Sink, TokenBucket
@@ -76,6 +77,7 @@ class Post:
         if transport.credentials is not None and self._passed_on:
             self._seals = Seals(transport.credentials, rank, settings.run)
             schema = with_seals(schema, peers.num_workers)
+        self._schema = schema
         self.trust = Trust(schema, params, peers, lambda other: algorithm.role(other).name)
         self._strikes = self.trust.strikes
         self._judged_with: tuple[int, ...] = ()  # what was known when messages were undecided
@@ -277,7 +279,11 @@ class Post:
 
         `left` is called, possibly from another thread, when the transport has the message, or
         when it is kept for a receiver that will report its missing messages.
+
+        Raises:
+            LocalProtocolError: If the algorithm's schema does not describe the message.
         """
+        require_described(self._schema, message, self.rank)
         peer = self.peers[receiver]
         if not peer.is_known and (peer.is_lost or not peer.life):
             return False

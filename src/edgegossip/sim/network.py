@@ -12,6 +12,7 @@ from edgegossip.core.randomness import uniform
 from edgegossip.sim.entries import Delivery, FirstByte, WorkerRecord
 from edgegossip.sim.fault import Faults, applies
 from edgegossip.sim.link import Links
+from edgegossip.sim.outgoing import Outgoing
 from edgegossip.sim.platform import Platform
 
 
@@ -27,16 +28,24 @@ class Network:
         links: Latencies and bandwidths.
         faults: Faults that drop or delay messages.
         platforms: One for each worker, with its uplink and downlink.
+        outgoing: Measures and checks messages.
         wire: Whether to encode and decode every message.
     """
 
     def __init__(
-        self, links: Links, faults: Faults, platforms: Sequence[Platform], *, wire: bool
+        self,
+        links: Links,
+        faults: Faults,
+        platforms: Sequence[Platform],
+        outgoing: Outgoing,
+        *,
+        wire: bool,
     ) -> None:
         self._links = links
         self._seed = faults.seed
         self._drops, self._delays = faults.drops, faults.delays
         self._platforms = platforms
+        self._outgoing = outgoing
         self._wire = wire
 
     def send(
@@ -45,7 +54,8 @@ class Network:
         """Transmit a message when its sender's uplink is free; `serial` keys its random draws.
 
         Raises:
-            LocalProtocolError: If the receiver is not another worker.
+            LocalProtocolError: If the receiver is not another worker, or the algorithm's schema
+                does not describe the message.
         """
         receiver, message = effect.receiver, effect.message
         if not 0 <= receiver < len(self._platforms) or receiver == sender:
@@ -53,7 +63,7 @@ class Network:
                 f"worker {sender} sent to {receiver!r}; receivers are other ranks in "
                 f"0..{len(self._platforms) - 1}"
             )
-        num_bytes = codec.num_bytes(message)
+        num_bytes = self._outgoing.num_bytes(sender, message)
         if self._wire:
             message = codec.decode(bytearray().join(codec.encode(message)))
         link = self._links.link(sender, receiver)

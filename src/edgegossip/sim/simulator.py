@@ -50,6 +50,7 @@ from edgegossip.sim.link import Links
 from edgegossip.sim.machines import Machines
 from edgegossip.sim.membership import Membership, Notice
 from edgegossip.sim.network import Network
+from edgegossip.sim.outgoing import InitialParams, Outgoing, initial_params_of
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.pool import ComputePool, MakeTrainer, Pool
 
@@ -98,7 +99,7 @@ class Simulator(Generic[State]):
         self,
         algorithm: Algorithm[State],
         platforms: Sequence[Platform],
-        initial_params: Tensor | Callable[[Rank], Tensor],
+        initial_params: InitialParams,
         make_trainer: MakeTrainer,
         *,
         make_predictor: MakePredictor | None = None,
@@ -121,21 +122,21 @@ class Simulator(Generic[State]):
         self.states = [self._new_state(rank) for rank in range(len(platforms))]
         self._pool = pool or ComputePool(0)
         self._machines = Machines(platforms, self._pool.trainers(make_trainer), make_predictor)
-        self._faults = faults or Faults()
-        self._network = Network(links or Links(), self._faults, platforms, wire=wire)
+        self._faults = faults = faults or Faults()
+        outgoing = Outgoing(algorithm, initial_params)
+        self._network = Network(links or Links(), faults, platforms, outgoing, wire=wire)
         self._observer = observer or UNOBSERVED
         self._evaluator_of = evaluators or same_for_all(evaluate, evaluation_cost)
         self._max_seconds = max_seconds
         self._records = [WorkerRecord() for _ in platforms]
-        script = self._faults.script
         self._membership = Membership(
             is_online=[True] * len(platforms),
-            partitions=tuple(fault for fault in script if isinstance(fault, Partition)),
+            partitions=tuple(fault for fault in faults.script if isinstance(fault, Partition)),
         )
         self._agenda = Agenda()
         # Reasons to keep the run going: unfinished workers, work and messages under way.
         self._num_open = len(platforms)
-        self._num_recoveries = sum(isinstance(fault, Recover) for fault in script)
+        self._num_recoveries = sum(isinstance(fault, Recover) for fault in faults.script)
         for at, rank, item in self._faults.schedule():
             self._agenda.push(at, rank, item)
         for rank in range(len(platforms)):
@@ -192,8 +193,7 @@ class Simulator(Generic[State]):
         return {rank: self.states[rank].estimate for rank in ranks}
 
     def _new_state(self, rank: Rank) -> State:
-        given = self._initial_params
-        return self._algorithm.init(rank, given if isinstance(given, Tensor) else given(rank))
+        return self._algorithm.init(rank, initial_params_of(self._initial_params, rank))
 
     def _handle(self, rank: Rank, event: Event) -> None:
         if not self._membership.is_online[rank]:

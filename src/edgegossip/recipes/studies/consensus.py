@@ -26,6 +26,7 @@ from edgegossip.core.compression.top_k import largest
 from edgegossip.core.metrics import consensus_distance
 from edgegossip.core.protocol import Payload, Train
 from edgegossip.core.randomness import generator
+from edgegossip.core.schema import TensorSpec
 from edgegossip.core.topology import directed_ring
 from edgegossip.core.trainer import TrainingResult
 from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
@@ -173,6 +174,9 @@ class Unpacked(TopK):
 
     def decompress(self, payload: Payload, numel: int) -> Tensor:
         return payload["values"]
+
+    def schema(self, numel: int) -> Mapping[str, TensorSpec]:
+        return {"values": TensorSpec(torch.float32, (numel,))}
 
 
 def _exhibit(grid: Grid, rows: Mapping[str, Row]) -> Exhibits:
