@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import suppress
@@ -148,6 +149,9 @@ def test_snapshots_leave_room_for_two_checkpoints(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**6, 0, free))
     snapshots = Snapshots(tmp_path / "snapshots", lambda: torch.zeros(125), lambda: 4000)
     snapshots.due(0.0)
+    written = threading.Event()
+    snapshots._writer.submit(written.set)
+    assert written.wait(10.0)  # later, its success would pass for the end of the shortage
     free -= 1
     for step in range(1, 10):
         snapshots.due(step / 2)

@@ -186,7 +186,7 @@ def test_on_a_network_nobody_reads_the_test_split_before_the_report(
         thread.join(120)
     assert ends == ["finished"] * NUM_WORKERS
     for host in hosts:
-        require_every_answer(host.state)
+        require_every_answer(host.state.inner)
     roots = [
         (host.state, host._algorithm, host._work._trainer, host._work._forecaster)
         for host in hosts
