@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,6 +21,7 @@ from edgegossip.algorithms.parameter_server.states import SERVER, ServerState
 from edgegossip.algorithms.push_sum_state import PushSumState
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import Rank, Seconds, WorkerState
+from edgegossip.deploy.agreement import agreement_of
 
 NOTICED: Seconds = 2 * LEASE
 """A worker that hangs is missed after at most this."""
@@ -141,6 +143,30 @@ def check_sharing(world: World) -> Run:
     if any(each != counts[0] for each in counts):
         raise ViolationError(f"servers count different commits: {counts}")
     require_little_memory(run)
+    return run
+
+
+def check_final(world: World) -> Run:
+    """Run a world that ends with one mean: all finish, and models that differ are named."""
+    run = Run(world)
+    has_ended = run.to_the_end()
+    here = {rank: each for rank, each in run.processes.items() if each.is_alive}
+    # A worker whose server does not come back says so, and has no final model.
+    present = {r: p for r, p in here.items() if not isinstance(p.reason, ServerLostError)}
+    for rank, process in present.items():
+        if isinstance(process.reason, BaseException):
+            raise ViolationError(f"worker {rank} raised {process.reason!r}") from process.reason
+        if not has_ended or process.reason != "finished":
+            raise ViolationError(f"worker {rank} ended early: {process.reason}")
+    for one, other in itertools.combinations(present.values(), 2):
+        models = [each.host.state.estimate.double() for each in (one, other)]
+        distance = float((models[0] - models[1]).norm() / (models[0].norm() + 1e-12))
+        found = [agreement_of(world.algorithm, each.host) for each in (one, other)]
+        if distance > 1e-5 and not any(each and [*each.lines()] for each in found):
+            raise ViolationError(
+                f"workers {one.rank} and {other.rank} end {distance:.2g} apart, and neither "
+                f"says so: {found}"
+            )
     return run
 
 

@@ -20,9 +20,17 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from tests.host_checks import check, check_server, check_sharing, check_staged, check_standby
+from tests.host_checks import (
+    check,
+    check_final,
+    check_server,
+    check_sharing,
+    check_staged,
+    check_standby,
+)
 from tests.host_runs import Run
 from tests.host_world_draws import (
+    draw_final_world,
     draw_server_world,
     draw_sharing_world,
     draw_staged_world,
@@ -39,6 +47,7 @@ WORLDS: dict[str, tuple[Callable[[int], World], Callable[[World], Run]]] = {
     "standby": (draw_standby_world, check_standby),
     "sharing": (draw_sharing_world, check_sharing),
     "stages": (draw_staged_world, check_staged),
+    "final": (draw_final_world, check_final),
 }
 """Who is in a world: how one is drawn, and what must hold in it."""
 

@@ -29,6 +29,7 @@ from edgegossip.core import topology as topologies
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.topology import Topology, from_edges_by_round
+from edgegossip.deploy.final_average import FinalAverage
 
 
 def draw_world(seed: int, name: str | None = None) -> World:
@@ -165,6 +166,14 @@ def draw_staged_world(seed: int) -> World:
     world = draw_world(seed, "bsp")  # as many ranks
     algorithm = replace(STAGES[name], forget_after=2.0)
     return replace(world, name=name, algorithm=algorithm, liar=None, lie="")
+
+
+def draw_final_world(seed: int) -> World:
+    """A world of peers, or of a server and its workers, that ends with one mean of all."""
+    draws = (draw_world, draw_world, draw_server_world, draw_standby_world)
+    world = draws[seed % len(draws)](seed)
+    final = FinalAverage(inner=world.algorithm, num_workers=world.num_workers)
+    return replace(world, algorithm=final, liar=None, lie="")
 
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:

@@ -18,7 +18,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-HOSTS = {"peers": 10_000, "servers": 1000, "standby": 1000, "sharing": 1000, "stages": 1000}
+HOSTS = {
+    "peers": 10_000,
+    "servers": 1000,
+    "standby": 1000,
+    "sharing": 1000,
+    "stages": 1000,
+    "final": 1000,
+}
 
 
 @dataclass(frozen=True)

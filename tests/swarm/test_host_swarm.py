@@ -27,6 +27,7 @@ FEW = [
     *first(1, batches("standby", 0, 5, 1)),
     *first(1, batches("sharing", 0, 5, 1)),
     *first(1, batches("stages", 0, 8, 2)),
+    *first(1, batches("final", 0, 40, 4)),
 ]
 MANY = [
     *batches("peers", 200, 10_000, 100),
@@ -34,6 +35,7 @@ MANY = [
     *batches("standby", 5, 600, 35),
     *batches("sharing", 5, 200, 15),
     *batches("stages", 8, 200, 24),
+    *batches("final", 40, 600, 35),
 ]
 """Found anew each night: `make nightly`."""
 

@@ -58,6 +58,7 @@ class FinalState(WorkerState):
         lost: Unreachable workers, and the times at which they were lost.
         members: By rank, the workers whose models are in that worker's mean.
         average: Mean of the evaluated models, once all have arrived.
+        is_stale: Whether a model has arrived or has been dropped since.
         asks_after: Seconds until this worker asks again for missing models.
         waits_until: Time until which it waits for the models of workers in reach.
         num_exchanged: Rounds in which a message of another worker arrived.
@@ -72,6 +73,7 @@ class FinalState(WorkerState):
     lost: dict[Rank, Seconds] = field(default_factory=dict)
     members: dict[Rank, list[Rank]] = field(default_factory=dict)
     average: Tensor | None = None
+    is_stale: bool = True
     asks_after: Seconds = _ASK_AFTER
     waits_until: Seconds = math.inf
     num_exchanged: int = 0
@@ -135,9 +137,7 @@ class FinalAverage(Wrapper[FinalState]):
         effects: list[Effect] = []
         match event:
             case Received(sender, Message(kind=kind) as message) if kind == _FINAL:
-                params = message.payload["params"]
-                if len(params) in (0, self.role(sender).num_held(state.num_params)):
-                    state.models[sender] = params
+                self._take(state, sender, message.payload["params"])
             case Received(sender, Message(kind=kind) as message) if kind == _MEMBERS:
                 effects = self._compare(state, sender, message)
             case TimerFired(name) if name == _FINAL:
@@ -154,8 +154,8 @@ class FinalAverage(Wrapper[FinalState]):
                 effects.append(SetTimer(_FINAL, self.ends_at))
             case WorkerLost(rank, has_lied):
                 state.lost.setdefault(rank, now)
-                if has_lied:
-                    state.models.pop(rank, None)
+                if has_lied and state.models.pop(rank, None) is not None:
+                    state.is_stale = True
             case WorkerJoined(rank):
                 state.lost.pop(rank, None)
                 if state.rank in state.models:
@@ -198,14 +198,21 @@ class FinalAverage(Wrapper[FinalState]):
             effects.append(SetTimer(_MEMBERS, now + state.asks_after))
         if self._awaited(state) and now < state.waits_until:
             return effects
-        members = self.members(state)
-        if state.average is None or state.members[state.rank] != members:
-            is_first = state.average is None
+        if state.is_stale:
+            is_first, state.is_stale = state.average is None, False
+            members = state.members[state.rank] = self.members(state)
             state.average = self._average(state, members)
-            state.members[state.rank] = members
             effects += self._tell(state, range(self.num_workers))
             effects += [Finish()] if is_first else []
         return effects
+
+    def _take(self, state: FinalState, sender: Rank, params: Tensor) -> None:
+        if len(params) not in (0, self.role(sender).num_held(state.num_params)):
+            return
+        known = state.models.get(sender)
+        # A worker that has come back may have another model than it had before.
+        if known is None or not torch.equal(known, params):
+            state.models[sender], state.is_stale = params, True
 
     def _awaited(self, state: FinalState) -> list[Rank]:
         return [r for r in self.counted if r not in state.models and r not in state.lost]
