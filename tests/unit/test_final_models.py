@@ -219,10 +219,21 @@ def test_gathered_results_say_that_models_differ(tmp_path: Path) -> None:
     assert isinstance(results, Results)
     assert any("the final model of worker 1 differs" in each for each in results.disagreements)
     assert load_results(tmp_path).disagreements == results.disagreements
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert tuple(summary["disagreements"]) == results.disagreements
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert tuple(written["disagreements"]) == results.disagreements
     write_report(tmp_path)
     assert "The models differ." in (tmp_path / "report.html").read_text()
+    # A worker that knows that it is apart, as a deposed server, does not count.
+    apart = {"is_apart": True, "lines": ["worker 0 has been out of reach since 1.0 s"]}
+    summary = tmp_path / WORKERS / "1" / "summary.json"
+    kept = summary.read_text()
+    summary.write_text(json.dumps({**end, "agreement": apart}))
+    results, _ = gather(EXPERIMENT, tmp_path)
+    assert isinstance(results, Results)
+    expected = EXPERIMENT.workload().named_parameters(params)
+    assert all(torch.equal(results.params[name], x) for name, x in expected.items())
+    assert len(results.disagreements) == 2
+    summary.write_text(kept)
     # Equal models give exactly their own mean, and nothing to say.
     path = tmp_path / WORKERS / "1" / "params.safetensors"
     safetensors.torch.save_file({"params": params}, path)
@@ -230,7 +241,6 @@ def test_gathered_results_say_that_models_differ(tmp_path: Path) -> None:
     assert isinstance(results, Results)
     assert results.disagreements == ()
     assert "disagreements" not in json.loads((tmp_path / "summary.json").read_text())
-    expected = EXPERIMENT.workload().named_parameters(params)
     assert all(torch.equal(results.params[name], x) for name, x in expected.items())
 
 

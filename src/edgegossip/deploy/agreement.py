@@ -119,6 +119,12 @@ def agreement_of(
     )
 
 
+def is_apart(summary: Mapping[str, Any]) -> bool:
+    """Whether the worker with this summary may have another model than the run's result."""
+    agreement = summary.get("agreement")
+    return isinstance(agreement, Mapping) and bool(agreement.get("is_apart"))
+
+
 def disagreements(
     summaries: Mapping[Rank, Mapping[str, Any]], models: Mapping[Rank, Tensor], mean: Tensor
 ) -> list[str]:
@@ -131,9 +137,9 @@ def disagreements(
     """
     found = []
     for rank, summary in sorted(summaries.items()):
-        agreement = summary.get("agreement")
-        if isinstance(agreement, Mapping) and agreement.get("is_apart"):
-            why = "; ".join(map(str, agreement.get("lines") or ["no final model arrived"]))
+        if is_apart(summary):
+            lines = summary["agreement"].get("lines") or ["no final model arrived"]
+            why = "; ".join(map(str, lines))
             found.append(f"worker {rank} ended apart from the others: {why}")
     norm = float(torch.linalg.vector_norm(mean.double())) or 1.0
     for rank, model in sorted(models.items()):

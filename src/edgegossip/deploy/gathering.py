@@ -17,7 +17,7 @@ from torch import Tensor
 
 from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.agreement import disagreements
+from edgegossip.deploy.agreement import disagreements, is_apart
 from edgegossip.deploy.snapshots import schedule
 from edgegossip.deploy.worker_folder import REASONS, WorkerFolder
 from edgegossip.deploy.worker_past import require_worker_of
@@ -352,6 +352,8 @@ class Gathering:
         ]
         # With a server and workers on standby: the one that serves at the end.
         ends = [rank for rank in ends if summaries[rank].get("is_evaluated", True)] or ends
+        # The model of a deposed server, or of workers cut off from most others, is no result.
+        ends = [rank for rank in ends if not is_apart(summaries[rank])] or ends
         found = {rank: self.workers[rank].last_params(self._num_params(rank)) for rank in ends}
         estimates = {rank: params for rank, params in found.items() if params is not None}
         if not self._workload.is_whole(estimates):
