@@ -242,7 +242,7 @@ def test_blocks_come_to_the_same_as_an_epoch_in_one_piece() -> None:
     assert torch.equal(after[0], after[2])
 
 
-def test_a_spare_ends_near_the_others() -> None:
+def test_a_spare_ends_with_the_model_of_the_others() -> None:
     inner = Gossip(topology=complete(NUM_WORKERS), num_rounds=60)
     algorithm = EdgeGossip(inner=inner, on_failure="reassign", spares=(1,))
     faults = Faults(script=(Crash(at=5.0, rank=0),))
@@ -250,6 +250,8 @@ def test_a_spare_ends_near_the_others() -> None:
     assert world.run()
     assert [world.states[rank].round for rank in range(1, NUM_WORKERS)] == [60] * 4
     others = torch.stack([world.states[rank].params for rank in (2, 3, 4)]).mean(0)
-    assert (world.states[1].params - others).norm() < 0.2 * others.norm()
-    # It pulls towards the target whose data it took over.
-    assert (world.states[1].params - TARGETS[0]).norm() < (others - TARGETS[0]).norm()
+    # The survivors average exactly, so that all have one model.
+    torch.testing.assert_close(world.states[1].params, others)
+    # The spare pulls it towards the target whose data it took over.
+    with_spare, without = TARGETS[[0, 2, 3, 4]].mean(0), TARGETS[[2, 3, 4]].mean(0)
+    assert (others - with_spare).norm() < 0.1 * (others - without).norm()

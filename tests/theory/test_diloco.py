@@ -35,9 +35,11 @@ from edgegossip.core.protocol import (
     Rank,
     Received,
     Seconds,
+    Send,
     Started,
     Train,
     Trained,
+    WorkerLost,
     WorkerState,
 )
 from edgegossip.core.topology import (
@@ -229,6 +231,49 @@ def test_workers_that_have_come_to_differ_agree_again(
     assert found[-1] == 0.0
 
 
+@pytest.mark.parametrize("topology", [complete(4), ring(4)], ids=repr)
+@pytest.mark.parametrize("num_left", [1, 2, 10])
+def test_workers_agree_however_few_rounds_are_left_after_a_cut(
+    topology: Topology, num_left: int
+) -> None:
+    # A round takes two seconds; the one in which they meet again counts.
+    end = 2.0 * (40 - num_left) + 0.5
+    cut = Partition(start=30.0, end=end, group=(0, 1))
+    algorithm = DiLoCo(topology=topology, num_rounds=40, local_steps=2, timeout=20.0)
+    assert algorithm.repair_rounds > 40
+    found = distances(algorithm, EVEN[:4], (cut,))
+    assert max(found) > 0.1
+    assert found[-1] == 0.0
+
+
+def sent_in_the_last_round(*events: Event) -> dict[str, Tensor]:
+    """The payload from worker 0 to worker 1 in the last round, after these events."""
+    algorithm = DiLoCo(topology=complete(3), num_rounds=2)
+    state = algorithm.init(0, torch.zeros(4))
+    effects = algorithm.handle(state, Started(), 0.0)
+    for event in (
+        trained(torch.zeros(4), torch.ones(4)),
+        *(update_of(sender) for sender in (1, 2)),
+        *events,
+        trained(torch.zeros(4), torch.ones(4)),
+    ):
+        effects = algorithm.handle(state, event, 0.0)
+    send = next(each for each in effects if isinstance(each, Send) and each.receiver == 1)
+    assert send.message.round == 1
+    return dict(send.message.payload)
+
+
+def update_of(sender: Rank) -> Received:
+    return Received(sender, Message("params", 0, {f"{sender}.values": torch.zeros(4)}))
+
+
+def test_in_the_last_round_a_repair_begins_at_once_and_with_the_whole_model() -> None:
+    assert sent_in_the_last_round().keys() == {"0.values"}
+    repairing = sent_in_the_last_round(WorkerLost(2))
+    assert repairing.keys() == {"0.values", "0.part", "0.until"}
+    assert repairing["0.part"].shape == (2, 4)
+
+
 @thorough
 @pytest.mark.parametrize(("repair_rounds", "farthest"), first(1, [(2, 0.25), (64, 1.0)]))
 def test_models_stay_near_each_other_where_not_all_hear_of_all(
@@ -301,15 +346,15 @@ def test_flooding_takes_as_long_as_the_longest_way() -> None:
 @pytest.mark.parametrize(
     "update",
     [
-        {"part": torch.ones(2, 3), "until": torch.tensor(4)},
-        {"values": torch.ones(3), "part": torch.ones(2, 3)},
+        {"part": torch.ones(2, 1), "until": torch.tensor(4)},
+        {"values": torch.ones(3), "part": torch.ones(2, 1)},
         {"values": torch.ones(3), "until": torch.tensor(4)},
-        {"values": torch.ones(3), "part": torch.ones(2, 4), "until": torch.tensor(4)},
+        {"values": torch.ones(3), "part": torch.ones(2, 2), "until": torch.tensor(4)},
     ],
     ids=["no values", "no end", "no part", "too long"],
 )
 def test_update_that_is_not_whole_counts_for_nothing(update: dict[str, Tensor]) -> None:
-    algorithm = DiLoCo(topology=complete(2), num_rounds=9, repair_rounds=1, timeout=1.0)
+    algorithm = DiLoCo(topology=complete(2), num_rounds=9, repair_rounds=3, timeout=1.0)
     message = {f"1.{name}": tensor for name, tensor in update.items()}
     schema = algorithm.schema(torch.zeros(3))["params"]
     assert schema.mismatch(message) is None

@@ -7,6 +7,7 @@ from tests.effects import kinds
 from tests.round_worker import PATIENT, RING, Worker, heard, sends
 
 from edgegossip.algorithms.gossip import Gossip
+from edgegossip.core.mixing import MetropolisHastings
 from edgegossip.core.protocol import (
     Send,
     SetTimer,
@@ -16,7 +17,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import ring
+from edgegossip.core.topology import complete, ring, star
 
 # Losing neighbors.
 
@@ -28,6 +29,32 @@ def test_lost_neighbors_weight_goes_to_oneself() -> None:
     worker.trains_to(3.0)
     worker.hears(1, round=0, value=9.0)
     assert worker.value == pytest.approx((2 * 3 + 9) / 3)
+
+
+@pytest.mark.parametrize("is_seen_again", [False, True])
+def test_survivors_on_a_complete_graph_average_exactly(is_seen_again: bool) -> None:
+    worker = Worker(Gossip(topology=complete(4), num_rounds=3))
+    worker.on(Started())
+    worker.on(WorkerLost(3))
+    if is_seen_again:  # but has not said yet from which round on it takes part
+        worker.on(WorkerJoined(3))
+    worker.trains_to(3.0)
+    worker.hears(1, round=0, value=9.0)
+    worker.hears(2, round=0, value=6.0)
+    assert worker.value == pytest.approx((3 + 9 + 6) / 3)
+
+
+def test_weights_of_survivors_keep_their_mean() -> None:
+    # Without worker 2 the star has two leaves, and W[0, 1] = W[0, 3] = 1 / 3.
+    middle = Worker(Gossip(topology=star(4), num_rounds=3))
+    middle.on(Started())
+    middle.on(WorkerLost(2))
+    middle.trains_to(3.0)
+    middle.hears(1, round=0, value=9.0)
+    middle.hears(3, round=0, value=0.0)
+    assert middle.value == pytest.approx((3 + 9 + 0) / 3)
+    leaf = MetropolisHastings().weights(star(4), rank=1, round=0, absent=[2])
+    assert leaf == pytest.approx({0: 1 / 3, 1: 2 / 3})
 
 
 def test_loss_ends_the_waiting() -> None:

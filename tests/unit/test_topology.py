@@ -225,3 +225,18 @@ def test_ten_thousand_workers_in_a_complete_graph_take_no_memory_until_asked() -
     require_connected(topology)
     assert topology.out_degree(17, round=0) == 9_999
     assert topology.out_neighbors(9_999, round=0)[:2] == (0, 1)
+
+
+@pytest.mark.parametrize("topology", ALL, ids=repr)
+def test_without_a_worker_all_other_edges_remain(topology: Topology) -> None:
+    absent = {topology.num_workers - 1}
+    smaller = topology.without(absent)
+    assert smaller != topology
+    for round, rank in itertools.product(range(topology.period), range(topology.num_workers)):
+        for before, after in (
+            (topology.out_neighbors, smaller.out_neighbors),
+            (topology.in_neighbors, smaller.in_neighbors),
+        ):
+            gone = absent if rank not in absent else {*range(topology.num_workers)}
+            assert {*after(rank, round)} == {*before(rank, round)} - gone
+        assert smaller.out_degree(rank, round) == len(smaller.out_neighbors(rank, round))

@@ -57,9 +57,18 @@ class NeighborAveraging(RoundBased[S], Generic[S]):
         return {"params": TensorSpec.like(params)}
 
     def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
-        weights = self.mixing.weights(self.topology, state.rank, state.round)
+        absent = self._absent(state).difference(inbox)
+        weights = self.mixing.weights(self.topology, state.rank, state.round, absent)
         own_weight = 1 - sum(weights[j] for j in inbox)
         mixed = own_weight * state.params
         for j, payload in inbox.items():
             mixed.add_(payload["params"], alpha=weights[j])
         state.params = mixed
+
+    def _absent(self, state: S) -> set[Rank]:
+        """Workers that take no part in this exchange."""
+        # Neighbors agree on the exchange from which on they wait for a worker that is back, but
+        # each learns at a different time that it is back.
+        neighbors = self.topology.in_neighbors(state.rank, state.exchange)
+        first = state.first_exchange
+        return {*state.lost, *(j for j in neighbors if first.get(j, 0) > state.exchange)}

@@ -81,8 +81,12 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     until they are repaired. A worker that misses an update, hears from a lost worker again, or
     has itself come back reports this with its next update. For `repair_rounds` rounds, all
     workers then add the next part of :math:`x` and :math:`u` to each update, and average these
-    parts. Afterward they agree again, if enough rounds remain. In some graphs, such as rings,
-    the paths around a lost worker take more exchanges than a round has. Distant workers then
+    parts; in the last round of the run, while a repair is due, they add all of :math:`x` and
+    :math:`u`. Therefore the models agree at the end if all workers knew of the repair when they
+    sent their updates of the last round, and all these updates arrived. A worker that comes
+    back later, or is lost in the last round, may leave models that differ. In some graphs, such
+    as rings, the paths around a lost worker take more exchanges than a round has. Distant
+    workers then
     hear nothing of each other until the lost worker is back, and their models stay apart. A
     worker that misses the update of a worker that is not lost uses half of its own :math:`q_i`
     plus half of the mean as :math:`g`; otherwise differences could grow.
@@ -102,7 +106,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         outer_momentum: :math:`\beta`, in [0, 1). Momentum lengthens steps by a factor of
             :math:`1 / (1 - \beta)`, so halve the learning rate.
         outer_lr: :math:`\alpha`, above 0.
-        repair_rounds: Number of parts in which the model is sent to repair differences.
+        repair_rounds: Number of parts in which the model is sent to repair differences; fewer
+            if the run ends before that.
         timeout: See `Synchronous`; must be well above the duration of a round of training.
         seed: Seeds compressors that draw at random.
 
@@ -154,6 +159,9 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         delta = trained.delta
         if trained.has_gone_back:
             delta = self._start_anew(state, trained.params)
+        is_due = state.has_missed or state.missing.keys() != state.lost.keys()
+        if is_due and self._is_last(state.round):  # no round is left to report it first
+            state.repairs_until = self._end_of_repairs(state.round)
         turn = feed_back(self.compressor, delta, state.error, *key)
         update, state.error = turn.payload, turn.error
         if state.round < state.repairs_until:
@@ -214,10 +222,9 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Workers' updates, with parts of the model during a repair."""
         numel = params.numel()
-        largest = 2 * (numel // self.repair_rounds + 1)
         update = {
             **self.compressor.schema(numel),
-            "part": TensorSpec(params.dtype, (2, None), max_numel=largest),
+            "part": TensorSpec(params.dtype, (2, None), max_numel=2 * numel),
             "until": TensorSpec(
                 torch.int64, (), minimum=0, maximum=self._end_of_repairs(self.num_rounds)
             ),
@@ -301,11 +308,18 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         return torch.stack([state.params[part], state.velocity[part]])
 
     def _part(self, round: int, numel: int) -> slice:
-        """The indices of a round's part."""
+        """The indices of a round's part: all of them in the last round, so that a repair that
+        began late is complete.
+        """
+        if self._is_last(round):
+            return slice(0, numel)
         place = round % self.repair_rounds
         return slice(
             place * numel // self.repair_rounds, (place + 1) * numel // self.repair_rounds
         )
+
+    def _is_last(self, round: int) -> bool:
+        return round == self.num_rounds - 1
 
     def _end_of_repairs(self, round: int) -> int:
         """End of a repair that begins in `round`; all workers hear of it a round later."""

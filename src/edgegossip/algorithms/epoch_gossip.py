@@ -20,9 +20,11 @@ class EpochGossip(NeighborAveraging[RoundState]):
     3. receives their parameters and merges:
        :math:`x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j`.
 
-    On the complete graph this is a barrier for all workers: all wait for the slowest. With
-    equal shards, a worker twice as fast as the slowest is idle half of the time. `Proportional`
-    shards avoid this if speeds are known and constant.
+    On the complete graph all workers end an epoch with the same parameters, up to rounding. So
+    do the survivors of a loss, from the first epoch on in which all of them mix without the
+    lost worker. The complete graph is also a barrier for all workers: all wait for the slowest.
+    With equal shards, a worker twice as fast as the slowest is idle half of the time.
+    `Proportional` shards avoid this if speeds are known and constant.
 
     Args:
         topology: Undirected communication graph; the complete one averages exactly.

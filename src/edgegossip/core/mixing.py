@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -31,15 +31,27 @@ class MixingRule(ABC):
 
     has_averaging_rows: ClassVar[bool] = True
 
-    def weights(self, topology: Topology, rank: int, round: int) -> Mapping[int, float]:
+    def weights(
+        self, topology: Topology, rank: int, round: int, absent: Collection[int] = ()
+    ) -> Mapping[int, float]:
         """Row `rank` of the mixing matrix in `round`: ranks, ascending, and their weights.
 
-        The row holds `rank` and its in-neighbors. Rows are cached and read-only.
+        The row holds `rank` and its in-neighbors. Rows are read-only, and cached unless workers
+        are absent.
+
+        Args:
+            topology: The communication graph.
+            rank: The receiver.
+            round: Number of the round.
+            absent: Workers that do not take part; the row is that of the graph without them.
 
         Raises:
             ValueError: If the rule does not fit the topology.
         """
-        return _kept_row(self, topology, rank, round % topology.period)
+        round %= topology.period
+        if absent:  # too many sets of workers may be absent in a long run
+            return dict(sorted(self._row(topology.without(absent), rank, round).items()))
+        return _kept_row(self, topology, rank, round)
 
     @abstractmethod
     def _row(self, topology: Topology, rank: int, round: int) -> dict[int, float]:

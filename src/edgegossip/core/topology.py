@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -73,6 +74,21 @@ class Topology(ABC):
         rounds = range(self.period)
         return tuple(sorted({j for k in rounds for j in self.in_neighbors(rank, k)}))
 
+    def without(self, absent: Collection[int]) -> Topology:
+        """The same graph without the edges of some workers, which keep their ranks.
+
+        >>> complete(4).without([3]).out_neighbors(0, round=0)
+        (1, 2)
+        """
+        return RemainingTopology(
+            name=_name_without(self, absent),
+            num_workers=self.num_workers,
+            is_directed=self.is_directed,
+            period=self.period,
+            whole=self,
+            absent=frozenset(absent),
+        )
+
     def __repr__(self) -> str:
         return self.name if len(self.name) <= 80 else self.name[:77] + "..."
 
@@ -92,8 +108,27 @@ class ListedTopology(Topology):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RemainingTopology(Topology):
+    """The graph `whole` without the edges of the workers `absent`; see `Topology.without`."""
+
+    whole: Topology = field(compare=False)
+    absent: frozenset[int] = field(compare=False)
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self._present(rank, self.whole.out_neighbors(rank, round))
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self._present(rank, self.whole.in_neighbors(rank, round))
+
+    def _present(self, rank: int, neighbors: tuple[int, ...]) -> tuple[int, ...]:
+        if rank in self.absent:
+            return ()
+        return tuple(j for j in neighbors if j not in self.absent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CompleteTopology(Topology):
-    """Every worker's neighbors are all other workers, computed on request.
+    """The neighbors of each of `ranks` are all others of them, computed on request.
 
     Storing the edges of 10,000 workers would take 800 MB.
     """
@@ -101,13 +136,24 @@ class CompleteTopology(Topology):
     ranks: tuple[int, ...] = field(compare=False)
 
     def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
-        return self.ranks[:rank] + self.ranks[rank + 1 :]
+        place = bisect_left(self.ranks, rank)
+        is_present = self.ranks[place : place + 1] == (rank,)
+        return self.ranks[:place] + self.ranks[place + 1 :] if is_present else ()
 
     def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
         return self.out_neighbors(rank, round)
 
     def out_degree(self, rank: int, round: int) -> int:
-        return self.num_workers - 1
+        place = bisect_left(self.ranks, rank)
+        return len(self.ranks) - 1 if self.ranks[place : place + 1] == (rank,) else 0
+
+    def without(self, absent: Collection[int]) -> Topology:
+        # Degrees still take no listing of neighbors.
+        return replace(
+            self,
+            name=_name_without(self, absent),
+            ranks=tuple(rank for rank in self.ranks if rank not in absent),
+        )
 
 
 def ring(num_workers: int) -> Topology:
@@ -295,6 +341,10 @@ def from_edges_by_round(
 
 
 # Building and checking.
+
+
+def _name_without(topology: Topology, absent: Collection[int]) -> str:
+    return f"{topology.name}.without({sorted(absent)})"
 
 
 def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:
