@@ -73,7 +73,8 @@ class Agreement:
         """Log the mean, and a warning for each worker that lacks it."""
         if self.members:
             _LOG.info(
-                "the final model is the mean of %s, at most %.2g %% of its norm apart from it",
+                "the final model is the mean of %s; their own were at most %.2g %% of its norm "
+                "away from it",
                 workers(self.members),
                 100 * self.distance,
             )

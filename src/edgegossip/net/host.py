@@ -350,7 +350,8 @@ class Host(Generic[State]):
 
     def _trained(self, event: Trained) -> None:
         self._patience.worked(event.seconds)
-        self._observer.trained(self.now, self.rank, self.now - event.seconds, event)
+        now = self.now  # once: a process may be paused between two looks at the clock
+        self._observer.trained(now, self.rank, now - event.seconds, event)
         self._pending.append(event)
         if self.now >= self._checkpoint_at:
             self._keep()
