@@ -60,6 +60,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
 )
 from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.deploy.final_average import with_final_average
 from edgegossip.net.admission import Admission
 from edgegossip.net.envelope import Envelope, pack
 
@@ -214,6 +215,9 @@ class Crowd:
     def __init__(self, algorithm: Algorithm[Any], draw: random.Random) -> None:
         self.draw = draw
         self.algorithm = varied(algorithm, draw)
+        if draw.random() < 0.3:  # as on a real network
+            ends_at = draw.choice((math.inf, 20.0))
+            self.algorithm = with_final_average(self.algorithm, NUM_WORKERS, ends_at, PARAMS)
         self.schema = self.algorithm.schema(PARAMS)
         self.now: Seconds = 0.0
         self.layout = draw.choice((None, Layout(NUM_PARAMS - 2)))

@@ -120,8 +120,8 @@ def test_a_minority_is_apart_and_a_majority_names_those_out_of_reach() -> None:
     many = known(at_the_end({2: 1.0, 3: 1.0}, lost=(1, 4)))
     assert not many.is_apart
     assert [*many.lines()] == [
-        "worker 1 has been out of reach since 4.0 s, without this mean",
-        "worker 4 has been out of reach since 7.0 s, without this mean",
+        "worker 1, out of reach since 4.0 s, does not share this mean",
+        "worker 4, out of reach since 7.0 s, does not share this mean",
     ]
     few = known(at_the_end({2: 1.0}, lost=(1, 3, 4)))
     assert few.is_apart

@@ -50,7 +50,7 @@ class Agreement:
     def lines(self) -> Iterator[str]:
         """Sentences about workers without this worker's final model; none if all have it."""
         for rank, since in self.away.items():
-            yield f"worker {rank} has been out of reach since {since:.1f} s, without this mean"
+            yield f"worker {rank}, out of reach since {since:.1f} s, does not share this mean"
         for rank in self.silent:
             yield f"worker {rank} is in reach, but its final model did not arrive"
         if self.others:
