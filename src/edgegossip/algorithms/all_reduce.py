@@ -20,11 +20,9 @@ class AllReduceState(RoundState):
 
     Attributes:
         averaged_in: The exchange in which the worker last averaged chunks; -1 for none.
-        averaged: The chunks that it averaged there.
     """
 
     averaged_in: int = -1
-    averaged: tuple[Rank, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +42,10 @@ class AllReduce(OwnedChunks[AllReduceState]):
     the gradients. The equality does not hold for optimizers with a nonlinear update, such as
     Adam.
 
-    While a worker is lost, the next worker in order of rank averages its chunk as well. If
-    workers learn of the loss between the two exchanges, they keep their own versions of this
-    chunk until the next round. A worker that comes back between the two exchanges has averaged
-    nothing and sends an empty chunk. A chunk of the wrong length is ignored.
+    While a worker is lost, the next worker in order of rank averages its chunk as well. If the
+    loss is noticed between the two exchanges, all take over the next worker's own version of
+    this chunk. A worker that comes back between the two exchanges has averaged nothing and
+    sends an empty chunk. A chunk of the wrong length is ignored.
 
     Args:
         topology: The complete graph.
@@ -69,16 +67,17 @@ class AllReduce(OwnedChunks[AllReduceState]):
 
     def outgoing(self, state: AllReduceState, receiver: Rank) -> Payload:
         chunks = state.params.tensor_split(self.num_workers)
-        if self.is_first(state):
-            mine, ranks = receiver, range(self.num_workers)
-            sent = [k for k in ranks if self.holder(state, k) == receiver]
-        else:
-            mine, sent = state.rank, []
-            if state.averaged_in == state.exchange - 1:
-                sent = [*state.averaged]
-        payload = {_name(k): chunks[k] for k in sent if k != mine}
-        own = chunks[mine]
-        return {"chunk": own if mine in sent else own[:0], **payload}
+        is_first = self.is_first(state)
+        owner = receiver if is_first else state.rank
+        if not is_first and state.averaged_in < state.exchange - 1:
+            return {"chunk": chunks[owner][:0]}
+        held = {_name(k): chunks[k] for k in self._held(state, owner)[1:]}
+        return {"chunk": chunks[owner], **held}
+
+    def _held(self, state: AllReduceState, holder: Rank) -> list[Rank]:
+        """Chunks that a worker averages: its own, and those of lost workers before it."""
+        # Only lost workers' chunks are looked at: this is called for every receiver.
+        return [holder, *(k for k in sorted(state.lost) if self.holder(state, k) == holder)]
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
         largest = params.tensor_split(self.num_workers)[0]
@@ -93,9 +92,7 @@ class AllReduce(OwnedChunks[AllReduceState]):
     def mix(self, state: AllReduceState, inbox: Mapping[Rank, Payload]) -> None:
         chunks = list(state.params.tensor_split(self.num_workers))
         if self.is_first(state):
-            ranks = range(self.num_workers)
-            held = tuple(k for k in ranks if self.holder(state, k) == state.rank)
-            for k in held:
+            for k in self._held(state, state.rank):
                 name = "chunk" if k == state.rank else _name(k)
                 copies = {state.rank: chunks[k]} | {
                     j: payload[name]
@@ -103,23 +100,22 @@ class AllReduce(OwnedChunks[AllReduceState]):
                     if _fits(payload, name, chunks[k])
                 }
                 chunks[k] = torch.stack([copies[j] for j in sorted(copies)]).mean(0)
-            state.averaged_in, state.averaged = state.exchange, held
+            state.averaged_in = state.exchange
         else:
-            for k, chunk in enumerate(chunks):
-                chunks[k] = self._combined(state, k, chunk, inbox)
+            chunks = [self._combined(state, k, own, inbox) for k, own in enumerate(chunks)]
         state.params = torch.cat(chunks)
 
     def _combined(
         self, state: AllReduceState, k: Rank, own: Tensor, inbox: Mapping[Rank, Payload]
     ) -> Tensor:
-        """Chunk `k` as combined by its owner or by the first of those that stand in for it."""
-        has_averaged = state.averaged_in == state.exchange - 1 and k in state.averaged
+        """Chunk `k` from its owner, or else from the first worker that stands in for it."""
+        has_averaged = state.averaged_in == state.exchange - 1
         for j in self.successors(k):
             name = "chunk" if j == k else _name(k)
-            if j == state.rank and has_averaged:
-                return own
             if _fits(inbox.get(j, {}), name, own):
                 return inbox[j][name]
+            if j == state.rank and has_averaged and self.holder(state, k) == j:
+                break
         return own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -42,12 +43,12 @@ class OwnedChunks(LocalSteps[S], RoundBased[S], Generic[S]):
     def num_workers(self) -> int:
         return self.topology.num_workers
 
-    def successors(self, chunk: Rank) -> list[Rank]:
+    def successors(self, chunk: Rank) -> Iterator[Rank]:
         """All workers, in the order in which they hold a chunk: its owner, then the next ranks
         while those before are lost.
         """
         n = self.num_workers
-        return [rank % n for rank in range(chunk, chunk + n)]
+        return (rank % n for rank in range(chunk, chunk + n))
 
     def holder(self, state: S, chunk: Rank) -> Rank:
         """The worker that combines a chunk, as far as this worker knows."""
