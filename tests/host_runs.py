@@ -112,7 +112,7 @@ class Run:
         self.network = VirtualNetwork(self.time, self.draw, world.wire, LEASE)
         self.watcher = Watcher(self.time)
         for rank, at in enumerate(world.start_at):
-            self._later(at, rank)
+            self.start_later(at, rank)
         for each in world.disturbances:
             self.time.at(each.at, partial(self._disturb, each))
 
@@ -123,7 +123,8 @@ class Run:
             lambda: not self.num_due and not self.network.num_running,
         )
 
-    def _later(self, seconds: Seconds, rank: Rank, with_disk: bool = False) -> None:
+    def start_later(self, seconds: Seconds, rank: Rank, with_disk: bool = False) -> None:
+        """Start a process of `rank` after so many seconds."""
         self.num_due += 1
         self.time.at(self.time.now + seconds, lambda: self._start(rank, with_disk))
 
@@ -205,7 +206,7 @@ class Run:
             return
         self.network.kill(rank, machine=self.draw.random() < 0.3)
         if each.seconds < math.inf:
-            self._later(each.seconds, rank, each.with_disk)
+            self.start_later(each.seconds, rank, each.with_disk)
 
     def _stop(self, process: Process, each: Disturbance) -> None:
         if not process.is_running:
@@ -216,7 +217,7 @@ class Run:
         def restart() -> None:
             self.num_due -= 1
             if process.reason == "interrupted":
-                self._later(0.0, process.rank, each.with_disk)
+                self.start_later(0.0, process.rank, each.with_disk)
             elif process.is_running:  # it finishes its step, or is paused
                 self.num_due += 1
                 self.time.at(self.time.now + 1.0, restart)

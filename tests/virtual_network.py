@@ -8,6 +8,7 @@ before that.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -82,21 +83,29 @@ class VirtualNetwork:
     # What happens to links and processes.
 
     def cut(self, a: Rank, b: Rank, seconds: Seconds, *, one_way: bool = False) -> None:
-        """Nothing gets from `a` to `b`, nor back unless `one_way`, for so long."""
-        ways = [(a, b)] if one_way else [(a, b), (b, a)]
-        for way in ways:
+        """Nothing gets from `a` to `b`, nor back unless `one_way`, for so long.
+
+        With infinite `seconds`, until `heal`.
+        """
+        for way in _ways(a, b, one_way):
             self._cuts[way] += 1
         self.time.at(
             self.time.now + self._patience(),
-            lambda: self._close_if(lambda: self._is_cut(a, b), a, b),
+            lambda: self._close_if(lambda: self.is_cut(a, b), a, b),
         )
+        if seconds < math.inf:
+            heal = partial(self.heal, a, b, one_way=one_way)
+            self.time.at(self.time.now + seconds, heal)
 
-        def heal() -> None:
-            for way in ways:
-                self._cuts[way] -= 1
-            self._resume(a, b)
+    def heal(self, a: Rank, b: Rank, *, one_way: bool = False) -> None:
+        """End a cut."""
+        for way in _ways(a, b, one_way):
+            self._cuts[way] -= 1
+        self._resume(a, b)
 
-        self.time.at(self.time.now + seconds, heal)
+    def is_cut(self, a: Rank, b: Rank) -> bool:
+        """Whether nothing gets from one to the other in at least one direction."""
+        return bool(self._cuts[a, b] or self._cuts[b, a])
 
     def pause(self, rank: Rank, seconds: Seconds) -> None:
         """A process stands still, as with SIGSTOP; longer than the lease, its links close."""
@@ -180,7 +189,7 @@ class VirtualNetwork:
         link = self._links.get((a, b))
         if link is not None and (link.sender, link.receiver) == (one, two):
             return  # else it was with a process that is gone, and not missed yet
-        if self._is_cut(a, b) or one.process.is_paused or two.process.is_paused:
+        if self.is_cut(a, b) or one.process.is_paused or two.process.is_paused:
             self.time.at(
                 self.time.now + self.draw.uniform(0.1, 1.0), lambda: self._reconnect(one, two)
             )
@@ -242,11 +251,12 @@ class VirtualNetwork:
             for frame in stalled:
                 self._travel(link, frame, self.time.now)
 
-    def _is_cut(self, a: Rank, b: Rank) -> bool:
-        return bool(self._cuts[a, b] or self._cuts[b, a])
-
     def _patience(self) -> Seconds:
         return self.draw.uniform(self.lease, 2 * self.lease)
+
+
+def _ways(a: Rank, b: Rank, one_way: bool) -> list[tuple[Rank, Rank]]:
+    return [(a, b)] if one_way else [(a, b), (b, a)]
 
 
 class VirtualTransport:

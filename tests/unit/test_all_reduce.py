@@ -77,7 +77,36 @@ def test_averages_of_the_others_end_the_round() -> None:
     assert train.params.tolist() == [3, 3, 8, 8, 9]
 
 
-def test_chunk_of_a_lost_worker_stays_as_it_is() -> None:
+def test_next_worker_averages_the_chunk_of_a_lost_one() -> None:
+    state, _ = after_training()
+    ALGORITHM.handle(state, WorkerLost(2), 0.0)
+    both = {"chunk": torch.tensor([3.0, 1.0]), "2.chunk": torch.tensor([6.0])}
+    message = ALGORITHM.message("params", 0, both)
+    assert ALGORITHM.schema(torch.zeros(5))["params"].mismatch(both) is None
+    [send] = ALGORITHM.handle(state, Received(1, message), 0.0)
+    assert isinstance(send, Send)
+    sent = {name: values.tolist() for name, values in send.message.payload.items()}
+    assert sent == {"chunk": [1.5, 1.0], "2.chunk": [5.0]}
+    ALGORITHM.handle(state, chunk(1, 1, 8.0, 8.0), 0.0)
+    assert state.params.tolist() == [1.5, 1, 8, 8, 5]
+
+
+def test_chunk_of_a_lost_worker_goes_to_the_next_and_is_taken_from_it() -> None:
+    algorithm = AllReduce(topology=complete(3), num_rounds=2)
+    state = algorithm.init(0, torch.zeros(5))
+    algorithm.handle(state, Started(), 0.0)
+    algorithm.handle(state, WorkerLost(1), 0.0)
+    effects = algorithm.handle(state, trained_event(torch.arange(5.0), torch.zeros(5)), 0.0)
+    [send] = [each for each in effects if isinstance(each, Send)]
+    sent = {name: values.tolist() for name, values in send.message.payload.items()}
+    assert sent == {"chunk": [4.0], "1.chunk": [2.0, 3.0]}
+    algorithm.handle(state, chunk(2, 0, 3.0, 1.0), 0.0)
+    averages = {"chunk": torch.tensor([9.0]), "1.chunk": torch.tensor([7.0, 8.0])}
+    algorithm.handle(state, Received(2, algorithm.message("params", 1, averages)), 0.0)
+    assert state.params.tolist() == [1.5, 1, 7, 8, 9]
+
+
+def test_chunk_that_nobody_else_has_sent_stays_as_it_is() -> None:
     state, _ = after_training()
     ALGORITHM.handle(state, WorkerLost(2), 0.0)
     ALGORITHM.handle(state, chunk(1, 0, 3.0, 1.0), 0.0)

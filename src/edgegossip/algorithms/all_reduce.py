@@ -11,7 +11,7 @@ from torch import Tensor
 from edgegossip.algorithms.owned_chunks import OwnedChunks
 from edgegossip.algorithms.rounds import RoundState
 from edgegossip.core.protocol import Payload, Rank
-from edgegossip.core.schema import TensorSpec
+from edgegossip.core.schema import MessageSpec, TensorSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class AllReduceState(RoundState):
     """State of one worker.
 
     Attributes:
-        averaged_in: The exchange in which the worker last averaged its own chunk; -1 for none.
+        averaged_in: The exchange in which the worker last averaged chunks; -1 for none.
     """
 
     averaged_in: int = -1
@@ -42,9 +42,10 @@ class AllReduce(OwnedChunks[AllReduceState]):
     the gradients. The equality does not hold for optimizers with a nonlinear update, such as
     Adam.
 
-    If a worker is lost, the others keep their own versions of the lost worker's chunk until the
-    chunk is averaged again. A worker that comes back between the two exchanges has averaged
-    nothing and sends an empty chunk. A chunk of the wrong length is ignored.
+    While a worker is lost, the next worker in order of rank averages its chunk as well. If the
+    loss is noticed between the two exchanges, all take over the next worker's own version of
+    this chunk. A worker that comes back between the two exchanges has averaged nothing and
+    sends an empty chunk. A chunk of the wrong length is ignored.
 
     Args:
         topology: The complete graph.
@@ -66,30 +67,63 @@ class AllReduce(OwnedChunks[AllReduceState]):
 
     def outgoing(self, state: AllReduceState, receiver: Rank) -> Payload:
         chunks = state.params.tensor_split(self.num_workers)
-        if self.is_first(state):
-            return {"chunk": chunks[receiver]}
-        own, has_averaged = chunks[state.rank], state.averaged_in == state.exchange - 1
-        return {"chunk": own if has_averaged else own[:0]}
+        is_first = self.is_first(state)
+        owner = receiver if is_first else state.rank
+        if not is_first and state.averaged_in < state.exchange - 1:
+            return {"chunk": chunks[owner][:0]}
+        held = {_name(k): chunks[k] for k in self._held(state, owner)[1:]}
+        return {"chunk": chunks[owner], **held}
+
+    def _held(self, state: AllReduceState, holder: Rank) -> list[Rank]:
+        """Chunks that a worker averages: its own, and those of lost workers before it."""
+        # Only lost workers' chunks are looked at: this is called for every receiver.
+        return [holder, *(k for k in sorted(state.lost) if self.holder(state, k) == holder)]
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
         largest = params.tensor_split(self.num_workers)[0]
         return {"chunk": TensorSpec(params.dtype, (None,), max_numel=largest.numel())}
 
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Own chunks, and those of lost workers."""
+        required = self.payload_schema(params)
+        optional = {_name(k): required["chunk"] for k in range(self.num_workers)}
+        return {**super().schema(params), "params": self.exchanged(required, optional)}
+
     def mix(self, state: AllReduceState, inbox: Mapping[Rank, Payload]) -> None:
         chunks = list(state.params.tensor_split(self.num_workers))
-        is_scattering = self.is_first(state)
-        own = chunks[state.rank]
-        arrived = {
-            j: payload["chunk"]
-            for j, payload in inbox.items()
-            # Chunks differ in length, by one at most; the schema cannot tell them apart.
-            if len(payload["chunk"]) == len(own if is_scattering else chunks[j])
-        }
-        if is_scattering:
-            copies = {state.rank: own} | arrived
-            chunks[state.rank] = torch.stack([copies[j] for j in sorted(copies)]).mean(0)
+        if self.is_first(state):
+            for k in self._held(state, state.rank):
+                name = "chunk" if k == state.rank else _name(k)
+                copies = {state.rank: chunks[k]} | {
+                    j: payload[name]
+                    for j, payload in inbox.items()
+                    if _fits(payload, name, chunks[k])
+                }
+                chunks[k] = torch.stack([copies[j] for j in sorted(copies)]).mean(0)
             state.averaged_in = state.exchange
         else:
-            for j, chunk in arrived.items():
-                chunks[j] = chunk
+            chunks = [self._combined(state, k, own, inbox) for k, own in enumerate(chunks)]
         state.params = torch.cat(chunks)
+
+    def _combined(
+        self, state: AllReduceState, k: Rank, own: Tensor, inbox: Mapping[Rank, Payload]
+    ) -> Tensor:
+        """Chunk `k` from its owner, or else from the first worker that stands in for it."""
+        has_averaged = state.averaged_in == state.exchange - 1
+        for j in self.successors(k):
+            name = "chunk" if j == k else _name(k)
+            if _fits(inbox.get(j, {}), name, own):
+                return inbox[j][name]
+            if j == state.rank and has_averaged and self.holder(state, k) == j:
+                break
+        return own
+
+
+def _name(chunk: Rank) -> str:
+    """The name of a lost worker's chunk in a message."""
+    return f"{chunk}.chunk"
+
+
+def _fits(payload: Payload, name: str, chunk: Tensor) -> bool:
+    # Chunks differ in length, by one at most; the schema cannot tell them apart.
+    return name in payload and len(payload[name]) == len(chunk)

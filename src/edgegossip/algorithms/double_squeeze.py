@@ -189,15 +189,10 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         """A copy, as long as all chunks are in messages."""
         return F.pad(entries, (0, self.chunk_size(numel) - len(entries)))
 
-    def _holder(self, state: DoubleSqueezeState, chunk: Rank) -> Rank:
-        n = self.num_workers
-        ranks = (rank % n for rank in range(chunk, chunk + n))
-        return next(rank for rank in ranks if rank not in state.lost)
-
     def _see_holders(self, state: DoubleSqueezeState) -> None:
         """Begin to hold chunks whose owners are lost, and stop when they are back."""
         for chunk, before in state.holders.items():
-            holder = self._holder(state, chunk)
+            holder = self.holder(state, chunk)
             if holder != state.rank:
                 state.held.pop(chunk, None)
                 if holder != before:

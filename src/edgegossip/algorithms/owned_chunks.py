@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from edgegossip.algorithms.local_steps import LocalSteps
 from edgegossip.algorithms.rounds import RoundBased, RoundState
-from edgegossip.core.protocol import Work
+from edgegossip.core.protocol import Rank, Work
 
 S = TypeVar("S", bound=RoundState)
 
@@ -41,6 +42,17 @@ class OwnedChunks(LocalSteps[S], RoundBased[S], Generic[S]):
     @property
     def num_workers(self) -> int:
         return self.topology.num_workers
+
+    def successors(self, chunk: Rank) -> Iterator[Rank]:
+        """All workers, in the order in which they hold a chunk: its owner, then the next ranks
+        while those before are lost.
+        """
+        n = self.num_workers
+        return (rank % n for rank in range(chunk, chunk + n))
+
+    def holder(self, state: S, chunk: Rank) -> Rank:
+        """The worker that combines a chunk, as far as this worker knows."""
+        return next(rank for rank in self.successors(chunk) if rank not in state.lost)
 
     def is_first(self, state: S) -> bool:
         """Whether the exchange is the first of its round, from the workers to the owners."""
