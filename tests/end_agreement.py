@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
+from tests.host_checks import unnamed_differences
 from tests.host_runs import Run
 from tests.host_worlds import SIZE, World
 from tests.virtual_network import Wire
@@ -34,6 +35,7 @@ from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPus
 from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import Rank
 from edgegossip.core.topology import complete, directed_exponential, ring
+from edgegossip.deploy.final_average import FinalAverage
 
 NUM_ROUNDS = 40
 NEAR = 1e-5
@@ -78,12 +80,14 @@ class EndAgreement:
         within: The same among the workers of one group, at most.
         groups: Workers that have finished, by who could reach whom at the end.
         unfinished: Workers that were alive and did not finish, and how they ended.
+        unnamed: Pairs of workers that end with different models though neither says so.
     """
 
     distance: float
     within: float
     groups: tuple[tuple[Rank, ...], ...]
     unfinished: dict[Rank, str]
+    unnamed: list[str]
 
 
 def measure(
@@ -105,14 +109,12 @@ def measure(
             never over, begins; the rest of the round before comes on top.
         wrap: Wraps the algorithm, such as in a final average.
     """
-    wrapped = wrap(algorithm)
-    topology = algorithm.traits.topology
-    num_workers = algorithm.num_workers + 1 if topology is None else topology.num_workers  # type: ignore[attr-defined]
+    num_workers = _num_workers(algorithm)
     draw = random.Random(f"{seed} {kind} {left}")
     world = World(
         seed=seed,
         name=kind,
-        algorithm=wrapped,
+        algorithm=wrap(algorithm),
         step_seconds=tuple(draw.uniform(0.9, 1.1) for _ in range(num_workers)),
         start_at=(0.0,) * num_workers,
         wire=Wire(bandwidth=1e5),
@@ -124,6 +126,16 @@ def measure(
     _Disturber(run, draw, kind).disturb(left)
     run.to_the_end()
     return _judge(run)
+
+
+def with_mean(algorithm: Algorithm[Any]) -> Algorithm[Any]:
+    """The algorithm as on a real network, where it ends with one mean of all in reach."""
+    return FinalAverage(inner=algorithm, num_workers=_num_workers(algorithm))
+
+
+def _num_workers(algorithm: Algorithm[Any]) -> int:
+    topology = algorithm.traits.topology
+    return algorithm.num_workers + 1 if topology is None else topology.num_workers  # type: ignore[attr-defined]
 
 
 def _judge(run: Run) -> EndAgreement:
@@ -145,6 +157,7 @@ def _judge(run: Run) -> EndAgreement:
         within=max(_distance([models[rank] for rank in group]) for group in groups),
         groups=tuple(map(tuple, groups)),
         unfinished={r: repr(p.reason) for r, p in present.items() if r not in models},
+        unnamed=unnamed_differences(run.world.algorithm, [present[rank] for rank in models]),
     )
 
 
@@ -231,20 +244,24 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--mean", action="store_true", help="end with one mean of all in reach")
     parser.add_argument("--only", choices=[*ALL], nargs="*", default=[*ALL])
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     seeds = range(options.first, options.first + options.seeds)
-    print("algorithm       disturbance left  apart of all     apart in reach   unfinished")
+    print(
+        "algorithm       disturbance left     apart of all   apart in reach unfinished unnamed"
+    )
     for name, kind, left in itertools.product(options.only, KINDS, LEFT):
-        found = [measure(ALL[name], seed, kind, left) for seed in seeds]
+        wrap: Wrap = with_mean if options.mean else lambda algorithm: algorithm
+        found = [measure(ALL[name], seed, kind, left, wrap) for seed in seeds]
         distances = [each.distance for each in found]
         within = [each.within for each in found]
         num_unfinished = sum(bool(each.unfinished) for each in found)
         print(
             f"{name:15} {kind:11} {left:4} {_in_short(distances):>16} {_in_short(within):>16}"
-            f" {num_unfinished:6}",
+            f" {num_unfinished:10} {sum(bool(each.unnamed) for each in found):7}",
             flush=True,
         )
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 from tests.host_runs import LEASE, Run
 from tests.host_worlds import World
 from tests.host_wrappers import Ledger
+from tests.virtual_process import Process
 from tests.worlds import stages_in
 
 from edgegossip.algorithms.gosgd import GoSGDState
@@ -19,6 +20,7 @@ from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
 from edgegossip.algorithms.parameter_server.states import SERVER, ServerState
 from edgegossip.algorithms.push_sum_state import PushSumState
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.errors import ServerLostError
 from edgegossip.core.protocol import Rank, Seconds, WorkerState
 from edgegossip.deploy.agreement import agreement_of
@@ -158,16 +160,23 @@ def check_final(world: World) -> Run:
             raise ViolationError(f"worker {rank} raised {process.reason!r}") from process.reason
         if not has_ended or process.reason != "finished":
             raise ViolationError(f"worker {rank} ended early: {process.reason}")
-    for one, other in itertools.combinations(present.values(), 2):
+    if found := unnamed_differences(world.algorithm, [*present.values()]):
+        raise ViolationError("; ".join(found))
+    return run
+
+
+def unnamed_differences(algorithm: Algorithm[Any], ended: Sequence[Process]) -> list[str]:
+    """The pairs of workers that end with different models though neither says so."""
+    found = []
+    for one, other in itertools.combinations(ended, 2):
         models = [each.host.state.estimate.double() for each in (one, other)]
         distance = float((models[0] - models[1]).norm() / (models[0].norm() + 1e-12))
-        found = [agreement_of(world.algorithm, each.host) for each in (one, other)]
-        if distance > 1e-5 and not any(each and [*each.lines()] for each in found):
-            raise ViolationError(
-                f"workers {one.rank} and {other.rank} end {distance:.2g} apart, and neither "
-                f"says so: {found}"
+        said = [agreement_of(algorithm, each.host) for each in (one, other)]
+        if distance > 1e-5 and not any(each and [*each.lines()] for each in said):
+            found.append(
+                f"workers {one.rank} and {other.rank} end {distance:.2g} apart: {said}"
             )
-    return run
+    return found
 
 
 def require_progress(run: Run) -> None:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from tests.end_agreement import KINDS, NEAR, ONE_MEAN, ONE_MODEL, Kind, measure
-from tests.tiers import thorough
+from tests.end_agreement import (
+    ALL,
+    KINDS,
+    NEAR,
+    ONE_MEAN,
+    ONE_MODEL,
+    Kind,
+    measure,
+    with_mean,
+)
+from tests.tiers import by_name, thorough
 
 HEALED: tuple[Kind, ...] = ("partition", "killed", "restarted", "cut")
 on_each_algorithm = pytest.mark.parametrize("name", ONE_MODEL)
@@ -47,3 +56,15 @@ def test_disturbed_workers_with_one_mean_come_to_their_end(name: str) -> None:
         found = measure(ONE_MEAN[name], 0, kind, left=25)
         assert not found.unfinished
         assert len(found.groups) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", by_name([*ALL], ["diloco", "gosgd", "adsp"]))
+def test_the_last_mean_leaves_no_difference_unnamed(name: str, kind: Kind) -> None:
+    for left in (1, 8):
+        found = measure(ALL[name], 1, kind, left, with_mean)
+        # One that waits for a server in vain ends with an error.
+        assert all("ServerLostError" in each for each in found.unfinished.values())
+        assert found.unnamed == []
+        if kind != "to the end":
+            assert found.within < NEAR
