@@ -34,8 +34,8 @@ class Agreement:
         distance: Largest distance of a member's model from the mean, as a share of its norm.
         rounds: Rounds of this worker.
         num_exchanged: Rounds in which a message of another worker arrived.
-        is_apart: Whether this worker's model may differ from the run's result: most models are
-            not in its mean, another worker in reach has another mean, or it trained alone.
+        is_apart: Whether this worker's model may differ from the run's result: it does not
+            share its mean with most of the workers, or it trained alone.
     """
 
     members: tuple[Rank, ...]
@@ -104,9 +104,9 @@ def agreement_of(
     # Workers that had the same mean may have finished and gone.
     others = {rank for rank in rest if state.members.get(rank) != members} - {state.rank}
     counted = [rank for rank in algorithm.counted if rank in rest]
-    arrived = [rank for rank in counted if rank in state.models]
     differing = sorted(others & state.members.keys() - state.lost.keys())
-    is_minority = len(counted) > 1 and 2 * len(arrived) <= len(counted)
+    agreeing = [rank for rank in counted if rank in state.models and rank not in differing]
+    is_minority = len(counted) > 1 and 2 * len(agreeing) <= len(counted)
     is_alone = len(rest) > 1 and state.round > 0 and not state.num_exchanged
     return Agreement(
         members=tuple(members),
@@ -116,7 +116,7 @@ def agreement_of(
         distance=_distance(state, members),
         rounds=state.round,
         num_exchanged=state.num_exchanged,
-        is_apart=bool(differing) or is_minority or is_alone or not members,
+        is_apart=is_minority or is_alone or not members,
     )
 
 
