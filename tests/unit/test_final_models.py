@@ -152,7 +152,10 @@ def test_one_that_trained_alone_says_so_even_if_the_last_mean_is_of_all() -> Non
     state.round = 5
     found = known(state)
     assert found.is_apart
-    assert [*found.lines()] == ["this worker exchanged in 0 of 5 rounds, so it trained alone"]
+    assert [*found.lines()] == [
+        "this worker exchanged in 0 of 5 rounds, so it trained alone; slow links need a longer "
+        "--lease"
+    ]
     state.num_exchanged = 1
     assert not known(state).is_apart
 

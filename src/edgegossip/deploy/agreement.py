@@ -56,7 +56,10 @@ class Agreement:
         if self.others:
             yield f"the final means of {workers(self.others)} are of other workers' models"
         if self.rounds and not self.num_exchanged:
-            yield f"this worker exchanged in 0 of {self.rounds} rounds, so it trained alone"
+            yield (
+                f"this worker exchanged in 0 of {self.rounds} rounds, so it trained alone; slow "
+                "links need a longer --lease"
+            )
 
     def summary(self) -> dict[str, object]:
         """The fields of a worker's `summary.json`."""
