@@ -57,8 +57,8 @@ class Agreement:
             yield f"the final means of {workers(self.others)} are of other workers' models"
         if self.rounds and not self.num_exchanged:
             yield (
-                f"this worker exchanged in 0 of {self.rounds} rounds, so it trained alone; slow "
-                "links need a longer --lease"
+                f"this worker exchanged in 0 of {self.rounds} rounds, so it trained alone; "
+                "slow links need a longer --lease"
             )
 
     def summary(self) -> dict[str, object]:
