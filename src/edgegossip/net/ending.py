@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edgegossip.core.protocol import Evaluated, Event, Predicted, Seconds, TimerFired
+from edgegossip.core.protocol import Evaluated, Event, Predicted, Seconds, TimerFired, Trained
 from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.post import Post
 
@@ -31,16 +31,20 @@ class Ending:
         self._settings = settings
         self._post = post
         self._finished_at: Seconds = math.inf
+        self._trained_at: Seconds = math.inf
         self._changed_at: Seconds = math.inf
 
     def changed(self, now: Seconds, event: Event | None = None) -> None:
         """Record the time of an event; timers, evaluations and forecasts do not count."""
         if not isinstance(event, TimerFired | Evaluated | Predicted):
             self._changed_at = now
+        if isinstance(event, Trained):
+            self._trained_at = now
 
     def finish(self, now: Seconds) -> None:
         """Record that the worker has no work of its own left."""
-        self.has_finished, self._finished_at = True, now
+        # A wait between its last training and its end is a part of the wait for the others.
+        self.has_finished, self._finished_at = True, min(now, self._trained_at)
 
     @property
     def tell_at(self) -> Seconds:
@@ -55,9 +59,9 @@ class Ending:
         if quiet > 2 * settings.quiet_seconds and self._post.is_over:
             return True
         unfinished, active = self._post.peers.unfinished, self._post.peers.active
-        if not unfinished:
-            # The counts still disagree, so a message was lost in flight.
-            return quiet > settings.settle_seconds
+        if not unfinished and quiet > settings.settle_seconds:
+            return True  # the counts still disagree, so a message was lost in flight
+        # One that goes on sending after its end keeps nobody for ever, either.
         are_few = 2 * len(unfinished) <= len(active) + 1
         latest = (1 + _PATIENCE) * self._finished_at + settings.settle_seconds
         return are_few and now > latest

@@ -375,12 +375,15 @@ class Host(Generic[State]):
     # Waiting for others.
 
     def _watch_for_waiting(self) -> None:
-        """Watch for a state that only a message can end: no work, no timer."""
+        """Watch for a state that only a message can end: no work, no timer.
+
+        A timer at the time limit ends the run, not a wait.
+        """
         is_waiting = (
             not self._work.is_busy
             and not self._work.has_questions
             and self.post.phase == Phase.RUNNING
-            and self._alarms.next_at == math.inf
+            and self._alarms.next_at in (self._settings.max_seconds, math.inf)
         )
         self._patience.watch(is_waiting, self.now)
 
