@@ -20,9 +20,11 @@ from tests.virtual_time import VirtualTime
 from tests.worlds import NUM_PARAMS, ManySamples, StageTrainer, loss_of, stages_in
 
 from edgegossip.algorithms.stages.stages import Stages
+from edgegossip.core.algorithm import Algorithm
 from edgegossip.core.protocol import Message, Rank, Seconds, Train, Trained
 from edgegossip.core.snapshot import Json, assemble, dismantle
 from edgegossip.core.trainer import TrainingResult
+from edgegossip.deploy.final_average import FinalAverage, ending_seconds
 from edgegossip.net.host import Host
 from edgegossip.net.host_settings import HostSettings
 from edgegossip.net.status import Phase, WorkerStatus
@@ -158,7 +160,8 @@ class Run:
             settings=HostSettings(
                 run=b"virtual!",
                 meet_seconds=world.meet_seconds,
-                max_seconds=HORIZON,
+                max_seconds=limits(world.algorithm)[0],
+                ending_seconds=limits(world.algorithm)[1],
                 checkpoint_seconds=min(world.checkpoint_seconds, 1e6),
                 quiet_seconds=0.25,  # or statuses at the end would be most of the work
                 max_waiting_bytes=2**20,
@@ -223,6 +226,13 @@ class Run:
                 self.time.at(self.time.now + 1.0, restart)
 
         self.time.at(self.time.now + each.seconds, restart)
+
+
+def limits(algorithm: Algorithm[Any]) -> tuple[Seconds, Seconds]:
+    """The time limit of a world, and the seconds after it for the final models."""
+    if not isinstance(algorithm, FinalAverage) or algorithm.ends_at == math.inf:
+        return HORIZON, 0.0
+    return algorithm.ends_at, ending_seconds(algorithm.ends_at)
 
 
 def lie(host: Host[Any], world: World, draw: random.Random) -> None:

@@ -172,7 +172,9 @@ def draw_final_world(seed: int) -> World:
     """A world of peers, or of a server and its workers, that ends with one mean of all."""
     draws = (draw_world, draw_world, draw_server_world, draw_standby_world)
     world = draws[seed % len(draws)](seed)
-    final = FinalAverage(inner=world.algorithm, num_workers=world.num_workers)
+    # A limit that comes amid the training, or never.
+    ends_at = random.Random(f"{seed} limit").choice([math.inf, math.inf, 1000.0, 30.0])
+    final = FinalAverage(inner=world.algorithm, num_workers=world.num_workers, ends_at=ends_at)
     return replace(world, algorithm=final, liar=None, lie="")
 
 

@@ -22,7 +22,15 @@ from edgegossip.algorithms.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gosgd import GoSGD
 from edgegossip.algorithms.parameter_server.bsp import BSP
 from edgegossip.cli.worker_command import _say_who_disagrees
-from edgegossip.core.protocol import Message, Received, Started, TimerFired, WorkerLost
+from edgegossip.core.protocol import (
+    Message,
+    Received,
+    Send,
+    Started,
+    TimerFired,
+    WorkerJoined,
+    WorkerLost,
+)
 from edgegossip.core.topology import complete
 from edgegossip.deploy.agreement import Agreement, agreement_of, disagreements
 from edgegossip.deploy.final_average import FinalAverage, FinalState, with_final_average
@@ -83,15 +91,16 @@ def at_the_end(
     for rank, value in heard.items():
         final = Message("final average", 0, {"params": torch.full((2,), value)})
         algorithm.handle(state, Received(rank, final), 9.0)
-    algorithm.handle(state, TimerFired("final members"), 100.0)
+    algorithm.handle(state, TimerFired("final ask"), 100.0)
     return state
 
 
 def names(state: FinalState, sender: int, *members: int) -> None:
-    """Let worker `sender` name the members of its mean."""
-    flags = torch.zeros(NUM, dtype=torch.uint8)
-    flags[[*members]] = 1
-    message = Message("final members", 0, {"members": flags}, {"asks": 0})
+    """Let worker `sender` name the members of its mean, whose models worker 0 has, too."""
+    sums = torch.zeros(NUM, dtype=torch.int64)
+    for rank in members:
+        sums[rank] = state.means[0].get(rank, 1)
+    message = Message("final members", 0, {"members": sums}, {"asks": 0})
     FINAL.handle(state, Received(sender, message), 101.0)
 
 
@@ -150,6 +159,8 @@ def test_a_worker_whose_model_never_came_and_one_with_another_mean_are_named() -
 def test_one_that_trained_alone_says_so_even_if_the_last_mean_is_of_all() -> None:
     state = at_the_end({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0})
     state.round = 5
+    assert not known(state).is_apart  # it may have had nothing to receive
+    state.has_lost = True
     found = known(state)
     assert found.is_apart
     assert [*found.lines()] == [
@@ -158,6 +169,38 @@ def test_one_that_trained_alone_says_so_even_if_the_last_mean_is_of_all() -> Non
     ]
     state.num_exchanged = 1
     assert not known(state).is_apart
+
+
+def test_two_models_of_one_worker_do_not_pass_for_one() -> None:
+    state = at_the_end({1: 2.0, 2: 2.0, 3: 2.0, 4: 2.0})
+    names(state, 1, 0, 1, 2, 3, 4)
+    other = at_the_end({1: 2.0, 2: 2.0, 3: 2.0, 4: 2.5})  # worker 4 tells each another one
+    names(other, 2, 0, 1, 2, 3, 4)
+    FINAL.handle(state, Received(2, told_by(other)), 102.0)
+    assert known(state).others == (2,)
+
+
+def told_by(state: FinalState) -> Message:
+    """What a worker says of its mean to one that joins."""
+    effects = FINAL.handle(state, WorkerJoined(1), 101.0)
+    sent = [each.message for each in effects if isinstance(each, Send)]
+    return next(each for each in sent if "members" in each.payload)
+
+
+def test_a_process_has_one_final_model_and_answers_become_rare() -> None:
+    state = at_the_end({1: 2.0, 2: 2.0, 3: 2.0, 4: 2.0})
+    mean = state.estimate
+    final = Message("final average", 0, {"params": torch.full((2,), 9.0)})
+    FINAL.handle(state, Received(4, final), 101.0)
+    assert torch.equal(state.estimate, mean)
+    FINAL.handle(state, WorkerJoined(4, has_restarted=True), 102.0)
+    FINAL.handle(state, Received(4, final), 103.0)
+    assert state.estimate.tolist() == pytest.approx([3.2, 3.2])
+    nothing = {"members": torch.zeros(NUM, dtype=torch.int64)}
+    ask = Received(4, Message("final members", 0, nothing, {"asks": 1}))
+    answers = [len(FINAL.handle(state, ask, 104.0 + second)) for second in range(200)]
+    assert sum(answers) == 2
+    assert answers[0] == 1
 
 
 # Which runs end with a mean.
@@ -189,7 +232,7 @@ def test_a_server_on_standby_has_no_model_that_counts() -> None:
         final = Message("final average", 0, {"params": state.models[state.rank]})
         if state.rank != worker.rank:
             served.handle(worker, Received(state.rank, final), 2.0)
-    assert worker.members[worker.rank] == serving == [0]
+    assert [*worker.means[worker.rank]] == serving == [0]
     assert torch.equal(worker.estimate, states[0].inner.estimate)
 
 

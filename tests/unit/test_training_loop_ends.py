@@ -122,7 +122,7 @@ def test_the_average_waits_for_all_who_are_there_and_for_no_others() -> None:
     sent = [each.receiver for each in effects if isinstance(each, Send)]
     assert sent[-2:] == [0, 3]
     assert Finish() not in effects
-    later = SetTimer("final members", 11.0)
+    later = SetTimer("final ask", 11.0)
     assert effects[-1] == later
     assert [type(each) for each in algorithm.handle(state, WorkerJoined(2), 1.0)] == [Send]
     algorithm.handle(state, WorkerLost(2), 1.0)
@@ -151,16 +151,16 @@ def test_a_model_that_was_lost_on_the_way_is_asked_for_again() -> None:
     for state in states:
         algorithm.handle(state, Started(), 0.0)
         algorithm.handle(state, TimerFired("final average"), 8.0)  # the models are lost
-    ask, again = algorithm.handle(states[0], TimerFired("final members"), 18.0)
+    ask, again = algorithm.handle(states[0], TimerFired("final ask"), 18.0)
     assert isinstance(ask, Send)
-    assert again == SetTimer("final members", 38.0)
+    assert again == SetTimer("final ask", 38.0)
     (answer,) = algorithm.handle(states[1], Received(0, ask.message), 18.0)
     assert isinstance(answer, Send)
     effects = algorithm.handle(states[0], Received(1, answer.message), 18.0)
     assert Finish() in effects
     assert states[0].estimate.tolist() == [0.5, 0.5]
     # One that never sends its model is not awaited for ever.
-    effects = algorithm.handle(states[1], TimerFired("final members"), 8.0 + 60.0 + 8.0)
+    effects = algorithm.handle(states[1], TimerFired("final ask"), 2 * 8.0 + 60.0)
     assert Finish() in effects
     assert states[1].estimate.tolist() == [1.0, 1.0]
 

@@ -34,6 +34,7 @@ class Agreement:
         distance: Largest distance of a member's model from the mean, as a share of its norm.
         rounds: Rounds of this worker.
         num_exchanged: Rounds in which a message of another worker arrived.
+        is_alone: Whether there was none, and a worker was lost before the end.
         is_apart: Whether this worker's model may differ from the run's result: it does not
             share its mean with most of the workers, or it trained alone.
     """
@@ -45,6 +46,7 @@ class Agreement:
     distance: float
     rounds: int
     num_exchanged: int
+    is_alone: bool
     is_apart: bool
 
     def lines(self) -> Iterator[str]:
@@ -55,7 +57,7 @@ class Agreement:
             yield f"worker {rank} is in reach, but its final model did not arrive"
         if self.others:
             yield f"the final means of {workers(self.others)} are of other workers' models"
-        if self.rounds and not self.num_exchanged:
+        if self.is_alone:
             yield (
                 f"this worker exchanged in 0 of {self.rounds} rounds, so it trained alone; "
                 "slow links need a longer --lease"
@@ -103,22 +105,32 @@ def agreement_of(
     # Workers that have left have no final model.
     left = [rank for rank, peer in host.peers if peer.has_left]
     rest = {*range(algorithm.num_workers)} - {*ended, *left}
-    members = [] if state.average is None else state.members[state.rank]
+    mean = {} if state.average is None else state.means[state.rank]
+    members = [*mean]
     # Workers that had the same mean may have finished and gone.
-    others = {rank for rank in rest if state.members.get(rank) != members} - {state.rank}
+    others = {rank for rank in rest if state.means.get(rank) != mean} - {state.rank}
     counted = [rank for rank in algorithm.counted if rank in rest]
-    differing = sorted(others & state.members.keys() - state.lost.keys())
+    differing = sorted(others & state.means.keys() - state.lost.keys())
     agreeing = [rank for rank in counted if rank in state.models and rank not in differing]
     is_minority = len(counted) > 1 and 2 * len(agreeing) <= len(counted)
-    is_alone = len(rest) > 1 and state.round > 0 and not state.num_exchanged
+    # In a short run without losses, nothing may have been due to arrive.
+    is_alone = state.has_lost and state.round > 0 and not state.num_exchanged
+    stands_by = algorithm.traits.changes_roles
+    silent = [
+        rank
+        for rank in counted
+        if rank not in state.lost
+        if rank not in state.models or not (stands_by or len(state.models[rank]))
+    ]
     return Agreement(
         members=tuple(members),
         away={rank: since for rank, since in sorted(state.lost.items()) if rank in others},
-        silent=tuple(r for r in counted if r not in state.models and r not in state.lost),
+        silent=tuple(silent),
         others=tuple(differing),
         distance=_distance(state, members),
         rounds=state.round,
         num_exchanged=state.num_exchanged,
+        is_alone=is_alone,
         is_apart=is_minority or is_alone or not members,
     )
 

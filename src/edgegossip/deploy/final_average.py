@@ -5,6 +5,7 @@ evaluated models, and know whose models are not in it.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,9 +38,11 @@ from edgegossip.core.schema import MessageSpec, TensorSpec
 _FINAL = "final average"
 """Kind of the message with a final model, and name of the timer at `ends_at`."""
 _MEMBERS = "final members"
-"""Kind of the message that names the models in a mean, and name of the timer that asks for
-missing models."""
+"""Kind of the message that names the models in a mean, or asks for missing ones."""
+_ASK = "final ask"
 _ASK_AFTER: Seconds = 10.0
+_LONGEST: Seconds = 60.0
+"""Wait for workers in reach, however short the run was."""
 _PATIENCE = 10.0
 """Maximum wait for workers in reach, as a multiple of the run so far."""
 
@@ -56,13 +59,18 @@ class FinalState(WorkerState):
         models: The final models by rank, including this worker's; empty tensors for models
             that do not count.
         lost: Unreachable workers, and the times at which they were lost.
-        members: By rank, the workers whose models are in that worker's mean.
+        means: By rank, the checksums of the models in that worker's mean, by their ranks.
+        renewable: Workers that came back with another process, which may have another model.
+        answered: Workers whose question was answered, and the times until which they get no
+            other answer.
+        ended_at: Time at which this worker sent its model.
         average: Mean of the evaluated models, once all have arrived.
         is_stale: Whether a model has arrived or has been dropped since.
         asks_after: Seconds until this worker asks again for missing models.
         waits_until: Time until which it waits for the models of workers in reach.
         num_exchanged: Rounds in which a message of another worker arrived.
         has_heard: Whether one has arrived in this round.
+        has_lost: Whether a worker was lost before the end.
     """
 
     inner: Any
@@ -71,13 +79,17 @@ class FinalState(WorkerState):
     is_cut: bool = False
     models: dict[Rank, Tensor] = field(default_factory=dict)
     lost: dict[Rank, Seconds] = field(default_factory=dict)
-    members: dict[Rank, list[Rank]] = field(default_factory=dict)
+    means: dict[Rank, dict[Rank, int]] = field(default_factory=dict)
+    renewable: dict[Rank, None] = field(default_factory=dict)
+    answered: dict[Rank, Seconds] = field(default_factory=dict)
+    ended_at: Seconds = math.inf
     average: Tensor | None = None
     is_stale: bool = True
     asks_after: Seconds = _ASK_AFTER
     waits_until: Seconds = math.inf
     num_exchanged: int = 0
     has_heard: bool = False
+    has_lost: bool = False
 
     @property
     def estimate(self) -> Tensor:
@@ -99,13 +111,14 @@ class FinalAverage(Wrapper[FinalState]):
 
     Each worker whose role is evaluated (see `Role`) sends its estimate to all others, with no
     entries if its state is not evaluated, as that of a server on standby. A worker waits for
-    the models of all workers in reach, however long they train: only the transport, or a wait
-    of ten times the run's duration (after `ends_at`, of the run's duration), ends the wait. It
-    asks again for models that do not arrive. A model that arrives later is still averaged.
+    the models of all workers in reach, however long they train. Only the transport ends the
+    wait, or a minute more than ten times the run's duration, or than twice `ends_at`. A worker
+    asks again for models that do not arrive. A model that arrives later is still averaged, but
+    each process has only one.
 
-    All workers in reach of each other end with the same parameters, bit for bit: the mean, or
-    the server's parameters in a run with a server. Each names the models in its mean to all
-    others, so that `agreement_of` can tell which workers end with another model.
+    Workers that receive the same models end with the same parameters, bit for bit: the mean, or
+    the server's parameters in a run with a server. Each tells all others the checksums of the
+    models in its mean, so that `agreement_of` can say which workers end with another one.
 
     Args:
         inner: The algorithm to run.
@@ -121,11 +134,11 @@ class FinalAverage(Wrapper[FinalState]):
         num_slices = max(self.role(rank).num_slices for rank in range(self.num_workers))
         longest = -(-params.numel() // num_slices)
         piece = TensorSpec(params.dtype, (None,), max_numel=longest)
-        flags = TensorSpec(torch.uint8, (self.num_workers,))
+        sums = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=2**32)
         return {
             **self.inner.schema(params),
             _FINAL: MessageSpec({"params": piece}),
-            _MEMBERS: MessageSpec({"members": flags}, numbers={"asks": range(2)}),
+            _MEMBERS: MessageSpec({"members": sums}, numbers={"asks": range(2)}),
         }
 
     def init(self, rank: Rank, params: Tensor) -> FinalState:
@@ -139,11 +152,11 @@ class FinalAverage(Wrapper[FinalState]):
             case Received(sender, Message(kind=kind) as message) if kind == _FINAL:
                 self._take(state, sender, message.payload["params"])
             case Received(sender, Message(kind=kind) as message) if kind == _MEMBERS:
-                effects = self._compare(state, sender, message)
+                effects = self._compare(state, sender, message, now)
             case TimerFired(name) if name == _FINAL:
                 state.is_cut = not state.is_ending
                 state.is_ending = True
-            case TimerFired(name) if name == _MEMBERS:
+            case TimerFired(name) if name == _ASK:
                 effects = self._ask(state, now)
             case Trained() if state.is_ending:
                 pass  # too late to count
@@ -154,10 +167,13 @@ class FinalAverage(Wrapper[FinalState]):
                 effects.append(SetTimer(_FINAL, self.ends_at))
             case WorkerLost(rank, has_lied):
                 state.lost.setdefault(rank, now)
+                state.has_lost |= not state.is_ending
                 if has_lied and state.models.pop(rank, None) is not None:
                     state.is_stale = True
-            case WorkerJoined(rank):
+            case WorkerJoined(rank, has_restarted):
                 state.lost.pop(rank, None)
+                if has_restarted:
+                    state.renewable[rank] = None
                 if state.rank in state.models:
                     effects += self._send(state, [rank])
                     effects += self._tell(state, [rank])
@@ -190,17 +206,19 @@ class FinalAverage(Wrapper[FinalState]):
         if state.rank not in state.models:
             estimate = state.inner.estimate.clone()
             state.models[state.rank] = estimate if state.inner.is_evaluated else estimate[:0]
-            share = 1.0 if now >= self.ends_at else _PATIENCE
-            state.waits_until = now + 6 * _ASK_AFTER + share * now
+            state.ended_at = now
+            state.waits_until = min(now + _PATIENCE * now, 2 * self.ends_at) + _LONGEST
             effects += self._send(state, range(self.num_workers))
             # The timer also tells a host that this worker waits for living workers, and not
-            # for messages that may have been lost.
-            effects.append(SetTimer(_MEMBERS, now + state.asks_after))
+            # for messages that may have been lost; the one at the time limit would not.
+            effects += [SetTimer(_FINAL, math.inf)] if now < self.ends_at < math.inf else []
+            effects.append(SetTimer(_ASK, now + state.asks_after))
         if self._awaited(state) and now < state.waits_until:
             return effects
         if state.is_stale:
             is_first, state.is_stale = state.average is None, False
-            members = state.members[state.rank] = self.members(state)
+            members = self.members(state)
+            state.means[state.rank] = {rank: _checksum(state.models[rank]) for rank in members}
             state.average = self._average(state, members)
             effects += self._tell(state, range(self.num_workers))
             effects += [Finish()] if is_first else []
@@ -209,10 +227,9 @@ class FinalAverage(Wrapper[FinalState]):
     def _take(self, state: FinalState, sender: Rank, params: Tensor) -> None:
         if len(params) not in (0, self.role(sender).num_held(state.num_params)):
             return
-        known = state.models.get(sender)
-        # A worker that has come back may have another model than it had before.
-        if known is None or not torch.equal(known, params):
+        if sender not in state.models or sender in state.renewable:
             state.models[sender], state.is_stale = params, True
+            state.renewable.pop(sender, None)
 
     def _awaited(self, state: FinalState) -> list[Rank]:
         return [r for r in self.counted if r not in state.models and r not in state.lost]
@@ -222,28 +239,38 @@ class FinalAverage(Wrapper[FinalState]):
         if state.average is not None:
             return []
         state.asks_after *= 2
-        again = SetTimer(_MEMBERS, min(now + state.asks_after, max(now, state.waits_until)))
+        again = SetTimer(_ASK, min(now + state.asks_after, max(now, state.waits_until)))
         return [*self._tell(state, self._awaited(state), asks=True), again]
 
     def _tell(
         self, state: FinalState, ranks: Iterable[Rank], *, asks: bool = False
     ) -> list[Effect]:
         """Name the models that have arrived here to some workers in reach."""
-        flags = torch.zeros(self.num_workers, dtype=torch.uint8)
-        flags[list(state.models) if asks else state.members.get(state.rank, [])] = 1
-        message = Message(_MEMBERS, state.round, {"members": flags}, {"asks": int(asks)})
         if not asks and state.average is None:
             return []
+        found = state.means.get(state.rank, {})
+        if asks:
+            found = {rank: _checksum(model) for rank, model in state.models.items()}
+        sums = torch.tensor([found.get(rank, 0) for rank in range(self.num_workers)])
+        message = Message(_MEMBERS, state.round, {"members": sums}, {"asks": int(asks)})
         return [Send(r, message) for r in ranks if r != state.rank and r not in state.lost]
 
-    def _compare(self, state: FinalState, sender: Rank, message: Message) -> list[Effect]:
-        """Note whose models another worker has averaged, or repeat a model that it lacks."""
-        theirs = message.payload["members"].nonzero().flatten().tolist()
+    def _compare(
+        self, state: FinalState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        """Note which models another worker has averaged, or repeat one that it lacks."""
+        sums = enumerate(message.payload["members"].tolist())
+        theirs = {rank: checksum for rank, checksum in sums if checksum}
         if not message.numbers["asks"]:
-            state.members[sender] = theirs
+            state.means[sender] = theirs
             return []
-        lacks_own = state.rank in state.models and state.rank not in theirs
-        return self._send(state, [sender]) if lacks_own else []
+        # The model may still be on its way over a slow link, or the sender may lie, so answers
+        # become rarer.
+        soonest = state.answered.get(sender, state.ended_at + _ASK_AFTER / 2)
+        if state.rank not in state.models or state.rank in theirs or now < soonest:
+            return []
+        state.answered[sender] = now + max(_ASK_AFTER, now - state.ended_at)
+        return self._send(state, [sender])
 
     def _average(self, state: FinalState, members: list[Rank]) -> Tensor:
         """Average the arrived models; if servers share the model, join their slices."""
@@ -283,3 +310,13 @@ def with_final_average(
     if len(parts) != 1 or next(iter(parts))[1] > 1 or not algorithm.schema(params):
         return algorithm
     return FinalAverage(inner=algorithm, num_workers=num_workers, ends_at=ends_at)
+
+
+def _checksum(model: Tensor) -> int:
+    """A number above 0 that tells models apart."""
+    return zlib.crc32(model.contiguous().view(torch.uint8).numpy().data) + 1
+
+
+def ending_seconds(ends_at: Seconds) -> Seconds:
+    """Seconds after `ends_at` within which each worker has finished, and may have left."""
+    return ends_at + 2 * _LONGEST

@@ -21,7 +21,7 @@ from edgegossip.core.protocol import Epochs, Layout, Rank, Role, Seconds, Steps,
 from edgegossip.core.ranges import check_range
 from edgegossip.core.trainer import Trainer, TrainingResult
 from edgegossip.deploy.agreement import Agreement, agreement_of
-from edgegossip.deploy.final_average import FinalAverage, FinalState
+from edgegossip.deploy.final_average import FinalAverage, FinalState, ending_seconds
 from edgegossip.deploy.introducing import compared_tensors, run_id, sketch
 from edgegossip.experiments.describe import describe, flatten, versions
 from edgegossip.learning.flat import FlatModel, described, frozen_sample
@@ -157,7 +157,7 @@ class TrainingLoop:
             min_to_begin=min_workers or 2,
             min_workers=min_workers or 1,
             max_seconds=max_seconds,
-            ending_seconds=math.inf if final_average else 0.0,
+            ending_seconds=ending_seconds(max_seconds) if final_average else 0.0,
         )
         if final_average:
             algorithm = FinalAverage(

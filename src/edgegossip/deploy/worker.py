@@ -22,7 +22,12 @@ from edgegossip.core.protocol import Rank, Seconds, WorkerState
 from edgegossip.core.ranges import check_counts, check_ranges
 from edgegossip.deploy.agreement import agreement_of
 from edgegossip.deploy.diary import Diary
-from edgegossip.deploy.final_average import FinalAverage, FinalState, with_final_average
+from edgegossip.deploy.final_average import (
+    FinalAverage,
+    FinalState,
+    ending_seconds,
+    with_final_average,
+)
 from edgegossip.deploy.introducing import introduce, run_id, run_key
 from edgegossip.deploy.lapse import Lapse
 from edgegossip.deploy.snapshots import Snapshots
@@ -267,6 +272,7 @@ class _Worker:
 
     def _host_settings(self, workload: Workload) -> HostSettings:
         experiment, settings, limit = self._experiment, self._settings, self._limit
+        is_averaged = isinstance(self._algorithm, FinalAverage)
         return HostSettings(
             run=run_id(run_key(experiment, self._recipe, settings.name)),
             introduction=introduce(
@@ -280,7 +286,7 @@ class _Worker:
             min_workers=settings.min_workers or 1,
             ended=settings.ended,
             max_seconds=limit,
-            ending_seconds=math.inf if isinstance(self._algorithm, FinalAverage) else 0.0,
+            ending_seconds=ending_seconds(limit) if is_averaged else 0.0,
             checkpoint_seconds=settings.checkpoint_seconds,
             max_waiting_bytes=settings.max_waiting_bytes,
         )
