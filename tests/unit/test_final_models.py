@@ -181,7 +181,7 @@ def test_two_models_of_one_worker_do_not_pass_for_one() -> None:
 
 
 def told_by(state: FinalState) -> Message:
-    """What a worker says of its mean to one that joins."""
+    """The message about its mean that a worker sends to one that joins."""
     effects = FINAL.handle(state, WorkerJoined(1), 101.0)
     sent = [each.message for each in effects if isinstance(each, Send)]
     return next(each for each in sent if "members" in each.payload)
