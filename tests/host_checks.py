@@ -298,13 +298,12 @@ def _may_forget(world: World) -> bool:
     if world.algorithm.standby:  # any may be the server, and be lost
         return bool(world.disturbed - {SERVER} or world.disturbances[1:] or world.loses)
     is_killed = any(SERVER in each.ranks for each in world.disturbances)
-    # Without a disk, a server that is stopped with all others comes back as a new one.
-    has_disk = world.checkpoint_seconds < math.inf
-    is_killed |= any(
-        each.kind == "stop all" and not (has_disk and each.with_disk)
-        for each in world.disturbances
-    )
-    return is_killed and (world.disturbed > {SERVER} or world.loses)
+    # Unless a stop surely leaves a checkpoint, the server comes back with less than it had, and
+    # so do the workers, who were away as well.
+    has_disk = world.checkpoint_seconds < math.inf and not world.disk_fails
+    stops = [each for each in world.disturbances if each.kind == "stop all"]
+    is_forgetful = any(not (has_disk and each.with_disk) for each in stops)
+    return is_forgetful or (is_killed and (world.disturbed > {SERVER} or world.loses))
 
 
 def _require_sum(found: float, expected: float) -> None:
