@@ -150,6 +150,7 @@ class Run:
             trainer = make_trainer(rank, self.time, step_seconds)
         if rank == world.liar and world.lie == "furthest":
             algorithm = Furthest(algorithm)
+        max_seconds, ending = limits(world.algorithm)
         host = Host(
             algorithm,
             rank,
@@ -160,8 +161,8 @@ class Run:
             settings=HostSettings(
                 run=b"virtual!",
                 meet_seconds=world.meet_seconds,
-                max_seconds=limits(world.algorithm)[0],
-                ending_seconds=limits(world.algorithm)[1],
+                max_seconds=max_seconds,
+                ending_seconds=ending,
                 checkpoint_seconds=min(world.checkpoint_seconds, 1e6),
                 quiet_seconds=0.25,  # or statuses at the end would be most of the work
                 max_waiting_bytes=2**20,

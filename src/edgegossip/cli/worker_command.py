@@ -29,6 +29,7 @@ from edgegossip.core.errors import Interrupted, UsageError
 from edgegossip.core.metric_spec import ACCURACY, MetricSpec
 from edgegossip.core.protocol import Rank, Seconds
 from edgegossip.core.ranges import check_ranges
+from edgegossip.deploy.agreement import is_apart
 from edgegossip.deploy.gather import gather
 from edgegossip.deploy.gathering import WORKERS
 from edgegossip.deploy.join import Connection, join
@@ -256,7 +257,7 @@ def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = AC
         f"{run / WORKERS / '0'}, {run / WORKERS / '1'}, ... and run\n"
         f"  edgegossip {shlex.join([*gather, '--out', str(run)])}"
     )
-    if found["agreement"] is None or not found["agreement"]["is_apart"]:
+    if not is_apart(found):
         return 0
     print("the model of this worker is not the run's; see the warnings above", file=sys.stderr)
     return APART

@@ -26,7 +26,7 @@ def locked_file(path: Path, *, wait: bool) -> Iterator[str | None]:
         wait: Wait until the lock is free.
 
     Yields:
-        None, or the reason why this file system has no locks.
+        None, or a warning if this file system has no locks.
 
     Raises:
         BlockingIOError: If the lock is held, by another process or this one, and `wait` is
@@ -36,7 +36,8 @@ def locked_file(path: Path, *, wait: bool) -> Iterator[str | None]:
     descriptor, problem = _take(path, wait=wait)
     _held.add(descriptor)
     try:
-        yield problem
+        where = f"{path.parent} cannot be locked ({problem})"
+        yield problem and f"{where}: make sure that nothing else writes to it"
     finally:
         # Removed while locked: a process that has opened it meanwhile notices; see `_take`.
         with suppress(OSError):

@@ -9,8 +9,7 @@ from edgegossip.core.errors import RunFolderError
 from edgegossip.core.protocol import Rank
 from edgegossip.deploy.gathering import Gathering
 from edgegossip.deploy.supervision import Supervised, command_line, killed_by
-from edgegossip.deploy.worker_folder import read_summary
-from edgegossip.deploy.worker_past import ENDS
+from edgegossip.deploy.worker_past import final_summary
 from edgegossip.experiments.folder_lock import lock_holder
 from edgegossip.experiments.roles import with_article
 from edgegossip.machine.processes import is_running
@@ -87,7 +86,7 @@ class Absentees:
 def has_finished(folder: Path) -> bool:
     """Whether the worker with this folder has ended by itself."""
     try:
-        return read_summary(folder / "summary.json")["reason"] in ENDS
+        return final_summary(folder) is not None
     except RunFolderError:
         return False
 

@@ -127,7 +127,7 @@ def agreement_of(
         away={rank: since for rank, since in sorted(state.lost.items()) if rank in others},
         silent=tuple(silent),
         others=tuple(differing),
-        distance=_distance(state, members),
+        distance=_largest_distance(state, members),
         rounds=state.round,
         num_exchanged=state.num_exchanged,
         is_alone=is_alone,
@@ -157,9 +157,8 @@ def disagreements(
             lines = summary["agreement"].get("lines") or ["no final model arrived"]
             why = "; ".join(map(str, lines))
             found.append(f"worker {rank} ended apart from the others: {why}")
-    norm = float(torch.linalg.vector_norm(mean.double())) or 1.0
     for rank, model in sorted(models.items()):
-        distance = float(torch.linalg.vector_norm(model.double() - mean.double())) / norm
+        distance = _distance(model, mean)
         if not distance <= _TOLERANCE:
             found.append(
                 f"the final model of worker {rank} differs from the run's averaged model by "
@@ -168,12 +167,17 @@ def disagreements(
     return found
 
 
-def _distance(state: FinalState, members: list[Rank]) -> float:
-    """The largest distance of a member's model from the mean, relative to the mean's norm."""
-    if state.average is None or not members:
+def _largest_distance(state: FinalState, members: list[Rank]) -> float:
+    """The largest distance of a member's model from the mean; slices of a model have none."""
+    mean = state.average
+    if mean is None:
         return 0.0
-    mean = state.average.double()
+    whole = [state.models[rank] for rank in members if len(state.models[rank]) == len(mean)]
+    return max((_distance(each, mean) for each in whole), default=0.0)
+
+
+def _distance(model: Tensor, mean: Tensor) -> float:
+    """The distance of a model from the mean, as a share of the mean's norm."""
+    mean = mean.double()
     norm = float(torch.linalg.vector_norm(mean)) or 1.0
-    whole = [state.models[r] for r in members if len(state.models[r]) == len(mean)]
-    apart = (float(torch.linalg.vector_norm(each.double() - mean)) for each in whole)
-    return max(apart, default=0.0) / norm
+    return float(torch.linalg.vector_norm(model.double() - mean)) / norm

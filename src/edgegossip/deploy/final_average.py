@@ -131,8 +131,7 @@ class FinalAverage(Wrapper[FinalState]):
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         # Where servers share the model, theirs are slices of it.
-        num_slices = max(self.role(rank).num_slices for rank in range(self.num_workers))
-        longest = -(-params.numel() // num_slices)
+        longest = -(-params.numel() // self._num_slices)
         piece = TensorSpec(params.dtype, (None,), max_numel=longest)
         sums = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=2**32)
         return {
@@ -179,6 +178,10 @@ class FinalAverage(Wrapper[FinalState]):
                     effects += self._tell(state, [rank])
         state.params, state.round = state.inner.params, state.inner.round
         return [*effects, *self._end(state, now)] if state.is_ending else effects
+
+    @property
+    def _num_slices(self) -> int:
+        return max(self.role(rank).num_slices for rank in range(self.num_workers))
 
     @property
     def counted(self) -> list[Rank]:
@@ -240,18 +243,24 @@ class FinalAverage(Wrapper[FinalState]):
             return []
         state.asks_after *= 2
         again = SetTimer(_ASK, min(now + state.asks_after, max(now, state.waits_until)))
-        return [*self._tell(state, self._awaited(state), asks=True), again]
+        arrived = dict.fromkeys(state.models, 1)  # what matters is only which ones have
+        return [*self._name(state, arrived, self._awaited(state), asks=True), again]
 
-    def _tell(
-        self, state: FinalState, ranks: Iterable[Rank], *, asks: bool = False
-    ) -> list[Effect]:
-        """Name the models that have arrived here to some workers in reach."""
-        if not asks and state.average is None:
+    def _tell(self, state: FinalState, ranks: Iterable[Rank]) -> list[Effect]:
+        """Tell some workers in reach which models are in the mean, if there is one."""
+        if state.average is None:
             return []
-        found = state.means.get(state.rank, {})
-        if asks:
-            found = {rank: _checksum(model) for rank, model in state.models.items()}
-        sums = torch.tensor([found.get(rank, 0) for rank in range(self.num_workers)])
+        return self._name(state, state.means[state.rank], ranks, asks=False)
+
+    def _name(
+        self,
+        state: FinalState,
+        models: Mapping[Rank, int],
+        ranks: Iterable[Rank],
+        *,
+        asks: bool,
+    ) -> list[Effect]:
+        sums = torch.tensor([models.get(rank, 0) for rank in range(self.num_workers)])
         message = Message(_MEMBERS, state.round, {"members": sums}, {"asks": int(asks)})
         return [Send(r, message) for r in ranks if r != state.rank and r not in state.lost]
 
@@ -278,8 +287,7 @@ class FinalAverage(Wrapper[FinalState]):
         for rank in members:
             found = slices.setdefault(self.role(rank).slice_index, [])
             found.append(state.models[rank])
-        num_slices = max((self.role(rank).num_slices for rank in self.counted), default=1)
-        if len(slices) == num_slices:
+        if len(slices) == self._num_slices:
             means = [torch.stack(slices[i]).mean(0) for i in sorted(slices)]
             return means[0] if len(means) == 1 else torch.cat(means)
         own: Tensor = state.inner.estimate

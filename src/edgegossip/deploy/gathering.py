@@ -287,18 +287,26 @@ class Gathering:
             wall_seconds=max(summary["wall_seconds"] for summary in summaries.values()),
             mean_staleness=sum(received) / len(received),
             folder=self._out,
-            disagreements=tuple(self._disagreements(summaries, mean)),
+            disagreements=tuple(self._disagreements(summaries, estimates, mean)),
         )
         self._write(results)
         return results
 
     def _disagreements(
-        self, summaries: Mapping[Rank, Mapping[str, Any]], mean: Tensor
+        self,
+        summaries: Mapping[Rank, Mapping[str, Any]],
+        estimates: Mapping[Rank, Tensor],
+        mean: Tensor,
     ) -> list[str]:
         """Sentences about the workers whose final models differ although they should not."""
-        shared = [rank for rank, each in summaries.items() if each.get("agreement")]
-        found = {rank: self.workers[rank].last_params(len(mean)) for rank in shared}
-        models = {rank: params for rank, params in found.items() if params is not None}
+        models = {}
+        for rank, summary in summaries.items():
+            if summary.get("agreement"):
+                params = estimates.get(rank)
+                if params is None:
+                    params = self.workers[rank].last_params(len(mean))
+                if params is not None:
+                    models[rank] = params
         return disagreements(summaries, models, mean)
 
     def _value(self, params: Tensor) -> float:
@@ -383,7 +391,8 @@ class Gathering:
             "wall_seconds": results.wall_seconds,
             **({"disagreements": found} if (found := results.disagreements) else {}),
         }
-        ends = [worker.cut_off for worker in self.workers if worker.rank not in self.lost]
+        lost = self.lost
+        ends = [worker.cut_off for worker in self.workers if worker.rank not in lost]
         if all(end is not None for end in ends):
             last |= cut_off(results.reason, chain.from_iterable(end or [] for end in ends))
         lines = chain([to_line(first)], self._timeline(results.history), [to_line(last)])

@@ -63,7 +63,7 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
     Raises:
         RunFolderError: If the worker belongs to another experiment.
     """
-    path, summary = out / "experiment.json", out / "summary.json"
+    path = out / "experiment.json"
     if not path.exists():
         return False
     # A worker may continue on another device of its machine.
@@ -76,13 +76,23 @@ def has_ended(out: Path, header: dict[str, Any]) -> bool:
             f"{out} holds a worker of another experiment: {changed}; choose another --out, or "
             "give the options that it had"
         )
-    return summary.exists() and read_summary(summary)["reason"] in ENDS
+    return final_summary(out) is not None
+
+
+def final_summary(out: Path) -> dict[str, Any] | None:
+    """The summary of a worker that has finished for good; None for any other worker.
+
+    Raises:
+        RunFolderError: If the summary is damaged.
+    """
+    path = out / "summary.json"
+    summary = read_summary(path) if path.exists() else None
+    return summary if summary is not None and summary["reason"] in ENDS else None
 
 
 def goes_on_at(out: Path) -> Seconds:
     """Time in the run at which the worker with the folder `out` continues, or ended."""
-    path = out / "summary.json"
-    if path.exists() and (summary := read_summary(path))["reason"] in ENDS:
+    if (summary := final_summary(out)) is not None:
         return float(summary["seconds"])
     checkpoint = kept_checkpoint(out / "checkpoint.safetensors")
     return 0.0 if checkpoint is None else float(checkpoint["now"])

@@ -71,6 +71,8 @@ Fields of `ended`, which a resumed run removes, like all lines after its checkpo
     error: The failure, or null.
     wall_seconds: Duration of the run, including parts before an interruption; in a worker's
         log, only the last part.
+    disagreements: Sentences about workers on real machines that ended with other models than
+        the rest; absent if all agree.
     cut_off: Rank and start of each training that the end of the run cut off. Workers that are
         not listed were waiting, unless they had finished or crashed. Absent if the run finished
         by itself, and in old folders, where it is unknown.

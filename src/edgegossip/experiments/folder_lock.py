@@ -42,11 +42,7 @@ def locked(folder: Path) -> Iterator[None]:
                 f"cannot write {path}: {error.strerror}; choose another --out"
             ) from error
         if problem is not None:
-            _LOG.warning(
-                "%s cannot be locked (%s): make sure that nothing else writes to it",
-                folder,
-                problem,
-            )
+            _LOG.warning("%s", problem)
         yield
 
 

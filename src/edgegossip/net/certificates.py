@@ -252,11 +252,7 @@ def changing(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise NetworkError(f"cannot write to {folder}: {error.strerror}") from error
         if problem is not None:
-            _LOG.warning(
-                "%s cannot be locked (%s): make sure that nothing else writes to it",
-                folder,
-                problem,
-            )
+            _LOG.warning("%s", problem)
         yield
 
 

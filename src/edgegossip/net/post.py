@@ -262,8 +262,10 @@ class Post:
         Call this after training, which may show who is to blame, and what is usual.
         """
         events, self.trust.blamed = self.trust.blamed, []
+        if not self.admission.undecided:  # as nearly always, and this is asked for every item
+            return events
         known = self.trust.plausibility.num_changes, *self.trust.present
-        if self.admission.undecided and known != self._judged_with:
+        if known != self._judged_with:
             self._judged_with = known
             undecided, self.admission.undecided = self.admission.undecided, []
             for sender, frame in undecided:

@@ -48,6 +48,7 @@ class Ended:
         reason: The reason.
         error: The failure, if any.
         wall_seconds: Wall-clock duration of the run.
+        disagreements: Sentences about workers that ended with other models; see `Results`.
         cut_off: Start of the training that the end cut off, by rank; None if unknown.
     """
 
