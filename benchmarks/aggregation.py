@@ -31,11 +31,15 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from edgegossip.core.errors import DataError
-from edgegossip.learning.models import lenet5
-from edgegossip.learning.readers import DATASETS
-from edgegossip.learning.sampling.aggregated import AggregatedData
-from edgegossip.learning.sampling.aggregation import COMBINATIONS, Aggregator, aggregator
+from edgegossip.contract.errors import DataError
+from edgegossip.data.readers import DATASETS
+from edgegossip.models import lenet5
+from edgegossip.training.sampling.aggregation import (
+    COMBINATIONS,
+    AggregatedData,
+    Aggregator,
+    aggregator,
+)
 
 SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28), "har": (9, 128)}
 BATCH_SIZE = 64

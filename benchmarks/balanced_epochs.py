@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Predicted,
@@ -33,17 +33,17 @@ from edgegossip.core.protocol import (
     Train,
     Trained,
 )
-from edgegossip.core.topology import complete
-from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.learning.sampling.batches import BatchStream
-from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
-from edgegossip.learning.sampling.selection import Random
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.recipes.rehearsal import rehearse
-from edgegossip.sim.forecasting import profile
+from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.simulator import Simulator
 from edgegossip.sim.traces import batch_jobs
+from edgegossip.training.sampling.batches import BatchStream
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler
+from edgegossip.training.sampling.selection import Random
 
 SHARD = 12_500
 

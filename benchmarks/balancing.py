@@ -16,11 +16,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from edgegossip.algorithms.edge_gossip.balancer import Balancer
-from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast, known_of
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.wrappers.edge_gossip.forecasts import PlatformForecast, known_of
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import PerformancePredictor
-from edgegossip.sim.forecasting import profile
+from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform
 
 

@@ -31,13 +31,13 @@ from benchmarks.exchange import BareZenoh, free_ports
 from benchmarks.kept import about
 from torch import Tensor, nn
 
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.states import SERVER
-from edgegossip.core.protocol import Rank
-from edgegossip.deploy.training_loop import TrainingLoop
+from edgegossip.algorithms.server.methods import ASP
+from edgegossip.algorithms.server.state import SERVER
+from edgegossip.contract.protocol import Rank
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.training_loop import TrainingLoop
 
 TURNS = 7
 NUM_TIMED = 100

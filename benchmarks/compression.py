@@ -29,17 +29,15 @@ import torch.nn.functional as F
 from benchmarks.kept import about
 from torch import Tensor
 
-from edgegossip.core import codec
-from edgegossip.core.compression.compressor import Compressor, Floats, Identity
-from edgegossip.core.compression.packing import Positions, pack_positions
-from edgegossip.core.compression.per_layer import PerLayer
-from edgegossip.core.compression.sparse import RandomK, TopK
-from edgegossip.core.compression.top_k import largest
-from edgegossip.core.compression.values import BFloat16, Quantize, Sign
-from edgegossip.core.errors import DataError
-from edgegossip.core.protocol import Message
-from edgegossip.learning.models import lenet5
-from edgegossip.learning.readers import DATASETS
+from edgegossip.compression.compressor import Compressor, Floats, Identity, PerLayer
+from edgegossip.compression.packing import Positions, pack_positions
+from edgegossip.compression.sparse import RandomK, TopK, largest
+from edgegossip.compression.values import BFloat16, Quantize, Sign
+from edgegossip.contract import codec
+from edgegossip.contract.errors import DataError
+from edgegossip.contract.protocol import Message
+from edgegossip.data.readers import DATASETS
+from edgegossip.models import lenet5
 
 RATIO = 0.01
 COMPRESSORS: dict[str, Compressor] = {

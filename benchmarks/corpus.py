@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from edgegossip.core.protocol import Message, Rank, Role
-from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
-from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.status import STATUS, Phase, WorkerStatus, spec
+from edgegossip.contract.protocol import Message, Rank, Role
+from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.net.guard.envelope import Envelope, pack
+from edgegossip.net.host.status import STATUS, Phase, WorkerStatus, spec
 
 RUN, SENDER, OWN_ROUND, NUM_WORKERS = b"run 0001", 2, 40, 4
 SENDER_LIFE, OWN_LIFE = 11, 12

@@ -35,8 +35,8 @@ from lab.lab import GOODPUT, HostSpec, Lab, Process
 from lab.machine import missing
 from lab.network import BURST_SECONDS, QUEUE_SECONDS
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Finish,
@@ -51,7 +51,7 @@ from edgegossip.core.protocol import (
     TimerFired,
     WorkerState,
 )
-from edgegossip.core.trainer import Trainer
+from edgegossip.contract.trainer import Trainer
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 

@@ -36,14 +36,14 @@ import zenoh
 from benchmarks.kept import about
 from torch import Tensor
 
-from edgegossip.core.protocol import Message, Rank
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.contract.protocol import Message, Rank
+from edgegossip.contract.schema import MessageSpec, TensorSpec
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
-from edgegossip.net.admission import Admission
-from edgegossip.net.envelope import Envelope, pack
+from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.net.transport import Incarnation
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh.transport import ZenohTransport
 
 MEGABYTES = (0.25, 1.0, 10.0, 100.0)
 PIECE = 256 * 1024

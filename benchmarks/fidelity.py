@@ -35,9 +35,9 @@ from lab.lab import HostSpec
 from lab.machine import missing
 from lab.pace import Pace, follow, platform
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.experiments.results import Evaluation, Results
-from edgegossip.experiments.run_folder import load_results
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.runs.folder import load_results
+from edgegossip.runs.results import Evaluation, Results
 from edgegossip.sim.platform import UNEVEN_SPEEDS
 
 GOSSIP = ("epoch-gossip", "gosgd", "edge-gossip")

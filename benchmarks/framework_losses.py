@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.kept import about
 
-from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.recipes.tasks import default_data_dir
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "frameworks"
 PACKAGES = ("torch", "lightning", "transformers", "accelerate")

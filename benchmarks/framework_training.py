@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.topology import complete
-from edgegossip.deploy.join import Connection
-from edgegossip.deploy.script_worker import ScriptWorker
-from edgegossip.frameworks.lightning import lightning_callback
-from edgegossip.frameworks.transformers import transformers_callback
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.topology import complete
+from edgegossip.integrations.lightning import lightning_callback
+from edgegossip.integrations.transformers import transformers_callback
 from edgegossip.net.address import Address
+from edgegossip.real.join import Connection
+from edgegossip.real.script_worker import ScriptWorker
 
 Setting = tuple[nn.Module, torch.optim.Optimizer, TensorDataset, int, int]
 """Model, optimizer, samples, samples of a batch, number of epochs."""

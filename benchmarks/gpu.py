@@ -18,11 +18,11 @@ import torch.nn.functional as F
 import tyro
 from torch import nn
 
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.models import lenet5, resnet20
-from edgegossip.learning.optimizer import SGD
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.models import lenet5, resnet20
+from edgegossip.training.learner import Learner
+from edgegossip.training.optimizer import SGD
 
 BATCH_SIZE = 64
 NUM_UNTIMED = 20

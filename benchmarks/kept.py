@@ -8,9 +8,8 @@ import shlex
 import sys
 from typing import Any
 
-from edgegossip.experiments.describe import versions
-from edgegossip.experiments.source_commit import source_commit
-from edgegossip.experiments.study import machine
+from edgegossip.runs.describe import source_commit, versions
+from edgegossip.runs.study import machine
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from lab.pace import Pace
 
 from edgegossip.cli.commands import RunOptions
 from edgegossip.cli.recipe import parse_recipe
-from edgegossip.deploy.gathering import WORKERS, Gathering
-from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
-from edgegossip.experiments.threads import one_intra_op_thread
+from edgegossip.real.gathering import WORKERS, Gathering
+from edgegossip.runs.experiment import Comparison, Experiment
+from edgegossip.runs.process import one_intra_op_thread
+from edgegossip.runs.results import Results
+from edgegossip.runs.runner import run
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 

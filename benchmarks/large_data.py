@@ -33,12 +33,12 @@ import torch
 import torch.nn.functional as F
 from benchmarks.kept import about
 
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.models import lenet5
-from edgegossip.learning.numpy_split import from_numpy
-from edgegossip.learning.optimizer import SGD
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.data.arrays import from_numpy
 from edgegossip.machine.allocation import keep_freed_memory
+from edgegossip.models import lenet5
+from edgegossip.training.learner import Learner
+from edgegossip.training.optimizer import SGD
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 SHAPE = (3, 32, 32)

@@ -29,8 +29,8 @@ from typing import Any, TypeAlias
 
 from benchmarks.kept import about
 
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.launch import free_ports
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.real.launch import free_ports
 
 ALGORITHMS = ("gossip", "epoch-gossip", "gosgd", "edge-gossip")
 NUM_WORKERS = 4

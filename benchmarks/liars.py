@@ -37,24 +37,24 @@ from benchmarks.lie_cases import CASES, RESTARTED, Case
 from tests import liars
 from tests.liars import HONEST, LIAR, NUM_WORKERS, teach
 
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Rank, Seconds, Train
-from edgegossip.core.topology import complete
-from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.deploy.launch import free_ports
-from edgegossip.learning.task import Workload
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Rank, Seconds, Train
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.net.address import Address
-from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.host import Host
-from edgegossip.net.host_settings import HostSettings
-from edgegossip.net.status import Phase
-from edgegossip.net.tls import TLS
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.guard.envelope import Envelope, pack
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.status import Phase
+from edgegossip.net.identity.tls import TLS
+from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.launch import free_ports
 from edgegossip.recipes.quickstart import DEFAULTS, quickstart
+from edgegossip.training.task import Workload
 
 LIMIT: Seconds = 60.0
 """A worker that has not finished by then never will."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from tests.liars import HONEST, honestly
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Message, Rank
-from edgegossip.net.status import STATUS, Phase
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Message, Rank
+from edgegossip.net.host.status import STATUS, Phase
 
 RESTARTED = 3
 

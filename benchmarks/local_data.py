@@ -41,12 +41,12 @@ from lab.machine import missing
 from lab.pace import Pace, follow
 
 import edgegossip as eg
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.randomness import generator
-from edgegossip.deploy.gather import gather
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.threads import one_intra_op_thread
-from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.randomness import generator
+from edgegossip.real.gather import gather
+from edgegossip.recipes.tasks import default_data_dir
+from edgegossip.runs.process import one_intra_op_thread
+from edgegossip.runs.results import Results
 
 RECIPE = f"{Path(__file__)}:own_digits"
 CORES = (0.3, 0.27, 0.17, 0.13)

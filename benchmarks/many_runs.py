@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.kept import about, rounded
 from benchmarks.simulator import NUM_CORES, alone, raw_speed
 
-from edgegossip.experiments.files import write_json
+from edgegossip.runs.files import write_json
 
 RECIPE = "systems/har-cnn"
 OPTIONS = ["--only", "edge-gossip", "--num-epochs", "4", "--seeds", "0..9"]

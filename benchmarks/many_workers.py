@@ -27,14 +27,14 @@ from typing import Any
 from benchmarks.kept import about
 from benchmarks.simulator import pictures, simulate
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.topology import ring
-from edgegossip.experiments.files import write_json
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.models import lenet5, mlp
-from edgegossip.learning.stacked import StackedLearner
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.topology import ring
+from edgegossip.models import lenet5, mlp
+from edgegossip.runs.files import write_json
+from edgegossip.training.learner import Learner
+from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.task import Task
 
 NUM_SAMPLES = 60_000
 SHAPE = (1, 28, 28)

@@ -45,22 +45,22 @@ from benchmarks.kept import about
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import TensorDataset
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.topology import complete
-from edgegossip.deploy.join import Connection, join
-from edgegossip.deploy.launch import free_ports
-from edgegossip.deploy.training_loop import TrainingLoop
-from edgegossip.deploy.worker import WorkerSettings
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.models import lenet5
-from edgegossip.learning.readers import mnist
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.topology import complete
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.data.readers import mnist
 from edgegossip.machine.allocation import keep_freed_memory
+from edgegossip.models import lenet5
 from edgegossip.net.address import Address
-from edgegossip.net.zenoh_transport import ZenohTransport
-from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.join import Connection, join
+from edgegossip.real.launch import free_ports
+from edgegossip.real.training_loop import TrainingLoop
+from edgegossip.real.worker import WorkerSettings
+from edgegossip.recipes.tasks import default_data_dir
+from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.platform import uneven
+from edgegossip.training.task import Task
 
 BATCH_SIZE = 64
 

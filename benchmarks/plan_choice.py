@@ -30,12 +30,12 @@ from typing import Any
 
 from benchmarks.kept import about
 
-from edgegossip.cli.plan_candidates import Proposal
 from edgegossip.cli.plan_command import Plan, PlanOptions, parse_plan
-from edgegossip.cli.plan_ranking import Outlook, ranked
-from edgegossip.cli.plan_study import Stage
-from edgegossip.experiments.exhibits import Exhibits
-from edgegossip.experiments.study import STUDY, Cell, Row, Session, Study, run_study
+from edgegossip.plan.candidates import Proposal
+from edgegossip.plan.ranking import Outlook, ranked
+from edgegossip.plan.study import Stage
+from edgegossip.runs.exhibits import Exhibits
+from edgegossip.runs.study import STUDY, Cell, Row, Session, Study, run_study
 
 TASKS: Mapping[str, tuple[str, ...]] = {
     "systems/quickstart": ("--num-epochs", "30"),

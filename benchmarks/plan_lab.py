@@ -35,10 +35,10 @@ from benchmarks.lab_runs import Setting, run_in_lab
 from lab.lab import GOODPUT, HostSpec, Lab
 from lab.machine import missing
 
-from edgegossip.cli.plan_candidates import Proposal, duration_words
 from edgegossip.cli.plan_command import Plan, parse_plan
-from edgegossip.cli.plan_ranking import Outlook, ranked
-from edgegossip.experiments.study import STUDY, run_study
+from edgegossip.plan.candidates import Proposal, duration_words
+from edgegossip.plan.ranking import Outlook, ranked
+from edgegossip.runs.study import STUDY, run_study
 
 RECIPE = "systems/mnist-lenet5"
 WORDS = ("--num-workers", "4")

@@ -30,7 +30,7 @@ from benchmarks.lab_runs import Setting, calibrate, run_in_lab, run_simulated, t
 from lab.machine import missing
 from lab.pace import follow
 
-from edgegossip.experiments.files import write_json
+from edgegossip.runs.files import write_json
 from edgegossip.sim.platform import Platform
 
 CALIBRATION = "calibration.json"

@@ -36,11 +36,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, SplineTransformer
 from sklearn.svm import SVR
 
-from edgegossip.core.protocol import Seconds
+from edgegossip.contract.protocol import Seconds
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.slow_down import gaussian_process
-from edgegossip.sim.forecasting import SimulatedMonitor, default_predictor, profile
+from edgegossip.sim.machines import SimulatedMonitor, default_predictor, profile
 from edgegossip.sim.platform import Platform, ThrottlingTrace
 from edgegossip.sim.traces import BatchJob, batch_jobs
 

@@ -34,10 +34,8 @@ from typing import Any
 import torch
 from benchmarks.kept import about
 
-from edgegossip.core.randomness import generator
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.models import lenet5
-from edgegossip.learning.task import Task, Workload
+from edgegossip.contract.randomness import generator
+from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.loads import KINDS, MB, SIZES, Load
@@ -45,6 +43,8 @@ from edgegossip.machine.monitor import Monitor
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profile import MIN_ROWS, Profile
 from edgegossip.machine.profiling import TimedTraining, choose_loads, measure, profile_of
+from edgegossip.models import lenet5
+from edgegossip.training.task import Task, Workload
 
 
 @dataclass(frozen=True)

@@ -42,16 +42,16 @@ from benchmarks.kept import about
 from benchmarks.simulator import BATCH_SIZE, Chatter, pictures
 from tests.ray_clusters import RayNodes, cluster
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.cluster.ray_pool import RayPool
-from edgegossip.core.topology import ring
-from edgegossip.learning.models import lenet5
-from edgegossip.learning.task import Task, Workload
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.topology import ring
+from edgegossip.integrations.ray.ray_pool import RayPool
+from edgegossip.models import lenet5
 from edgegossip.recipes.rehearsal import Rehearsal
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import ComputePool, Pool
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.task import Task, Workload
 
 NUM_CORES = 2
 

@@ -42,19 +42,19 @@ from benchmarks.kept import about, rounded
 from benchmarks.many_workers import MEMORY_MODELS
 from benchmarks.simulator import Chatter, pictures
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.observer import Observer
-from edgegossip.core.protocol import Rank, Seconds, Trained
-from edgegossip.core.topology import ring
-from edgegossip.experiments.files import write_json
-from edgegossip.learning.stacked import StackedLearner
-from edgegossip.learning.task import Task, Workload
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.observer import Observer
+from edgegossip.contract.protocol import Rank, Seconds, Trained
+from edgegossip.contract.topology import ring
 from edgegossip.recipes.rehearsal import Rehearsal
+from edgegossip.runs.files import write_json
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.pool import ComputePool, MakeTrainer
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.task import Task, Workload
 
 SIZES = (100, 1_000, 10_000, 100_000)
 REFERENCE = 1_000

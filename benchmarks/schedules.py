@@ -28,25 +28,24 @@ from typing import Any
 
 from benchmarks.kept import about
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.topology import complete
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.models import lenet5
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.readers import DATASETS
-from edgegossip.learning.schedule import Constant, Cosine, Schedule
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.topology import complete
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.hold_out import hold_out
+from edgegossip.data.readers import DATASETS
+from edgegossip.models import lenet5
 from edgegossip.recipes.baselines import HOME_LINK
-from edgegossip.recipes.recipe_settings import ACCURACY_AWARE, default_data_dir
 from edgegossip.recipes.studies.platforms import imbalanced
+from edgegossip.recipes.tasks import ACCURACY_AWARE, default_data_dir
+from edgegossip.runs.describe import describe
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.results import Results
+from edgegossip.runs.runner import run
 from edgegossip.sim.link import Links
+from edgegossip.training.optimizer import SGD, Constant, Cosine, Schedule
+from edgegossip.training.task import Task
 
 IMBALANCE = 8
 NUM_WORKERS = 4

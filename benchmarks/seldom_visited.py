@@ -37,17 +37,17 @@ import torch.nn.functional as F
 from benchmarks.kept import about, rounded
 from torch import Tensor, nn
 
-from edgegossip.algorithms.edge_gossip.plan import MOST_BLOCKS
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.core.randomness import generator
-from edgegossip.experiments.files import write_json
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.loss import prepare_batch
-from edgegossip.learning.models.initialization import drawn_from
-from edgegossip.learning.models.lenet5 import lenet5
-from edgegossip.learning.readers import DATASETS
-from edgegossip.learning.sampling.aggregation import aggregator
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.edge_gossip.plan import MOST_BLOCKS
+from edgegossip.contract.randomness import generator
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.readers import DATASETS
+from edgegossip.models.blocks import drawn_from
+from edgegossip.models.small import lenet5
 from edgegossip.recipes.studies.platforms import imbalanced
+from edgegossip.runs.files import write_json
+from edgegossip.training.loss import prepare_batch
+from edgegossip.training.sampling.aggregation import aggregator
 
 NUM_WORKERS = 4
 IMBALANCE = 8.0

@@ -34,9 +34,9 @@ import torch.nn.functional as F
 from benchmarks.kept import about
 from torch import Tensor
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     WORKER,
     Effect,
     Event,
@@ -53,15 +53,15 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.core.topology import Topology, ring
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.models import lenet5
-from edgegossip.learning.task import Task, Workload
+from edgegossip.contract.topology import Topology, ring
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.models import lenet5
 from edgegossip.recipes.rehearsal import Rehearsal
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.task import Task, Workload
 
 BATCH_SIZE = 64
 NUM_CORES = len(os.sched_getaffinity(0))

@@ -29,20 +29,20 @@ from typing import Any
 import torch
 from benchmarks.kept import about
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.errors import EdgeGossipError
-from edgegossip.core.topology import complete
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.models import mlp
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.readers import mnist
-from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.errors import EdgeGossipError
+from edgegossip.contract.topology import complete
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.data.readers import mnist
+from edgegossip.models import mlp
 from edgegossip.recipes.baselines import balanced
-from edgegossip.recipes.recipe_settings import ACCURACY_AWARE, default_data_dir
+from edgegossip.recipes.tasks import ACCURACY_AWARE, default_data_dir
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware
+from edgegossip.training.task import Task
 
 NUM_ROUNDS = 12
 FASTEST = 1000.0

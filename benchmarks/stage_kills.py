@@ -43,24 +43,24 @@ from benchmarks.kept import about
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.gather import gather
-from edgegossip.deploy.gathering import WORKERS
-from edgegossip.deploy.join import Connection, join
-from edgegossip.deploy.launch import free_ports
-from edgegossip.deploy.worker import WorkerSettings
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.results import Results
-from edgegossip.learning.dataset import ArraySplit, Dataset, Split
-from edgegossip.learning.models import mlp
-from edgegossip.learning.readers import mnist
-from edgegossip.learning.schedule import Cosine
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.data.dataset import ArraySplit, Dataset, Split
+from edgegossip.data.readers import mnist
+from edgegossip.models import mlp
 from edgegossip.net.address import Address
-from edgegossip.net.certificates import issue, make_authority
-from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.net.identity.certificates import issue, make_authority
+from edgegossip.real.gather import gather
+from edgegossip.real.gathering import WORKERS
+from edgegossip.real.join import Connection, join
+from edgegossip.real.launch import free_ports
+from edgegossip.real.worker import WorkerSettings
 from edgegossip.recipes.staged_training import StageSettings, stage_run
+from edgegossip.recipes.tasks import default_data_dir
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.results import Results
+from edgegossip.training.optimizer import Cosine
 
 NUM_STAGES = 3
 NUM_SAMPLES = 60_000

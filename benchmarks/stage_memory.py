@@ -36,19 +36,19 @@ from benchmarks.kept import about
 from benchmarks.stage_kills import Run, certificates
 from torch import nn
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
-from edgegossip.core.protocol import Seconds, Train
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.stages.cutting import blocks
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.greedy import Greedy
-from edgegossip.learning.stages.planning import block_costs, plan_cut
-from edgegossip.learning.stages.staged import staged
-from edgegossip.learning.task import Task
+from edgegossip.contract.protocol import Seconds, Train
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.platform import Platform
+from edgegossip.training.stages.cutting import blocks
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.planning import block_costs, plan_cut
+from edgegossip.training.stages.staged import staged
+from edgegossip.training.stages.teachers import Greedy
+from edgegossip.training.task import Task
 
 SLOW: Seconds = 0.1
 SETTLED: Seconds = 6.0

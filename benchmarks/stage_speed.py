@@ -35,14 +35,14 @@ from benchmarks.kept import about
 from lab.lab import GOODPUT, HostSpec, Lab
 from lab.machine import missing
 
-from edgegossip.experiments.runner import run
-from edgegossip.learning.dataset import ArraySplit
-from edgegossip.learning.readers import mnist
-from edgegossip.learning.stages.cutting import blocks
-from edgegossip.learning.stages.planning import measured_costs
-from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.data.dataset import ArraySplit
+from edgegossip.data.readers import mnist
 from edgegossip.recipes.staged_training import StageSettings, eight_layers
+from edgegossip.recipes.tasks import default_data_dir
+from edgegossip.runs.runner import run
 from edgegossip.sim.platform import Platform
+from edgegossip.training.stages.cutting import blocks
+from edgegossip.training.stages.planning import measured_costs
 
 RECIPE = "synthetic-gradients/eight-layers"
 CORES = 1.6

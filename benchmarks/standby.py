@@ -34,17 +34,16 @@ from typing import Any
 import psutil
 from benchmarks.kept import about
 
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.deploy.gathering import WORKERS
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.models import mlp
-from edgegossip.learning.readers import digits
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.server.methods import ASP, BSP
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.data.hold_out import hold_out
+from edgegossip.data.readers import digits
+from edgegossip.models import mlp
+from edgegossip.real.gathering import WORKERS
 from edgegossip.recipes.parameter_servers import ServerSettings
 from edgegossip.recipes.tasks import make_task
+from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.platform import Platform
 
 NUM_WORKERS = 4

@@ -20,12 +20,10 @@ from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 import edgegossip as eg
-from edgegossip.algorithms.push_sum import PushSum
-from edgegossip.algorithms.push_sum_state import Offer
-from edgegossip.algorithms.sparse_push import SparsePushState
-from edgegossip.core.protocol import Rank, Trained
-from edgegossip.core.randomness import generator
-from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.algorithms.push_sum.push_sum import Offer, PushSum
+from edgegossip.algorithms.push_sum.sparse_push import SparsePushState
+from edgegossip.contract.protocol import Rank, Trained
+from edgegossip.contract.randomness import generator
 from edgegossip.recipes.studies.consensus import Unpacked
 from edgegossip.report.style import (
     BASELINE_COLOR,
@@ -37,6 +35,7 @@ from edgegossip.report.style import (
 )
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.quadratic import QuadraticTrainer
 
 NUM_WORKERS, DIM, NUM_ROUNDS = 8, 100, 150
 RING = [(rank, (rank + 1) % NUM_WORKERS) for rank in range(NUM_WORKERS)]

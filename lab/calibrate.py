@@ -19,26 +19,23 @@ from typing import Any
 
 import torch
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.cli.recipe import parse_recipe, pick
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
-    Rank,
-    Seconds,
-)
-from edgegossip.core.topology import complete
-from edgegossip.deploy.join import Connection, join
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.threads import one_intra_op_thread
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.local import Local
-from edgegossip.learning.partition import IID
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.topology import complete
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.data.local import Local
+from edgegossip.data.partition import IID
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
+from edgegossip.real.join import Connection, join
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.process import one_intra_op_thread
 
 NOBODY = "tcp/127.0.0.1:7446"
 """Where nobody calls."""

@@ -24,9 +24,9 @@ from typing import TypeAlias
 import torch
 from torch.nn import functional
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.learning.models import lenet5
+from edgegossip.contract.protocol import Seconds
 from edgegossip.machine.allocation import keep_freed_memory
+from edgegossip.models import lenet5
 from edgegossip.sim.platform import Platform, ThrottlingTrace
 
 Trace: TypeAlias = list[tuple[Seconds, float]]

@@ -18,10 +18,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgegossip.core.protocol import Rank
+from edgegossip.contract.protocol import Rank
 from edgegossip.net.address import Address
 from edgegossip.net.transport import Incarnation
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh.transport import ZenohTransport
 
 LEASE = 10.0
 """Seconds: a link that shares 20 Mbit/s with others must not be given up for being slow."""

@@ -10,8 +10,8 @@ from tests.algorithms import NUM_WORKERS
 from tests.worlds import NUM_PARAMS, TARGETS, Watched, make_world
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Event, Seconds, WorkerState
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Event, Seconds, WorkerState
 from edgegossip.sim.fault import Fault, Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform

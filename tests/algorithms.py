@@ -8,42 +8,40 @@ from typing import Any, TypeAlias
 import pytest
 from tests.tiers import by_name
 
-from edgegossip.algorithms.adpsgd import ADPSGD
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.asynchronous import Asynchronous
-from edgegossip.algorithms.choco_gossip import ChocoGossip
-from edgegossip.algorithms.control_variates import ControlVariates
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.parameter_server.adacomm import ADACOMM
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.ssp import SSP
-from edgegossip.algorithms.push_sum import PushSum
-from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
-from edgegossip.algorithms.rounds import Synchronous
-from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
-from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.gossip.adpsgd import ADPSGD
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum.push_sum import PushSum
+from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
+    SkewCompensatedSparsePush,
+)
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.algorithms.server.adacomm import ADACOMM
+from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
+from edgegossip.algorithms.server.methods import ASP, BSP, SSP, FixedADACOMM
+from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.algorithms.trailing_average import TrailingAverage
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.compression.compressor import Identity
-from edgegossip.core.compression.sparse import TopK
-from edgegossip.core.topology import (
+from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.control_variates import ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
+from edgegossip.compression.compressor import Identity
+from edgegossip.compression.sparse import TopK
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.asynchronous import Asynchronous
+from edgegossip.contract.rounds import Synchronous
+from edgegossip.contract.topology import (
     complete,
     directed_ring,
     from_edges_by_round,

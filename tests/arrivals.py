@@ -10,8 +10,8 @@ from tests.trained import trained_event
 from tests.worlds import NUM_PARAMS
 from torch import Tensor
 
-from edgegossip.algorithms.asynchronous import Asynchronous
-from edgegossip.core.protocol import Message, Received, Send, Started
+from edgegossip.contract.asynchronous import Asynchronous
+from edgegossip.contract.protocol import Message, Received, Send, Started
 
 START = torch.zeros(NUM_PARAMS)
 

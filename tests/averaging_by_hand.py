@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from edgegossip.deploy.script_worker import ScriptWorker
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.script_worker import ScriptWorker
 
 NUM_SAMPLES, EPOCHS = 48, 3
 

@@ -14,8 +14,8 @@ from benchmarks.corpus import OWN_LIFE, PARAMS, RUN, SCHEMA, SENDER, SENDER_LIFE
 from tests.byte_mutations import cut_out, flip_bits, join, make_extreme, put_in, repeat, swap
 from torch import Tensor
 
-from edgegossip.core.protocol import Message
-from edgegossip.net.envelope import NUM_BYTES, Envelope, pack
+from edgegossip.contract.protocol import Message
+from edgegossip.net.guard.envelope import NUM_BYTES, Envelope, pack
 
 ODD = (
     '[null, true, -1, 0, 0.5, 1e30, 9223372036854775808, "", "F32", "40", " 40", [], {},'

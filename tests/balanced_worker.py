@@ -7,12 +7,12 @@ import math
 import torch
 from tests.trained import trained_event
 
-from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.edge_gossip.forecasts import PlatformForecast
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Predicted,
@@ -22,7 +22,7 @@ from edgegossip.core.protocol import (
     Started,
     Train,
 )
-from edgegossip.core.topology import complete
+from edgegossip.contract.topology import complete
 
 INNER = EpochGossip(topology=complete(3), num_rounds=2)
 BY_STEPS = Gossip(topology=complete(3), num_rounds=9, local_steps=10)

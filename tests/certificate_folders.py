@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edgegossip.core.protocol import Rank
-from edgegossip.net.certificates import authority_paths, holder_paths
-from edgegossip.net.revocation import list_path
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.identity.certificates import authority_paths, holder_paths
+from edgegossip.net.identity.revocation import list_path
 
 
 def put(source: Path, target: Path) -> None:

@@ -14,16 +14,16 @@ from tests.certificate_folders import give, tell_revoked
 from tests.transports import Recorder, What, free_ports
 from tests.zenoh_workers import NUM_WORKERS, RUN, wait_until
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import Address
-from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.probe import probe
-from edgegossip.net.revocation import revoke
-from edgegossip.net.router import Router
-from edgegossip.net.tls import TLS
+from edgegossip.net.identity.certificates import issue, make_authority
+from edgegossip.net.identity.revocation import revoke
+from edgegossip.net.identity.tls import TLS
 from edgegossip.net.transport import Incarnation
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh.probe import probe
+from edgegossip.net.zenoh.router import Router
+from edgegossip.net.zenoh.transport import ZenohTransport
 
 LEASE = 2.0
 """Sessions that are opened anew at once may miss each other, for two of these."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgegossip.core.compression.compressor import Compressor, Identity, PartwiseCompressor
-from edgegossip.core.compression.per_layer import PerLayer
-from edgegossip.core.compression.sparse import RandomK, TopK
-from edgegossip.core.compression.values import BFloat16, Quantize, Sign
+from edgegossip.compression.compressor import Compressor, Identity, PartwiseCompressor, PerLayer
+from edgegossip.compression.sparse import RandomK, TopK
+from edgegossip.compression.values import BFloat16, Quantize, Sign
 
 PARTWISE: dict[str, PartwiseCompressor] = {
     "identity": Identity(),

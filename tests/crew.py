@@ -20,12 +20,12 @@ from lab.lab import HostSpec, Lab
 
 from edgegossip.cli.main import main
 from edgegossip.cli.recipe import pick
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.deploy.gathering import WORKERS
-from edgegossip.deploy.launch import free_ports
-from edgegossip.deploy.snapshots import read_params
-from edgegossip.learning.task import Workload
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.real.gathering import WORKERS
+from edgegossip.real.launch import free_ports
+from edgegossip.real.snapshots import read_params
 from edgegossip.recipes.registry import load_recipe
+from edgegossip.training.task import Workload
 
 NUM_WORKERS = 8
 RECIPE = "quickstart"

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from tests.small_runs import SHAPE, small_task
 
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.models import mlp
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.stacked import StackedLearner
-from edgegossip.learning.task import Task
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.models import mlp
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.task import Task
 
 dense = partial(mlp, SHAPE, 3, hidden=(5,))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from edgegossip.core.protocol import Effect, Train, Work
+from edgegossip.contract.protocol import Effect, Train, Work
 
 T = TypeVar("T")
 

@@ -24,18 +24,18 @@ from tests.host_runs import Run
 from tests.host_worlds import SIZE, World
 from tests.virtual_network import Wire
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Rank
-from edgegossip.core.topology import complete, directed_exponential, ring
-from edgegossip.deploy.final_average import FinalAverage
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Rank
+from edgegossip.contract.topology import complete, directed_exponential, ring
+from edgegossip.real.final_average import FinalAverage
 
 NUM_ROUNDS = 40
 NEAR = 1e-5

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Assign,
     Assigned,
     Effect,
@@ -34,7 +34,7 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.contract.schema import MessageSpec, TensorSpec
 
 
 def _train(params: Tensor, number: int) -> Train:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
-from edgegossip.cluster.learners_desk import LearnersDesk, Order, Reply
-from edgegossip.cluster.ray_pool import RayPool
-from edgegossip.cluster.ray_session import ClusterNode, LostError, RaySession
-from edgegossip.experiments.describe import versions
+from edgegossip.integrations.ray.learners_desk import LearnersDesk, Order, Reply
+from edgegossip.integrations.ray.ray_pool import RayPool
+from edgegossip.integrations.ray.ray_session import ClusterNode, LostError, RaySession
+from edgegossip.runs.describe import versions
 
 # Desks catch warnings, which one thread at a time may do.
 _ONE_AT_A_TIME = threading.Lock()

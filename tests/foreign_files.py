@@ -20,26 +20,26 @@ from tests.small_runs import NUM_WORKERS, ctrl_c_at, quick, small_run
 from tests.small_tasks import experiment, regression
 from tests.unit.test_study_report import figure, map_panel, panel, write_study
 
-from edgegossip.core.errors import Interrupted
-from edgegossip.deploy import worker
-from edgegossip.deploy.gathering import WORKERS, Gathering
-from edgegossip.deploy.snapshots import snapshot_path
-from edgegossip.deploy.worker import WorkerSettings, take_part
-from edgegossip.deploy.worker_past import goes_on_at, has_ended
-from edgegossip.experiments.describe import header
-from edgegossip.experiments.event_log import to_line
-from edgegossip.experiments.files import save_checkpoint, write_json
-from edgegossip.experiments.run_folder import load_results
-from edgegossip.experiments.runner import run
-from edgegossip.learning import readers
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.picture_folder import pictures
+from edgegossip.contract.errors import Interrupted
+from edgegossip.data import readers
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.pictures import pictures
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real import worker
+from edgegossip.real.gathering import WORKERS, Gathering
+from edgegossip.real.snapshots import snapshot_path
+from edgegossip.real.worker import WorkerSettings, take_part
+from edgegossip.real.worker_folder import goes_on_at, has_ended
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report
 from edgegossip.report.study_page import write_study_report
+from edgegossip.runs.describe import header
+from edgegossip.runs.events import to_line
+from edgegossip.runs.files import save_checkpoint, write_json
+from edgegossip.runs.folder import load_results
+from edgegossip.runs.runner import run
 from edgegossip.sim.traces import gpus, phones
 
 QUICK = quick()

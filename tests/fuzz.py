@@ -45,16 +45,15 @@ from benchmarks.corpus import (
 from tests.bad_frames import make_frame
 from torch import Tensor
 
-from edgegossip.core import codec
-from edgegossip.core.protocol import Message
-from edgegossip.net.admission import Admission
-from edgegossip.net.envelope import NUM_BYTES
-from edgegossip.net.host_settings import HostSettings
-from edgegossip.net.items import Frame
+from edgegossip.contract import codec
+from edgegossip.contract.protocol import Message
+from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.envelope import NUM_BYTES
+from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.receiving import Frame, Post
+from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.status import STATUS, Phase
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.peers import Peers
-from edgegossip.net.post import Post
-from edgegossip.net.status import STATUS, Phase
 
 
 def admission() -> Admission:

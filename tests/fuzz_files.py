@@ -40,8 +40,8 @@ import torch
 from tests.byte_mutations import cut_out, flip_bits, join, make_extreme, put_in, repeat, swap
 from tests.foreign_files import TARGETS, Target
 
-from edgegossip.core.errors import EdgeGossipError
-from edgegossip.experiments import files
+from edgegossip.contract.errors import EdgeGossipError
+from edgegossip.runs import files
 
 MAX_SECONDS = 10.0
 HANGS_AFTER = 120.0
@@ -73,7 +73,11 @@ ODD: list[Any] = [
     {"same": 0},
     {"tuple": 1},
     {"dict": [[[], 1]]},
-    {"dataclass": "edgegossip.core.protocol:Steps", "number": 0, "fields": {"num_steps": "1"}},
+    {
+        "dataclass": "edgegossip.contract.protocol:Steps",
+        "number": 0,
+        "fields": {"num_steps": "1"},
+    },
     {"dataclass": 5, "number": 0, "fields": []},
 ]
 BYTES = [flip_bits, make_extreme, cut_out, put_in, repeat, swap, join]

@@ -15,15 +15,15 @@ from tests.host_wrappers import Ledger
 from tests.virtual_process import Process
 from tests.worlds import stages_in
 
-from edgegossip.algorithms.gosgd import GoSGDState
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.states import SERVER, ServerState
-from edgegossip.algorithms.push_sum_state import PushSumState
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import Rank, Seconds, WorkerState
-from edgegossip.deploy.agreement import agreement_of
+from edgegossip.algorithms.gossip.gosgd import GoSGDState
+from edgegossip.algorithms.push_sum.push_sum import PushSumState
+from edgegossip.algorithms.server.methods import BSP
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.server.state import SERVER, ServerState
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.protocol import Rank, Seconds, WorkerState
+from edgegossip.real.agreement import agreement_of
 
 NOTICED: Seconds = 2 * LEASE
 """A worker that hangs is missed after at most this."""

@@ -20,14 +20,14 @@ from tests.virtual_time import VirtualTime
 from tests.worlds import NUM_PARAMS, ManySamples, StageTrainer, loss_of, stages_in
 
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Message, Rank, Seconds, Train, Trained
-from edgegossip.core.snapshot import Json, assemble, dismantle
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.deploy.final_average import FinalAverage, ending_seconds
-from edgegossip.net.host import Host
-from edgegossip.net.host_settings import HostSettings
-from edgegossip.net.status import Phase, WorkerStatus
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Message, Rank, Seconds, Train, Trained
+from edgegossip.contract.snapshot import Json, assemble, dismantle
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.status import Phase, WorkerStatus
+from edgegossip.real.final_average import FinalAverage, ending_seconds
 
 LEASE: Seconds = 1.5
 HORIZON: Seconds = 3600.0

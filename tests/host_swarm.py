@@ -39,7 +39,7 @@ from tests.host_world_draws import (
 )
 from tests.host_worlds import World
 
-from edgegossip.core.protocol import Seconds
+from edgegossip.contract.protocol import Seconds
 
 WORLDS: dict[str, tuple[Callable[[int], World], Callable[[World], Run]]] = {
     "peers": (draw_world, check),

@@ -21,15 +21,15 @@ from tests.algorithms import (
 from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.virtual_network import Wire
 
-from edgegossip.algorithms.control_variates import ControlVariates
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.parameter_server.states import SERVER
-from edgegossip.algorithms.trailing_average import TrailingAverage
-from edgegossip.core import topology as topologies
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.topology import Topology, from_edges_by_round
-from edgegossip.deploy.final_average import FinalAverage
+from edgegossip.algorithms.server.state import SERVER
+from edgegossip.algorithms.wrappers.control_variates import ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
+from edgegossip.contract import topology as topologies
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.topology import Topology, from_edges_by_round
+from edgegossip.real.final_average import FinalAverage
 
 
 def draw_world(seed: int, name: str | None = None) -> World:

@@ -8,11 +8,11 @@ from typing import Any
 
 from tests.virtual_network import Wire
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.connectivity import longest_lead
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.net.patience import Patience
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.topology import longest_lead
+from edgegossip.net.host.timing import Patience
 
 SIZE = 4
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from edgegossip.algorithms.parameter_server.halves import StandbyState
-from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.server.state import CommitterState, ServerState
+from edgegossip.algorithms.wrappers.standby.standby import StandbyState
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Rank,

@@ -14,12 +14,12 @@ from tests.algorithms import NUM_WORKERS
 from tests.parity import SETTINGS, SIZE
 from tests.worlds import NUM_PARAMS, ManySamples
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Rank, Train
-from edgegossip.core.topology import complete
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.net.host import Host
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Rank, Train
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.net.host.host import Host
 from edgegossip.net.memory import MemoryNetwork
 
 EPOCHS = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=6)

@@ -11,14 +11,14 @@ import pytest
 import torch
 from tests.worlds import TARGETS, Recorder, stages_in
 
-from edgegossip.algorithms.choco_gossip import ChocoState
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGDState
-from edgegossip.algorithms.parameter_server.halves import StandbyState
-from edgegossip.algorithms.stages.stage_state import StageState
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.choco_gossip import ChocoState
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGDState
+from edgegossip.algorithms.stages.state import StageState
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.standby.standby import StandbyState
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Event,
     Message,
     Rank,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgegossip.core.compression.compressor import Compressor
-from edgegossip.core.protocol import Payload
-from edgegossip.core.schema import TensorSpec
+from edgegossip.compression.compressor import Compressor
+from edgegossip.contract.protocol import Payload
+from edgegossip.contract.schema import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from tests.parity import Steady
 from tests.worlds import NUM_PARAMS, TARGETS, ManySamples
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Message, Rank, Train
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.host import Host
-from edgegossip.net.host_settings import HostSettings
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Message, Rank, Train
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.identity.certificates import issue, make_authority
+from edgegossip.net.identity.tls import TLS
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.tls import TLS
 
 NUM_WORKERS = 4
 LIAR = 0  # what is first said counts most, where rank decides

@@ -8,10 +8,10 @@ from typing import Any
 from tests.small_runs import SHAPE, pictures, small_run, small_task
 from torch import nn
 
-from edgegossip.core.protocol import Rank
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.local import Local
+from edgegossip.contract.protocol import Rank
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.local import Local
+from edgegossip.runs.experiment import Experiment
 
 SIZES = (40, 10, 24, 16)
 """Samples of each worker, before some are held out."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgegossip.core.observer import Observer
-from edgegossip.core.protocol import Message, Note, Rank, Seconds, Trained
+from edgegossip.contract.observer import Observer
+from edgegossip.contract.protocol import Message, Note, Rank, Seconds, Trained
 
 
 class Silent(Observer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgegossip.cli.plan_ranking import Outlook
+from edgegossip.plan.ranking import Outlook
 
 
 def outlook(

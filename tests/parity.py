@@ -21,8 +21,8 @@ from tests.worlds import (
     stages_in,
 )
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Predict,
@@ -35,8 +35,8 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.net.host import Host
-from edgegossip.net.host_settings import Forecaster, HostSettings
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.settings import Forecaster, HostSettings
 from edgegossip.net.transport import Transport
 
 SIZE = 4

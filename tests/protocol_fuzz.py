@@ -34,9 +34,9 @@ from tests.algorithms import ALL, NUM_WORKERS
 from tests.worlds import NUM_PARAMS, ManySamples, ObedientStage, stages_in
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import (
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.protocol import (
     Assign,
     Assigned,
     Effect,
@@ -59,10 +59,10 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.schema import Limits, MessageSpec, TensorSpec
-from edgegossip.deploy.final_average import with_final_average
-from edgegossip.net.admission import Admission
-from edgegossip.net.envelope import Envelope, pack
+from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.envelope import Envelope, pack
+from edgegossip.real.final_average import with_final_average
 
 RUN = b"in shape"
 EVENTS_A_WORLD = 500

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from tests.trained import trained_event
 
-from edgegossip.algorithms.push_sum import PushSum
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.protocol import Effect, Event, Message, Received, Send
-from edgegossip.core.topology import directed_ring
+from edgegossip.algorithms.push_sum.push_sum import PushSum
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.contract.protocol import Effect, Event, Message, Received, Send
+from edgegossip.contract.topology import directed_ring
 
 # Worker 1 hears from 0 and sends to 2.
 TRUSTING = StochasticGradientPush(topology=directed_ring(3), num_rounds=3)

@@ -12,21 +12,21 @@ from tests.algorithms import OVERSHOOTING, AnyAlgorithm
 from tests.invariants import FAR, Checks, is_corrected
 from tests.worlds import SHAPE, Watched, make_world
 
-from edgegossip.algorithms.adpsgd import ADPSGD
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.choco_gossip import ChocoGossip
-from edgegossip.algorithms.control_variates import ControlVariates
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.owned_chunks import OwnedChunks
-from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.push_sum import PushSum
-from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.algorithms.gossip.adpsgd import ADPSGD
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
+from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
+from edgegossip.algorithms.push_sum.push_sum import PushSum
+from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.algorithms.trailing_average import TrailingAverage
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.topology import (
+from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.control_variates import ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.rounds import RoundBased
+from edgegossip.contract.topology import (
     Topology,
     complete,
     from_edges_by_round,

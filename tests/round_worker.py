@@ -6,10 +6,10 @@ import torch
 from tests.trained import trained_event
 from torch import Tensor
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Effect, Event, Message, Received, Send, Trained
-from edgegossip.core.topology import ring
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.protocol import Effect, Event, Message, Received, Send, Trained
+from edgegossip.contract.rounds import RoundState
+from edgegossip.contract.topology import ring
 
 RING = Gossip(topology=ring(4), num_rounds=3)  # worker 0 hears from 1 and 3
 PATIENT = Gossip(topology=ring(4), num_rounds=3, timeout=10.0)

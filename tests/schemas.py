@@ -10,9 +10,9 @@ from typing import Any
 from tests.observers import Silent
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Message, Rank, Seconds
-from edgegossip.core.schema import MessageSpec
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Message, Rank, Seconds
+from edgegossip.contract.schema import MessageSpec
 
 
 @dataclass

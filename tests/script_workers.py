@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from edgegossip.deploy.script_worker import ScriptWorker
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.script_worker import ScriptWorker
 
 
 def workers_in_threads(

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.codec import num_bytes
-from edgegossip.core.protocol import (
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.codec import num_bytes
+from edgegossip.contract.protocol import (
     WORKER,
     Effect,
     Event,
@@ -28,7 +28,7 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.core.trainer import Trainer, TrainingResult
+from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.sim.fault import Fault, Faults
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform

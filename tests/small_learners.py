@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from tests.small_runs import adam, dataset, small_model
 from torch import Tensor, nn
 
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.optimizer import SGD
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.training.learner import Learner
+from edgegossip.training.optimizer import SGD
 
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DATA = dataset()

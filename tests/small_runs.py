@@ -19,29 +19,31 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from edgegossip.algorithms.adpsgd import ADPSGD
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.choco_gossip import ChocoGossip
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
-from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.compression.sparse import TopK
-from edgegossip.core.randomness import generator
-from edgegossip.core.topology import complete, directed_ring, one_peer_exponential, ring
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.progress import Status
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.gossip.adpsgd import ADPSGD
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
+    SkewCompensatedSparsePush,
+)
+from edgegossip.compression.sparse import TopK
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.topology import complete, directed_ring, one_peer_exponential, ring
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.tracking import Status
 from edgegossip.sim.fault import Crash, Delay, Drop, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.task import Task
 
 NUM_WORKERS = 4
 SHAPE = (1, 6, 6)

@@ -8,10 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.topology import ring
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.built_in_metrics import (
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.topology import ring
+from edgegossip.data.dataset import Dataset, from_tensors
+from edgegossip.runs.experiment import Experiment
+from edgegossip.sim.platform import Platform
+from edgegossip.training.loss import TokenCrossEntropy
+from edgegossip.training.metrics import (
     F1,
     R2,
     BitsPerCharacter,
@@ -19,11 +22,8 @@ from edgegossip.learning.built_in_metrics import (
     MeanAbsoluteError,
     Perplexity,
 )
-from edgegossip.learning.dataset import Dataset, from_tensors
-from edgegossip.learning.loss import TokenCrossEntropy
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.task import Task
-from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.task import Task
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away. " * 8
 

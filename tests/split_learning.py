@@ -41,14 +41,14 @@ from edgegossip.contract import (
     WorkerLost,
     WorkerState,
 )
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.dataset import TrainingData
-from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.loss import prepare_batch
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.task import Task
+from edgegossip.data.dataset import TrainingData
+from edgegossip.models.flat import FlatModel
+from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.loss import prepare_batch
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.task import Task
 
 BATCH_SIZE = 8
 NUM_DEVICES = 2

@@ -10,26 +10,23 @@ import torch
 from tests.small_runs import dataset
 from torch import Tensor, nn
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.protocol import Payload, Steps, Train
-from edgegossip.core.randomness import derive_seed
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.models.initialization import drawn_from
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.stages.both import Both
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.greedy import Greedy
-from edgegossip.learning.stages.local_losses import LocalLosses
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.stage_learner import Place
-from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
-from edgegossip.learning.task import Task
+from edgegossip.contract.protocol import Payload, Steps, Train
+from edgegossip.contract.randomness import derive_seed
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.models.blocks import drawn_from
+from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.learner import Place
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.teachers import Both, Greedy, LocalLosses, SyntheticGradients
+from edgegossip.training.task import Task
 
 SHAPES: tuple[tuple[int, ...], ...] = ((4, 4, 4), (16,), ())
 BOUNDARIES = SHAPES[:2]

@@ -10,12 +10,12 @@ from tests.effects import of_type
 from tests.trained import trained_event
 from torch import Tensor
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
-from edgegossip.algorithms.stages.stage_state import StageState
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.stages.state import StageState
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Message,

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 from tests.small_runs import FAULTS, parameters, repeatable_events, small_run
 
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.fault import Faults
 
 

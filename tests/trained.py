@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.core.protocol import Trained
+from edgegossip.contract.protocol import Trained
 
 
 def trained_event(params: Tensor, before: Tensor, **changes: Any) -> Trained:  # noqa: ANN401

@@ -10,8 +10,8 @@ import sys
 
 from tests.transports import OverZenoh
 
-from edgegossip.core.codec import Buffer
-from edgegossip.core.protocol import Rank
+from edgegossip.contract.codec import Buffer
+from edgegossip.contract.protocol import Rank
 from edgegossip.net.transport import Incarnation
 
 

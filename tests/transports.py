@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from edgegossip.core.codec import Buffer
-from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.contract.codec import Buffer
+from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Transport
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh.transport import ZenohTransport
 
 What: TypeAlias = tuple[Any, ...]
 """("appeared", rank, incarnation), ("received", sender, bytes) and so on."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edgegossip.algorithms.parameter_server.adsp import SearchingServerState
-from edgegossip.algorithms.parameter_server.commit_search import Tried
-from edgegossip.algorithms.parameter_server.sharing import SharingState
-from edgegossip.core.protocol import WorkerState
+from edgegossip.algorithms.server.adsp import SearchingServerState
+from edgegossip.algorithms.server.commit_search import Tried
+from edgegossip.algorithms.wrappers.shards.shard_server import SharingState
+from edgegossip.contract.protocol import WorkerState
 
 
 def trials(state: WorkerState) -> list[Tried]:

@@ -18,9 +18,9 @@ from functools import partial
 from tests.virtual_process import Process
 from tests.virtual_time import VirtualTime
 
-from edgegossip.core.codec import Buffer
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.net.tls import Credentials
+from edgegossip.contract.codec import Buffer
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.net.identity.tls import Credentials
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 

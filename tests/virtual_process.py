@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.virtual_time import T
 
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.net.fair_queue import FairQueue
-from edgegossip.net.host import Host
-from edgegossip.net.runtime import Life
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.net.host.host import Host
+from edgegossip.net.runtime import FairQueue, Life
 from edgegossip.net.transport import Incarnation
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import TypeVar
 
-from edgegossip.core.protocol import Seconds
+from edgegossip.contract.protocol import Seconds
 
 T = TypeVar("T")
 

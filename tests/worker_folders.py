@@ -9,8 +9,8 @@ from typing import Any
 import safetensors.torch
 from tests.small_runs import NUM_WORKERS, small_run
 
-from edgegossip.deploy.gathering import WORKERS
-from edgegossip.deploy.snapshots import snapshot_path
+from edgegossip.real.gathering import WORKERS
+from edgegossip.real.snapshots import snapshot_path
 
 EXPERIMENT = small_run("epoch-gossip", evaluation_interval=None)
 

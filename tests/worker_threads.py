@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgegossip.core.protocol import Rank
-from edgegossip.deploy.worker import WorkerSettings, take_part
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.net.host_settings import Forecaster
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.host.settings import Forecaster
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.worker import WorkerSettings, take_part
+from edgegossip.runs.experiment import Experiment
 
 WITHIN = WorkerSettings(meet_seconds=20.0)
 

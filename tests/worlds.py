@@ -12,12 +12,12 @@ from tests.algorithms import NUM_WORKERS
 from torch import Tensor
 
 from edgegossip.algorithms.stages.pipelined import Pipelined
-from edgegossip.algorithms.stages.stage_state import StageState
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.observer import Observer
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.stages.state import StageState
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.observer import Observer
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Message,
@@ -31,14 +31,14 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.core.randomness import generator
-from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.quadratic import QuadraticTrainer
 
 NUM_PARAMS = 7
 # Random, not round, numbers: sums of round numbers come out equal in any order.

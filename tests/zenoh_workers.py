@@ -10,9 +10,9 @@ from pathlib import Path
 import zenoh
 from tests.transports import free_ports
 
-from edgegossip.core.protocol import Rank
-from edgegossip.net.access import zenoh_security
-from edgegossip.net.tls import TLS
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.identity.access import zenoh_security
+from edgegossip.net.identity.tls import TLS
 
 NUM_WORKERS = 3
 RUN = "0123456789abcdef"

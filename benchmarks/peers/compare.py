@@ -35,7 +35,7 @@ import psutil
 from benchmarks.kept import about, rounded
 from benchmarks.peers.same_task import Job
 
-from edgegossip.experiments.files import write_json
+from edgegossip.runs.files import write_json
 
 SAMPLES = 32_768
 ROUNDS = {"lenet5": 2, "mlp": 10}

@@ -26,23 +26,22 @@ from benchmarks.peers.same_task import (
 )
 from benchmarks.simulator import warm_up
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.topology import ring
-from edgegossip.experiments.batching import batched
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.models import lenet5, mlp
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.readers import mnist
-from edgegossip.learning.task import Task, Workload
-from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.server.methods import FixedADACOMM
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.topology import ring
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.data.readers import mnist
+from edgegossip.models import lenet5, mlp
+from edgegossip.models.flat import FlatModel
+from edgegossip.recipes.tasks import default_data_dir
+from edgegossip.runs.experiment import Experiment, batched
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.task import Task, Workload
 
 SHAPE = (1, 28, 28)
 MODELS = {

@@ -6,7 +6,7 @@ that prints the same:
     <!-- recipes -->
     <!-- studies -->
     <!-- options -->
-    <!-- fields edgegossip.experiments.event_log -->
+    <!-- fields edgegossip.runs.events -->
     <!-- rows -->
     <!-- classes edgegossip.contract.Event -->
 """

@@ -15,19 +15,28 @@ from tests.observers import Silent
 from tests.schemas import SchemaCheck
 from torch import Tensor
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.observer import Observer
-from edgegossip.core.protocol import Epochs, Payload, Rank, Seconds, Steps, Train, Trained, Work
-from edgegossip.core.randomness import generator
-from edgegossip.core.schema import TensorSpec
-from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.observer import Observer
+from edgegossip.contract.protocol import (
+    Epochs,
+    Payload,
+    Rank,
+    Seconds,
+    Steps,
+    Train,
+    Trained,
+    Work,
+)
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.rounds import RoundState
+from edgegossip.contract.schema import TensorSpec
+from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.sim.fault import Fault, Faults
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.quadratic import QuadraticTrainer
 
 NUM_PARAMS = 12
 TARGETS = torch.randn(8, NUM_PARAMS, generator=generator(0, "targets"), dtype=torch.float64)

@@ -24,27 +24,21 @@ from tests.examples.contract_worlds import (
 from tests.tiers import thorough
 from torch import Tensor
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.rounds import RoundBased
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import (
-    Event,
-    Message,
-    Rank,
-    Seconds,
-    TimerFired,
-)
-from edgegossip.core.topology import (
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.protocol import Event, Message, Rank, Seconds, TimerFired
+from edgegossip.contract.rounds import RoundBased
+from edgegossip.contract.topology import (
     Topology,
     complete,
     directed_exponential,
     one_peer_exponential,
 )
-from edgegossip.learning.quadratic import QuadraticTrainer
 from edgegossip.sim.fault import Crash, Drop, Fault, Recover
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.quadratic import QuadraticTrainer
 
 # 1. ADSP.
 

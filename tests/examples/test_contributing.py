@@ -14,8 +14,8 @@ from tests.arrivals import require_that_arrivals_count
 from tests.schemas import SchemaCheck
 from tests.worlds import NUM_PARAMS, UNEVEN, make_world
 
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.topology import ring
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.topology import ring
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 

@@ -17,7 +17,7 @@ import pytest
 from tests.algorithms import ALGORITHMS, ALONE, CONTROLLED, SERVED, STAGES, TUNED
 from tests.worlds import UNEVEN, Recorder, joined, make_world
 
-from edgegossip.core.metrics import consensus_distance
+from edgegossip.contract.metrics import consensus_distance
 from edgegossip.sim.fault import Crash, Faults, Recover
 from edgegossip.sim.link import Link, Links
 

@@ -3,7 +3,7 @@
 PREPARE = """
 import sys, threading, time
 from edgegossip.net.address import Address
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh.transport import ZenohTransport
 
 rank, lease, *addresses = int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]
 endpoints = [f"tcp/{address}:7447" for address in addresses]

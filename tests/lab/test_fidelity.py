@@ -16,7 +16,7 @@ from benchmarks.lab_runs import Setting, run_simulated, time_limit
 from lab.pace import follow, platform
 from tests.tiers import thorough
 
-from edgegossip.experiments.results import Evaluation
+from edgegossip.runs.results import Evaluation
 from edgegossip.sim.platform import Platform
 
 THROUGHPUTS = (1000.0, 800.0, 330.0, 250.0)

@@ -19,14 +19,14 @@ from tests.random_worlds import MANY_SEEDS, SEEDS, World, draw_world
 from tests.tiers import by_name
 from tests.worlds import EVEN, TARGETS, make_world
 
-from edgegossip.algorithms.edge_gossip.balancer import Balancer
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.snapshot import assemble, dismantle
-from edgegossip.core.topology import complete
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.snapshot import assemble, dismantle
+from edgegossip.contract.topology import complete
 from edgegossip.machine.contention import Contention
 from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Recover
 from edgegossip.sim.platform import ContentionTrace, Platform, ThrottlingTrace

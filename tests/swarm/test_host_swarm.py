@@ -14,7 +14,7 @@ from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.tiers import by_name, first, thorough
 from tests.virtual_network import Wire
 
-from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.contract.protocol import Rank, Seconds
 
 
 def batches(kind: str, first: int, last: int, size: int) -> list[tuple[str, range]]:

@@ -15,9 +15,8 @@ from tests.tiers import first, thorough
 from tests.worlds import NUM_PARAMS, Recorder, Watched, make_world
 from torch import Tensor
 
-from edgegossip.algorithms.push_sum import PushSum
-from edgegossip.algorithms.push_sum_state import Mass
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.push_sum.push_sum import Mass, PushSum
+from edgegossip.contract.protocol import (
     Event,
     Rank,
     Received,

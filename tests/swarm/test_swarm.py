@@ -21,11 +21,11 @@ from tests.random_worlds import MANY_SEEDS, SEEDS, World, draw_world
 from tests.tiers import by_name, thorough
 from tests.worlds import joined
 
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.states import SERVER
-from edgegossip.algorithms.stages.stage_state import StageState
-from edgegossip.core.errors import ServerLostError
-from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.server.state import SERVER
+from edgegossip.algorithms.stages.state import StageState
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.sim.fault import Crash, Partition
 
 EACH = {**ALL, "alone": ALONE}

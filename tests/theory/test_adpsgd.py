@@ -19,10 +19,10 @@ from tests.worlds import (
 )
 from torch import Tensor
 
-from edgegossip.algorithms.adpsgd import ADPSGD
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import Event, Message, Rank, Received, Seconds, WorkerState
-from edgegossip.core.topology import Topology, complete, ring, star
+from edgegossip.algorithms.gossip.adpsgd import ADPSGD
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds, WorkerState
+from edgegossip.contract.topology import Topology, complete, ring, star
 from edgegossip.sim.fault import Crash, Delay, Drop, Faults, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.simulator import Simulator

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.models import mlp
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.readers import digits
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.server.methods import BSP
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.data.readers import digits
+from edgegossip.models import mlp
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.fault import Crash, Faults
 from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.task import Task
 
 SPEEDS = (100.0, 200.0, 300.0)
 BATCH_SIZE = 24

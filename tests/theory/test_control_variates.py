@@ -12,12 +12,12 @@ from tests.trained import trained_event
 from tests.worlds import TARGETS, make_world
 from torch import Tensor
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.control_variates import ControlledState, ControlVariates
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.control_variates import ControlledState, ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Layout,
@@ -28,7 +28,7 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.core.topology import complete
+from edgegossip.contract.topology import complete
 from edgegossip.sim.platform import Platform
 
 SPEEDS = (8.0, 4.0, 2.0, 2.0, 1.0)

@@ -11,12 +11,12 @@ from tests.algorithms import NUM_WORKERS
 from tests.trained import trained_event
 from tests.worlds import TARGETS, make_world
 
-from edgegossip.algorithms.edge_gossip.balancer import Balancer
-from edgegossip.algorithms.edge_gossip.plan import Correction, EpochPlan
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.protocol import Epochs, Train
-from edgegossip.core.topology import complete
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.edge_gossip.plan import Correction, EpochPlan
+from edgegossip.contract.protocol import Epochs, Train
+from edgegossip.contract.topology import complete
 from edgegossip.sim.platform import Platform
 
 SPEEDS = torch.tensor([8.0, 4.0, 2.0, 2.0, 1.0])

@@ -23,12 +23,11 @@ from tests.worlds import (
 )
 from torch import Tensor
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.core.compression.sparse import TopK
-from edgegossip.core.compression.values import Quantize
-from edgegossip.core.connectivity import flooding_time
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.compression.sparse import TopK
+from edgegossip.compression.values import Quantize
+from edgegossip.contract.protocol import (
     Event,
     Layout,
     Message,
@@ -42,15 +41,17 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
-from edgegossip.core.topology import (
+from edgegossip.contract.topology import (
     Topology,
     complete,
     directed_ring,
+    flooding_time,
+    intermittent,
     one_peer_exponential,
+    random_one_peer,
     ring,
     star,
 )
-from edgegossip.core.varying_topology import intermittent, random_one_peer
 from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform

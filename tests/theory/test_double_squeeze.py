@@ -22,22 +22,12 @@ from tests.worlds import (
 )
 from torch import Tensor
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.double_squeeze import (
-    CHECK_EVERY,
-    DoubleSqueeze,
-)
-from edgegossip.core.compression.sparse import RandomK, TopK
-from edgegossip.core.compression.values import Quantize
-from edgegossip.core.protocol import (
-    Event,
-    Layout,
-    Seconds,
-    Started,
-    Trained,
-    WorkerState,
-)
-from edgegossip.core.topology import Topology, complete, ring, star
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.double_squeeze import CHECK_EVERY, DoubleSqueeze
+from edgegossip.compression.sparse import RandomK, TopK
+from edgegossip.compression.values import Quantize
+from edgegossip.contract.protocol import Event, Layout, Seconds, Started, Trained, WorkerState
+from edgegossip.contract.topology import Topology, complete, ring, star
 from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 

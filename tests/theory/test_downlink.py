@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 from tests.scripted import SIZE, message, on_start, world
 
-from edgegossip.core.codec import num_bytes
-from edgegossip.core.protocol import (
+from edgegossip.contract.codec import num_bytes
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Finish,

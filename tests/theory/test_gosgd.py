@@ -12,10 +12,10 @@ from tests.algorithms import NUM_WORKERS
 from tests.worlds import INITIAL, UNEVEN, Recorder, Watched, final_params, make_world
 from torch import Tensor
 
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import Event, Message, Rank, Received, Seconds, WorkerState
-from edgegossip.core.topology import Topology, complete, directed_ring, ring
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds, WorkerState
+from edgegossip.contract.topology import Topology, complete, directed_ring, ring
 from edgegossip.sim.fault import Delay, Faults
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.simulator import Simulator

@@ -10,11 +10,11 @@ import torch
 from tests.algorithms import MATCHINGS, NUM_ROUNDS, NUM_WORKERS, each_synchronous
 from tests.worlds import INITIAL, TARGETS, final_params, make_world, mix_only
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.rounds import RoundBased
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.mixing import MetropolisHastings, Uniform, mixing_matrix, spectral_gap
-from edgegossip.core.topology import Topology, complete, random_regular, ring, star, torus
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.mixing import MetropolisHastings, Uniform, mixing_matrix, spectral_gap
+from edgegossip.contract.rounds import RoundBased
+from edgegossip.contract.topology import Topology, complete, random_regular, ring, star, torus
 from edgegossip.sim.platform import Platform
 
 GRAPHS = [ring(5), ring(8), star(6), torus(3, 4), random_regular(10, 3, seed=0)]

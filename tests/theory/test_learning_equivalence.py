@@ -13,26 +13,26 @@ from tests.algorithms import ALGORITHMS, AnyAlgorithm
 from tests.tiers import by_name
 from torch import Tensor, nn
 
-from edgegossip.algorithms.adpsgd import ADPSGD
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.choco_gossip import ChocoGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.protocol import Epochs, Steps, Work
-from edgegossip.core.topology import complete
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.models.mlp import mlp
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.readers import digits
-from edgegossip.learning.sampling.batches import BatchStream
-from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
-from edgegossip.learning.sampling.selection import Random
-from edgegossip.learning.task import Task, Workload
+from edgegossip.algorithms.gossip.adpsgd import ADPSGD
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.contract.protocol import Epochs, Steps, Work
+from edgegossip.contract.topology import complete
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.readers import digits
+from edgegossip.models.small import mlp
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.batches import BatchStream
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler
+from edgegossip.training.sampling.selection import Random
+from edgegossip.training.task import Task, Workload
 
 SEED = 3
 BATCH_SIZE = 16

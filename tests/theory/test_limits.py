@@ -40,20 +40,19 @@ from tests.worlds import (
 )
 from torch import Tensor
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.control_variates import ControlVariates
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.states import ServerState
-from edgegossip.algorithms.rounds import RoundBased
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.server.state import ServerState
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.wrappers.control_variates import ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Rank,
@@ -63,14 +62,15 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerState,
 )
-from edgegossip.core.snapshot import assemble, dismantle
-from edgegossip.core.topology import Topology, complete, ring
-from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.contract.rounds import RoundBased
+from edgegossip.contract.snapshot import assemble, dismantle
+from edgegossip.contract.topology import Topology, complete, ring
 from edgegossip.sim.fault import Crash, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.quadratic import QuadraticTrainer
 
 UNEVEN_LINKS = Links(
     default=Link(latency=0.2, bandwidth=1e4),

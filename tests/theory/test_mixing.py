@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from edgegossip.core.mixing import (
+from edgegossip.contract.mixing import (
     ColumnStochastic,
     MetropolisHastings,
     MixingRule,
@@ -22,8 +22,8 @@ from edgegossip.core.mixing import (
     mixing_matrix,
     spectral_gap,
 )
-from edgegossip.core.randomness import generator
-from edgegossip.core.topology import (
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.topology import (
     Topology,
     complete,
     directed_exponential,

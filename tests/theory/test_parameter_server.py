@@ -13,17 +13,14 @@ from tests.tiers import thorough
 from tests.trials import trials
 from tests.worlds import EVEN, TARGETS, UNEVEN, Watched, make_world
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.parameter_server.adacomm import ADACOMM, ADACOMMServerState
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.ssp import SSP
-from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
-from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.server.adacomm import ADACOMM, ADACOMMServerState
+from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
+from edgegossip.algorithms.server.methods import BSP, SSP, FixedADACOMM
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.server.state import CommitterState, ServerState
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Layout,

@@ -21,24 +21,27 @@ from tests.worlds import (
 )
 from torch import Tensor
 
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.push_sum import PushSum
-from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
-from edgegossip.algorithms.sparse_push import SparsePush
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.compression.compressor import Identity
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.mixing import ColumnStochastic, mixing_matrix
-from edgegossip.core.protocol import Event, Seconds, WorkerState
-from edgegossip.core.topology import (
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum.push_sum import PushSum
+from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
+    SkewCompensatedSparsePush,
+)
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.compression.compressor import Identity
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.mixing import ColumnStochastic, mixing_matrix
+from edgegossip.contract.protocol import Event, Seconds, WorkerState
+from edgegossip.contract.topology import (
     Topology,
     directed_exponential,
     directed_ring,
     from_edges_by_round,
+    intermittent,
     one_peer_exponential,
+    random_one_peer,
     star,
 )
-from edgegossip.core.varying_topology import intermittent, random_one_peer
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 

@@ -14,14 +14,13 @@ from tests.trials import trials
 from tests.worlds import EVEN, NUM_PARAMS, TARGETS, UNEVEN, Recorder, joined, make_world
 from torch import Tensor
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.sharing import WHAT, SharingState
-from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.server.methods import ASP, BSP
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.shards.shard_server import WHAT, SharingState
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.protocol import (
     Message,
     Rank,
     Received,
@@ -31,12 +30,12 @@ from edgegossip.core.protocol import (
     Started,
     TimerFired,
 )
-from edgegossip.core.trainer import Trainer
-from edgegossip.deploy.final_average import FinalAverage
-from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.contract.trainer import Trainer
+from edgegossip.real.final_average import FinalAverage
 from edgegossip.sim.fault import Crash, Drop, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.quadratic import QuadraticTrainer
 
 NUM = 3
 LINKS = Links(default=Link(latency=0.25))

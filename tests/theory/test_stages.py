@@ -31,28 +31,32 @@ from tests.stage_runs import (
 from tests.tiers import by_name, first, thorough
 from torch import Tensor, nn
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
-from edgegossip.core.errors import Interrupted
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.core.topology import complete, ring
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.stages.both import Both
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.greedy import Greedy
-from edgegossip.learning.stages.local_losses import LocalLosses
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
-from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.errors import Interrupted
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.contract.topology import complete, ring
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.teachers import (
+    Both,
+    Greedy,
+    LocalLosses,
+    Shape,
+    SyntheticGradients,
+    Teacher,
+    TeacherFactory,
+)
+from edgegossip.training.task import Task
 
 AUGMENTED: dict[str, Any] = {"augmentation": partial(flip_and_crop, padding=1)}
 

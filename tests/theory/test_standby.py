@@ -11,12 +11,11 @@ import pytest
 from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS
 from tests.worlds import EVEN, UNEVEN, Recorder, Watched, make_world
 
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.halves import StandbyState
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import Event, Rank, Seconds, WorkerState
+from edgegossip.algorithms.server.methods import ASP, BSP
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.wrappers.standby.standby import StandbyState
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.protocol import Event, Rank, Seconds, WorkerState
 from edgegossip.sim.fault import Crash, Fault, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform

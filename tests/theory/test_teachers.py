@@ -11,14 +11,17 @@ import torch.nn.functional as F
 from tests.stage_runs import Trained, arguments, batch_of, part
 from torch import Tensor
 
-from edgegossip.core.randomness import generator
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.stages.both import Both
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.greedy import Greedy
-from edgegossip.learning.stages.local_losses import LocalLosses, similarities
-from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
-from edgegossip.learning.stages.teacher import Shape
+from edgegossip.contract.randomness import generator
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.teachers import (
+    Both,
+    Greedy,
+    LocalLosses,
+    Shape,
+    SyntheticGradients,
+    similarities,
+)
 
 
 def seen(shape: Shape, num_samples: int = 12) -> tuple[Tensor, Tensor]:

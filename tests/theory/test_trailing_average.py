@@ -11,10 +11,10 @@ from tests.tiers import first
 from tests.trained import trained_event
 from tests.worlds import UNEVEN, Recorder, final_params, make_world
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.trailing_average import TrailingAverage, TrailingState
-from edgegossip.core.protocol import Started
-from edgegossip.core.randomness import generator
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage, TrailingState
+from edgegossip.contract.protocol import Started
+from edgegossip.contract.randomness import generator
 
 
 def served(values: list[float], window: float) -> tuple[TrailingAverage, TrailingState]:

@@ -16,12 +16,12 @@ import pytest
 from tests.small_runs import events, summary
 
 from edgegossip.cli.recipe import pick
-from edgegossip.deploy.absentees import LOG, Absentees, has_finished
-from edgegossip.deploy.gather import make_gathering
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.deploy.supervision import Supervised, killed_by, supervised
-from edgegossip.experiments.folder_lock import LOCK
+from edgegossip.real.absentees import LOG, Absentees, has_finished
+from edgegossip.real.gather import make_gathering
+from edgegossip.real.gathering import Gathering
+from edgegossip.real.supervision import Supervised, killed_by, supervised
 from edgegossip.recipes.registry import load_recipe
+from edgegossip.runs.files import LOCK
 
 SLEEP = ["-c", "import time; time.sleep(600)"]
 PATIENCE = 240.0

@@ -17,13 +17,13 @@ import zenoh
 from tests.transports import free_ports
 from tests.zenoh_workers import NUM_WORKERS, RUN, Worker, wait_until
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Rank
-from edgegossip.net.access import known_holders
-from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.probe import probe
-from edgegossip.net.strangers import report_strangers
-from edgegossip.net.tls import TLS
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.identity.access import known_holders
+from edgegossip.net.identity.certificates import issue, make_authority
+from edgegossip.net.identity.tls import TLS
+from edgegossip.net.zenoh.links import report_strangers
+from edgegossip.net.zenoh.probe import probe
 
 OTHER_SETTINGS = (
     f"a sign of life in run 'feed', whose recipe or --name differs from this run, {RUN!r}"
@@ -222,9 +222,9 @@ def test_strangers_with_a_good_certificate_are_reported_once_and_have_no_part(
 LISTENER = """
 import json, sys, zenoh
 from pathlib import Path
-from edgegossip.net.strangers import log_refused_connections
-from edgegossip.net.access import zenoh_security
-from edgegossip.net.tls import TLS
+from edgegossip.net.zenoh.links import log_refused_connections
+from edgegossip.net.identity.access import zenoh_security
+from edgegossip.net.identity.tls import TLS
 folder, port = Path(sys.argv[1]), sys.argv[2]
 log_refused_connections()
 config = zenoh.Config()

@@ -16,10 +16,10 @@ from tests.bad_frames import make_frame
 from tests.fuzz import Fuzzer, admission, is_as_described
 from torch import Tensor
 
-from edgegossip.core.protocol import Message
-from edgegossip.core.schema import MessageSpec, TensorSpec
-from edgegossip.net.admission import Admission
-from edgegossip.net.envelope import Envelope, pack
+from edgegossip.contract.protocol import Message
+from edgegossip.contract.schema import MessageSpec, TensorSpec
+from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.envelope import Envelope, pack
 
 X = torch.arange(4.0)
 RUN = b"run 0001"

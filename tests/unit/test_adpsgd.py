@@ -9,8 +9,8 @@ import torch
 from tests.effects import kinds, only
 from tests.round_worker import sends, trained
 
-from edgegossip.algorithms.adpsgd import ADPSGD, ADPSGDState
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.adpsgd import ADPSGD, ADPSGDState
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Finish,
@@ -27,7 +27,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import complete, directed_ring
+from edgegossip.contract.topology import complete, directed_ring
 
 # Worker 1 of three, who all know each other.
 

@@ -13,11 +13,15 @@ from hypothesis import given, settings, strategies as st
 from tests.tiers import thorough
 from torch import Tensor
 
-from edgegossip.core.errors import DataError
-from edgegossip.learning.sampling.aggregated import AggregatedData
-from edgegossip.learning.sampling.aggregation import COMBINATIONS, Aggregator, aggregator
-from edgegossip.learning.sampling.division import RandomHyperplanes
-from edgegossip.learning.sampling.reduction import PCA
+from edgegossip.contract.errors import DataError
+from edgegossip.training.sampling.aggregation import (
+    COMBINATIONS,
+    AggregatedData,
+    Aggregator,
+    aggregator,
+)
+from edgegossip.training.sampling.division import RandomHyperplanes
+from edgegossip.training.sampling.reduction import PCA
 
 SHAPES = [(3, 8, 8), (1, 5, 5), (4, 12), (6,)]
 every_combination = pytest.mark.parametrize("name", COMBINATIONS)
@@ -264,8 +268,8 @@ def test_no_round_waits_for_an_import() -> None:
     code = (
         "import sys\n"
         "from tests.small_learners import learner\n"
-        "from edgegossip.learning.sampling.accuracy_aware import AccuracyAware\n"
-        "from edgegossip.learning.sampling.aggregation import COMBINATIONS, aggregator\n"
+        "from edgegossip.training.sampling.accuracy_aware import AccuracyAware\n"
+        "from edgegossip.training.sampling.aggregation import COMBINATIONS, aggregator\n"
         "made = [\n"
         "    learner(accuracy_aware=AccuracyAware(aggregator=aggregator(name, ratio=2)))\n"
         "    for name in COMBINATIONS\n"

@@ -11,8 +11,8 @@ from tests.trained import trained_event
 from tests.worlds import INITIAL, NUM_PARAMS, Recorder, final_params, make_world, mix_only
 from torch import Tensor
 
-from edgegossip.algorithms.all_reduce import AllReduce, AllReduceState
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.all_reduce import AllReduce, AllReduceState
+from edgegossip.contract.protocol import (
     Effect,
     Received,
     Send,
@@ -21,7 +21,7 @@ from edgegossip.core.protocol import (
     Train,
     WorkerLost,
 )
-from edgegossip.core.topology import Topology, complete, ring, star
+from edgegossip.contract.topology import Topology, complete, ring, star
 
 ALGORITHM = AllReduce(topology=complete(3), num_rounds=2)
 

@@ -7,8 +7,8 @@ import torch
 from tests.stage_workers import PARAMS
 from tests.trained import trained_event
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.core.protocol import Finish, Started, Train, WorkerLost
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.contract.protocol import Finish, Started, Train, WorkerLost
 
 
 def test_one_alone_trains_its_rounds_and_says_nothing() -> None:

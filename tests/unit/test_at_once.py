@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 import torch
 
-from edgegossip.core.errors import DataError, TrainingError
-from edgegossip.experiments.at_once import do_at_once
-from edgegossip.experiments.comparison import compare
-from edgegossip.experiments.exhibits import Exhibits
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.progress import Progress, Silent, Status
-from edgegossip.experiments.signals import on_stop_signal
-from edgegossip.experiments.study import Cell, Row, Session, Study, run_study
-from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.contract.errors import DataError, TrainingError
 from edgegossip.recipes.registry import STUDIES, load_recipe, load_study
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.comparison import compare
+from edgegossip.runs.exhibits import Exhibits
+from edgegossip.runs.experiment import Comparison
+from edgegossip.runs.parallel import do_at_once
+from edgegossip.runs.process import on_stop_signal
+from edgegossip.runs.study import Cell, Row, Session, Study, run_study
+from edgegossip.runs.tracking import Progress, Silent, Status
 
 TWO = partial(run_study, num_processes=2)
 
@@ -135,7 +135,7 @@ def test_what_a_process_tells_is_shown(tmp_path: Path) -> None:
 def test_an_interrupt_ends_all_processes_and_says_how_to_go_on(tmp_path: Path) -> None:
     code = (
         "from tests.unit.test_at_once import *\n"
-        "from edgegossip.core.errors import Interrupted\n"
+        "from edgegossip.contract.errors import Interrupted\n"
         "if __name__ == '__main__':\n"
         "    cells = [Cell(name=n, group='a', work=begin_and_wait) for n in 'ab']\n"
         f"    out = Path({str(tmp_path / 'out')!r})\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.net.certificates import (
+from edgegossip.contract.errors import NetworkError
+from edgegossip.net.identity.certificates import (
     common_name,
     holder_paths,
     is_pair,
@@ -20,7 +20,7 @@ from edgegossip.net.certificates import (
     load_key,
     make_authority,
 )
-from edgegossip.net.revocation import revoke, revoked_serials
+from edgegossip.net.identity.revocation import revoke, revoked_serials
 
 NUM_AT_ONCE = 6
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from tests.small_learners import DATA, SHARD, learner, seeded, start
 from torch import nn
 
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Epochs, Steps, Train
-from edgegossip.core.snapshot import assemble, dismantle
-from edgegossip.learning.loss import Loss
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
-from edgegossip.learning.sampling.selection import (
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import Epochs, Steps, Train
+from edgegossip.contract.snapshot import assemble, dismantle
+from edgegossip.training.loss import Loss
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware
+from edgegossip.training.sampling.selection import (
     Candidates,
     Choice,
     Focused,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgegossip.algorithms.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
 
 
 def test_worked_example() -> None:

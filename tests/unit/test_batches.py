@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from edgegossip.core.protocol import Epochs, Steps, Work
-from edgegossip.learning.sampling.aggregated import AggregatedData
-from edgegossip.learning.sampling.batches import BatchStream
-from edgegossip.learning.sampling.sampler import AccuracyAwareSampler, Batch
-from edgegossip.learning.sampling.selection import Candidates, Choice, Random, Selection
+from edgegossip.contract.protocol import Epochs, Steps, Work
+from edgegossip.training.sampling.aggregation import AggregatedData
+from edgegossip.training.sampling.batches import BatchStream
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler, Batch
+from edgegossip.training.sampling.selection import Candidates, Choice, Random, Selection
 
 
 def stream(num_samples: int = 10, batch_size: int = 3, rank: int = 0) -> BatchStream:

@@ -19,24 +19,23 @@ from tests.small_tasks import language
 from tests.tiers import thorough
 from torch import Tensor, nn
 
-from edgegossip.algorithms.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
-from edgegossip.core.errors import TrainingError, UsageError
-from edgegossip.core.protocol import Epochs, Steps, Train, Work
-from edgegossip.core.topology import complete
-from edgegossip.core.trainer import Prepared, TrainingResult
-from edgegossip.experiments.batching import Batched, batched, why_not_batched
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.stacked import StackedLearner
-from edgegossip.learning.task import Workload
+from edgegossip.contract.errors import TrainingError, UsageError
+from edgegossip.contract.protocol import Epochs, Steps, Train, Work
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import Prepared, TrainingResult
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.runs.experiment import Batched, Experiment, batched, why_not_batched
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import MOST_TOGETHER, ComputePool
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.learner import Learner
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.task import Workload
 
 
 def prepared(

@@ -10,8 +10,8 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.net.certificates import (
+from edgegossip.contract.errors import NetworkError
+from edgegossip.net.identity.certificates import (
     CLOCK_TOLERANCE,
     authority_paths,
     common_name,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgegossip.cli.certs_command import certs_command
-from edgegossip.core.errors import NetworkError, UsageError
-from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.tls import TLS
+from edgegossip.contract.errors import NetworkError, UsageError
+from edgegossip.net.identity.certificates import issue, make_authority
+from edgegossip.net.identity.tls import TLS
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,14 @@ from tests.tiers import thorough
 from tests.worlds import INITIAL, TARGETS, UNEVEN, final_params, make_world, mix_only
 from torch import Tensor
 
-from edgegossip.algorithms.choco_gossip import ChocoGossip, ChocoState
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.compression.compressor import Compressor, Identity
-from edgegossip.core.compression.sparse import RandomK, TopK
-from edgegossip.core.compression.values import Quantize, Sign
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.mixing import MetropolisHastings, mixing_matrix
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip, ChocoState
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.compression.compressor import Compressor, Identity
+from edgegossip.compression.sparse import RandomK, TopK
+from edgegossip.compression.values import Quantize, Sign
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.mixing import MetropolisHastings, mixing_matrix
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Message,
@@ -30,8 +30,8 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.randomness import generator
-from edgegossip.core.topology import (
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.topology import (
     Topology,
     complete,
     directed_ring,

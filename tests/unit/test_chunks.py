@@ -8,7 +8,7 @@ import struct
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgegossip.net.chunks import CHUNK_BYTES, Assembler, split
+from edgegossip.net.transport import CHUNK_BYTES, Assembler, split
 
 HEADER_BYTES = 24
 

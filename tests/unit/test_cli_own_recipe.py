@@ -13,8 +13,8 @@ from tests.tiers import thorough
 
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
-from edgegossip.cli.plan_candidates import Proposal
-from edgegossip.core.errors import Interrupted
+from edgegossip.contract.errors import Interrupted
+from edgegossip.plan.candidates import Proposal
 
 OWN = """
 from dataclasses import replace

@@ -9,7 +9,7 @@ import torch
 
 from edgegossip.cli import profile_command as profile
 from edgegossip.cli.profile_command import profile_command
-from edgegossip.core.errors import UsageError
+from edgegossip.contract.errors import UsageError
 from edgegossip.machine.profile import Profile
 from edgegossip.machine.profiling import choose_loads
 

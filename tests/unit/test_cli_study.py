@@ -9,9 +9,9 @@ import pytest
 
 from edgegossip.cli import study_command as study_cli
 from edgegossip.cli.main import main
-from edgegossip.core.errors import TrainingError
-from edgegossip.experiments.exhibits import Exhibits
-from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.contract.errors import TrainingError
+from edgegossip.runs.exhibits import Exhibits
+from edgegossip.runs.study import Cell, Row, Session, Study
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from hypothesis import given, settings, strategies as st
 from tests.tiers import thorough
 from torch import Tensor
 
-from edgegossip.core import codec
-from edgegossip.core.protocol import Message
+from edgegossip.contract import codec
+from edgegossip.contract.protocol import Message
 
 PAYLOADS: dict[str, dict[str, Tensor]] = {
     "nothing": {},

@@ -7,9 +7,8 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from edgegossip.algorithms.parameter_server.commit_search import CommitSearch
-from edgegossip.algorithms.parameter_server.implicit_momentum import implicit_momentum
-from edgegossip.algorithms.parameter_server.reward import (
+from edgegossip.algorithms.server.commit_search import CommitSearch, implicit_momentum
+from edgegossip.algorithms.server.reward import (
     ConstrainedFit,
     LogSlope,
     Look,

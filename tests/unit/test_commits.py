@@ -10,13 +10,12 @@ from tests.algorithms import PARAMETER_SERVERS
 from tests.small_runs import Recorder as StatusRecorder, events, small_run, summary
 from tests.worlds import UNEVEN, make_world
 
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.states import ServerState
-from edgegossip.core.protocol import Message
-from edgegossip.experiments.commits import Commits
-from edgegossip.experiments.comparison import compare
-from edgegossip.experiments.event_log import EventLog
-from edgegossip.experiments.experiment import Comparison
+from edgegossip.algorithms.server.methods import BSP
+from edgegossip.algorithms.server.state import ServerState
+from edgegossip.contract.protocol import Message
+from edgegossip.runs.comparison import compare
+from edgegossip.runs.events import Commits, EventLog
+from edgegossip.runs.experiment import Comparison
 from edgegossip.sim.fault import Drop, Faults
 
 

@@ -10,9 +10,8 @@ import torch
 from tests.effects import only
 from tests.trained import trained_event
 
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.core.protocol import Message, Received, Send, Started, Train
+from edgegossip.algorithms.server.methods import ASP, BSP
+from edgegossip.contract.protocol import Message, Received, Send, Started, Train
 
 
 @pytest.mark.parametrize(

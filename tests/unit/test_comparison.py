@@ -19,12 +19,12 @@ from tests.small_runs import (
 )
 from tests.tiers import thorough
 
-from edgegossip.core.errors import Interrupted, RunFolderError
-from edgegossip.experiments.comparison import compare
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.run_folder import RunFolder
-from edgegossip.experiments.runner import run
+from edgegossip.contract.errors import Interrupted, RunFolderError
 from edgegossip.report.folder import read_folder
+from edgegossip.runs.comparison import compare
+from edgegossip.runs.experiment import Comparison
+from edgegossip.runs.folder import RunFolder
+from edgegossip.runs.runner import run
 
 
 def comparison(**changes: Any) -> Comparison:  # noqa: ANN401

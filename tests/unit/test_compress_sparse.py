@@ -9,14 +9,12 @@ from hypothesis import given, settings, strategies as st
 from tests.compressors import normal, squared_norm
 from tests.tiers import thorough
 
-from edgegossip.core import codec
-from edgegossip.core.compression.compressor import Identity
-from edgegossip.core.compression.per_layer import PerLayer
-from edgegossip.core.compression.sparse import RandomK, TopK
-from edgegossip.core.compression.top_k import at_random, largest
-from edgegossip.core.compression.values import BFloat16, Quantize, Sign
-from edgegossip.core.protocol import Message
-from edgegossip.core.randomness import generator
+from edgegossip.compression.compressor import Identity, PerLayer
+from edgegossip.compression.sparse import RandomK, TopK, at_random, largest
+from edgegossip.compression.values import BFloat16, Quantize, Sign
+from edgegossip.contract import codec
+from edgegossip.contract.protocol import Message
+from edgegossip.contract.randomness import generator
 
 LARGE = 400_000
 

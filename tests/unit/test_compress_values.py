@@ -10,9 +10,8 @@ import torch
 from tests.compressors import normal, squared_norm
 from torch import Tensor
 
-from edgegossip.core.compression.compressor import Values
-from edgegossip.core.compression.levels import fit, guarantee
-from edgegossip.core.compression.values import BFloat16, Quantize, Sign
+from edgegossip.compression.compressor import Values
+from edgegossip.compression.values import BFloat16, Quantize, Sign, fit, guarantee
 
 
 def relative_error(compressor: Values, x: Tensor) -> float:

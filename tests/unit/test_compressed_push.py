@@ -14,15 +14,16 @@ from tests.tiers import first, thorough
 from tests.trained import trained_event
 from tests.worlds import mix_only
 
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
-from edgegossip.algorithms.sparse_push import SparsePush
-from edgegossip.core.compression.compressor import Identity, Values
-from edgegossip.core.compression.per_layer import PerLayer
-from edgegossip.core.compression.sparse import RandomK, TopK
-from edgegossip.core.compression.values import Quantize, Sign
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
+    SkewCompensatedSparsePush,
+)
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.compression.compressor import Identity, PerLayer, Values
+from edgegossip.compression.sparse import RandomK, TopK
+from edgegossip.compression.values import Quantize, Sign
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.protocol import (
     Message,
     Received,
     Send,
@@ -30,12 +31,8 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.randomness import generator
-from edgegossip.core.topology import (
-    directed_ring,
-    ring,
-    star,
-)
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.topology import directed_ring, ring, star
 
 
 def test_error_memory_holds_what_was_not_offered() -> None:

@@ -13,10 +13,10 @@ from tests.compressors import NAMES, PARTWISE, compressor_for, draws, normal, sq
 from tests.tiers import by_name, first
 from torch import Tensor
 
-from edgegossip.core import codec
-from edgegossip.core.compression.error_feedback import feed_back
-from edgegossip.core.protocol import Message
-from edgegossip.core.schema import MessageSpec
+from edgegossip.compression.compressor import feed_back
+from edgegossip.contract import codec
+from edgegossip.contract.protocol import Message
+from edgegossip.contract.schema import MessageSpec
 
 MAX = float(torch.finfo(torch.float32).max)
 few = settings(max_examples=12)

@@ -20,17 +20,17 @@ from tests.tiers import by_name, first, thorough
 from tests.virtual_network import Wire
 from tests.worlds import NUM_PARAMS, ManySamples
 
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.protocol import Message, Rank, Seconds
-from edgegossip.core.topology import complete
-from edgegossip.net.envelope import Envelope, pack, unpack
-from edgegossip.net.host import Host
-from edgegossip.net.items import Appeared, Disappeared, Frame
-from edgegossip.net.link_log import LinkLog
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.protocol import Message, Rank, Seconds
+from edgegossip.contract.topology import complete
+from edgegossip.net.guard.envelope import Envelope, pack, unpack
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.link_log import LinkLog
+from edgegossip.net.host.peers import SentLog
+from edgegossip.net.host.receiving import Appeared, Disappeared, Frame
+from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
-from edgegossip.net.peer import SentLog
 from edgegossip.net.runtime import Background, RealRuntime
-from edgegossip.net.status import Phase, WorkerStatus
 
 PUSHING = GoSGD(
     topology=complete(NUM_WORKERS), num_rounds=200, exchange_probability=1.0, local_steps=1

@@ -11,21 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgegossip.core.protocol import Role
-from edgegossip.experiments.describe import describe
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.dropout import Dropout
-from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.models import MODELS, eight_layers, vgg16
-from edgegossip.learning.models.layout import channels_last, is_channels_last
-from edgegossip.learning.stages.cutting import (
+from edgegossip.contract.protocol import Role
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.models import MODELS, eight_layers, vgg16
+from edgegossip.models.blocks import channels_last, is_channels_last
+from edgegossip.models.dropout import Dropout
+from edgegossip.models.flat import FlatModel
+from edgegossip.runs.describe import describe
+from edgegossip.training.stages.cutting import (
     blocks,
     boundaries,
     cut,
     stage_models,
     whole_names,
 )
-from edgegossip.learning.task import Task, Workload
+from edgegossip.training.task import Task, Workload
 
 PICTURE = (3, 8, 8)
 

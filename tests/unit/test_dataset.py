@@ -18,15 +18,15 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from edgegossip.core.errors import DataError
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.dataset import (
+from edgegossip.contract.errors import DataError
+from edgegossip.data.dataset import (
     ArraySplit,
     Dataset,
     TorchSplit,
     channel_statistics,
     from_torch,
 )
+from edgegossip.data.pictures import flip_and_crop
 
 MEAN, STD = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
 

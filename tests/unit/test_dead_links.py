@@ -11,11 +11,11 @@ from tests.link_events import Session
 from tests.tiers import thorough
 from tests.transports import Recorder, free_ports
 
-from edgegossip.core.protocol import Rank
+from edgegossip.contract.protocol import Rank
 from edgegossip.net.address import Address
-from edgegossip.net.dead_links import DeadLinks, new_session_id
-from edgegossip.net.session import open_session, session_settings
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh.links import DeadLinks, new_session_id
+from edgegossip.net.zenoh.session import open_session, session_settings
+from edgegossip.net.zenoh.transport import ZenohTransport
 
 LEASE = 0.2
 ENDS = ("tcp/127.0.0.1:40000", "tcp/127.0.0.1:7447")
@@ -84,7 +84,7 @@ def test_one_that_stays_mute_is_given_twice_as_long_each_time(links: Links) -> N
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    monkeypatch.setattr("edgegossip.net.renewal._LOOK", 0.02)
+    monkeypatch.setattr("edgegossip.net.zenoh.renewal._LOOK", 0.02)
     with ExitStack() as stack:
         yield stack
 

@@ -6,7 +6,7 @@ import torch
 from tests.effects import of_type
 from tests.stage_workers import FIRST, MIDDLE, Worker, batch, decoupled, down, gradient
 
-from edgegossip.core.protocol import Send, Train, WorkerJoined, WorkerLost
+from edgegossip.contract.protocol import Send, Train, WorkerJoined, WorkerLost
 
 
 def test_a_decoupled_stage_goes_on_at_once_and_learns_from_what_comes_back() -> None:

@@ -13,16 +13,15 @@ from tests.dense_models import dense_task, flat_data
 from tests.small_tasks import regression
 from torch import nn
 
-from edgegossip.core.protocol import Epochs, Steps, Train
-from edgegossip.experiments.batching import why_not_batched
-from edgegossip.learning.built_in_metrics import R2
-from edgegossip.learning.dataset import ArraySplit
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.loss import IGNORED
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.schedule import Cosine
-from edgegossip.learning.stacked import StackedLearner
-from edgegossip.learning.task import Workload
+from edgegossip.contract.protocol import Epochs, Steps, Train
+from edgegossip.data.dataset import ArraySplit
+from edgegossip.runs.experiment import why_not_batched
+from edgegossip.training.learner import Learner
+from edgegossip.training.loss import IGNORED
+from edgegossip.training.metrics import R2
+from edgegossip.training.optimizer import SGD, Cosine
+from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.task import Workload
 
 WEIGHT = torch.tensor([1.0, 2.0, 0.5])
 

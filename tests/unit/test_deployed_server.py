@@ -15,15 +15,15 @@ from tests.small_runs import NUM_WORKERS, events, small_run, summary, tensors
 from tests.tiers import thorough
 from tests.worker_threads import Crew
 
-from edgegossip.algorithms.parameter_server.adsp import ADSP
+from edgegossip.algorithms.server.adsp import ADSP
 from edgegossip.cli.worker_command import _say_what_came_out
-from edgegossip.core.errors import RunFolderError
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.deploy.launch import _gather, _status
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.holding_out import hold_out
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.data.hold_out import hold_out
+from edgegossip.real.gathering import Gathering
+from edgegossip.real.launch import _gather, _status
 from edgegossip.report.folder import read_folder
 from edgegossip.report.servers import windows
+from edgegossip.runs.experiment import Experiment
 
 NUM_ROUNDS = 10
 
@@ -138,6 +138,6 @@ def test_a_worker_says_its_role_and_its_commits(
     _say_what_came_out(ended / "workers" / "0", ["gather", "mine"])
     assert f", {NUM_ROUNDS * (NUM_WORKERS - 1)} commits, " in capsys.readouterr().out
     short = replace(experiment, algorithm=replace(experiment.algorithm, num_rounds=1))  # type: ignore[type-var]
-    with caplog.at_level(logging.INFO, logger="edgegossip.deploy"):
+    with caplog.at_level(logging.INFO, logger="edgegossip.real"):
         Crew(tmp_path / "run").all(short)
     assert "rank 0 takes part as server; server: rank 0, worker: ranks 1 to 3" in caplog.text

@@ -12,19 +12,17 @@ import pytest
 import torch
 from tests.small_runs import ALGORITHMS, FAULTS, small_run, small_task
 
-from edgegossip.core.topology import ring
-from edgegossip.experiments.describe import describe, header
-from edgegossip.experiments.experiment import Comparison, Experiment, throughput_bound
-from edgegossip.experiments.source_commit import source_commit
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.partition import Dirichlet
-from edgegossip.learning.schedule import Cosine
+from edgegossip.contract.topology import ring
+from edgegossip.data.hold_out import hold_out
+from edgegossip.data.partition import Dirichlet
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.runs.describe import describe, header, source_commit
+from edgegossip.runs.experiment import Comparison, Experiment, throughput_bound
 from edgegossip.sim.fault import Crash, Drop, Faults, Partition
-from edgegossip.sim.forecasting import profile
 from edgegossip.sim.link import Link, Links
+from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform, uneven
+from edgegossip.training.optimizer import SGD, Cosine
 
 BASE = small_run()
 

@@ -13,16 +13,16 @@ from tests.tiers import thorough
 from tests.worker_threads import WITHIN, Crew
 from torch import Tensor
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.deploy.introducing import introduce
-from edgegossip.experiments.runner import run
-from edgegossip.learning.built_in_metrics import R2, MeanAbsoluteError
-from edgegossip.learning.dataset import from_tensors
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.loss import Loss, model_and_batch
-from edgegossip.learning.task import Task
-from edgegossip.net.introduction import Introductions
+from edgegossip.contract.errors import NetworkError
+from edgegossip.data.dataset import from_tensors
+from edgegossip.data.hold_out import hold_out
+from edgegossip.net.host.introduction import Introductions
+from edgegossip.real.gathering import Gathering
+from edgegossip.real.introducing import introduce
+from edgegossip.runs.runner import run
+from edgegossip.training.loss import Loss, model_and_batch
+from edgegossip.training.metrics import R2, MeanAbsoluteError
+from edgegossip.training.task import Task
 
 
 def difference(one: Task, other: Task) -> str:

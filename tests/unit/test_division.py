@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from edgegossip.learning.sampling.division import (
+from edgegossip.training.sampling.division import (
     Division,
     GaussianMixture,
     KMeans,

@@ -15,10 +15,10 @@ import pytest
 
 from edgegossip.cli import doctor_command as doctor
 from edgegossip.cli.doctor_command import doctor_command
-from edgegossip.core.errors import NetworkError, UsageError
-from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.probe import probe
-from edgegossip.net.tls import TLS
+from edgegossip.contract.errors import NetworkError, UsageError
+from edgegossip.net.identity.certificates import issue, make_authority
+from edgegossip.net.identity.tls import TLS
+from edgegossip.net.zenoh.probe import probe
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def tls_port(folder: Path) -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a Redis runs on this machine does not matter, and loopback is quick."""
-    monkeypatch.setattr("edgegossip.net.probe._VERDICT_SECONDS", 0.05)
+    monkeypatch.setattr("edgegossip.net.zenoh.probe._VERDICT_SECONDS", 0.05)
     monkeypatch.setattr(doctor, "_LOCAL_REDIS", "redis://127.0.0.1:1")
 
 

@@ -8,11 +8,8 @@ import pytest
 import torch
 from tests.trained import trained_event
 
-from edgegossip.algorithms.double_squeeze import (
-    DoubleSqueeze,
-    DoubleSqueezeState,
-)
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze, DoubleSqueezeState
+from edgegossip.contract.protocol import (
     Effect,
     Rank,
     Received,
@@ -22,7 +19,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import complete
+from edgegossip.contract.topology import complete
 
 ONE = DoubleSqueeze(
     topology=complete(3), num_rounds=9, local_steps=3, outer_momentum=0.0, timeout=1.0

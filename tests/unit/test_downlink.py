@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.scripted import SIZE, World, message, on_start, world
 
-from edgegossip.core.protocol import (
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Finish,

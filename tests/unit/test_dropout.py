@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.learning.dropout import Dropout, replace_dropout
+from edgegossip.contract.errors import TrainingError
+from edgegossip.models.dropout import Dropout, replace_dropout
 
 
 def dropout(p: float, seed: int = 0) -> Dropout:

@@ -11,13 +11,13 @@ import torch
 from tests.balanced_worker import BY_STEPS, CANCEL, INNER, Worker, sends
 from tests.effects import asked, kinds, only
 
-from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.core.algorithm import Traits
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.server.methods import BSP
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.edge_gossip.forecasts import PlatformForecast
+from edgegossip.contract.algorithm import Traits
+from edgegossip.contract.protocol import (
     Epochs,
     Message,
     Predict,
@@ -30,7 +30,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import complete, ring
+from edgegossip.contract.topology import complete, ring
 
 # Shares from forecasts.
 

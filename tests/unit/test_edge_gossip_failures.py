@@ -9,11 +9,11 @@ import torch
 from tests.balanced_worker import CANCEL, INNER, PUSHING, Worker, sends
 from tests.effects import asked, kinds, only
 
-from edgegossip.algorithms.edge_gossip.balancer import Balancer
-from edgegossip.algorithms.edge_gossip.forecasts import PlatformForecast
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.core.errors import PlatformError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.edge_gossip.forecasts import PlatformForecast
+from edgegossip.contract.errors import PlatformError
+from edgegossip.contract.protocol import (
     Assign,
     Assigned,
     Effect,

@@ -8,8 +8,8 @@ import torch
 from tests.balanced_worker import INNER, Worker, sends
 from tests.effects import asked, only
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.core.protocol import Epochs, Message, Predict, Received, Send, Train
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.protocol import Epochs, Message, Predict, Received, Send, Train
 
 
 def gossiping(inner: Any = INNER, **settings: Any) -> Worker:  # noqa: ANN401

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from edgegossip.algorithms.parameter_server.election import UNKNOWN, Age, Election
-from edgegossip.core.protocol import Effect, Message, Rank, Send, SetTimer
+from edgegossip.algorithms.wrappers.standby.election import UNKNOWN, Age, Election
+from edgegossip.contract.protocol import Effect, Message, Rank, Send, SetTimer
 
 NUM = 5
 NEW: Age = (0, 20)

@@ -8,15 +8,15 @@ import pytest
 import torch
 from tests.parity import SETTINGS
 
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.protocol import Evaluated, TimerFired, WorkerJoined
-from edgegossip.core.topology import complete
-from edgegossip.net.ending import Ending
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.protocol import Evaluated, TimerFired, WorkerJoined
+from edgegossip.contract.topology import complete
+from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.receiving import Post
+from edgegossip.net.host.status import Phase
+from edgegossip.net.host.timing import Ending
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.peers import Peers
-from edgegossip.net.post import Post
 from edgegossip.net.runtime import RealRuntime
-from edgegossip.net.status import Phase
 
 
 def finished(num_workers: int, num_unfinished: int) -> Ending:

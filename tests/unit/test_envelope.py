@@ -11,9 +11,9 @@ from benchmarks.corpus import frames
 from hypothesis import given, settings, strategies as st
 from tests.bad_frames import forge, mutate
 
-from edgegossip.core.codec import num_bytes
-from edgegossip.core.protocol import Message
-from edgegossip.net.envelope import NUM_BYTES, Envelope, pack, unpack
+from edgegossip.contract.codec import num_bytes
+from edgegossip.contract.protocol import Message
+from edgegossip.net.guard.envelope import NUM_BYTES, Envelope, pack, unpack
 
 ENVELOPE = Envelope(b"run 0001", sender=3, sender_life=2**62, receiver_life=0, number=2**63 - 1)
 MESSAGE = Message("push", 7, {"x": torch.arange(5.0), "w": torch.tensor(0.5).double()})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgegossip.core import errors
-from edgegossip.core.errors import EdgeGossipError, unknown_name
+from edgegossip.contract import errors
+from edgegossip.contract.errors import EdgeGossipError, unknown_name
 
 
 def test_a_near_miss_is_hinted_at() -> None:

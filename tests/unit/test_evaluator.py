@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from tests.small_runs import SHAPE, dataset, small_model, small_task
 from torch import nn
 
-from edgegossip.core.protocol import Epochs, Train
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.dropout import Dropout
-from edgegossip.learning.evaluator import Evaluator
-from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.task import Workload
+from edgegossip.contract.protocol import Epochs, Train
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.models.dropout import Dropout
+from edgegossip.models.flat import FlatModel
+from edgegossip.training.evaluator import Evaluator
+from edgegossip.training.task import Workload
 
 DATA = dataset()
 

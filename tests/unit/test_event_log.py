@@ -14,12 +14,12 @@ from tests.small_runs import small_disk
 from tests.tiers import thorough
 from tests.trained import trained_event
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.core.protocol import Message, Trained
-from edgegossip.core.snapshot import assemble, dismantle
-from edgegossip.deploy.diary import Diary
-from edgegossip.experiments import event_log
-from edgegossip.experiments.event_log import EventLog, whole_lines
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.contract.protocol import Message, Trained
+from edgegossip.contract.snapshot import assemble, dismantle
+from edgegossip.real.worker_log import Diary
+from edgegossip.runs import events as event_log
+from edgegossip.runs.events import EventLog, whole_lines
 
 
 def note(round: int = 0, kind: str = "note") -> Message:

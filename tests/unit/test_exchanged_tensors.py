@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.topology import complete
-from edgegossip.deploy.introducing import MAX_LISTED, compared_tensors
-from edgegossip.deploy.training_loop import TrainingLoop
-from edgegossip.learning.flat import FlatModel, described
-from edgegossip.net.introduction import Introduction
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.topology import complete
+from edgegossip.models.flat import FlatModel, described
+from edgegossip.net.host.introduction import Introduction
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.introducing import MAX_LISTED, compared_tensors
+from edgegossip.real.training_loop import TrainingLoop
 
 
 class TwoLayers(nn.Module):

@@ -10,15 +10,15 @@ import pytest
 from tests.small_runs import NUM_WORKERS, small_model, small_run, small_task, with_rounds
 from tests.tiers import thorough
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.topology import directed_ring
-from edgegossip.experiments.runner import run
-from edgegossip.learning.optimizer import SGD
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.topology import directed_ring
+from edgegossip.runs.runner import run
 from edgegossip.sim.fault import Drop, Faults
-from edgegossip.sim.forecasting import profile
+from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
 
 
 def test_momentum_besides_quasi_global_momentum_is_warned_of() -> None:

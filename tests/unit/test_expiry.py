@@ -12,9 +12,9 @@ from tests.certified_machines import Machines, exchange, meet
 from tests.tiers import thorough
 from tests.zenoh_workers import Worker, wait_until
 
-from edgegossip.core.protocol import Rank
-from edgegossip.net.certificates import issue, load_certificate
-from edgegossip.net.expired_links import ExpiredLinks
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.identity.certificates import issue, load_certificate
+from edgegossip.net.zenoh.links import ExpiredLinks
 
 
 def expire_soon(machines: Machines, rank: Rank) -> datetime:

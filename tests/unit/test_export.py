@@ -19,12 +19,12 @@ from tests.worker_threads import Crew
 
 import edgegossip as eg
 from edgegossip.cli.main import main
-from edgegossip.core.errors import Interrupted, RunFolderError, UsageError
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
+from edgegossip.contract.errors import Interrupted, RunFolderError, UsageError
+from edgegossip.real.gathering import Gathering
 from edgegossip.report import export as exporting
 from edgegossip.report.export import export
+from edgegossip.runs.results import Results
+from edgegossip.runs.runner import run
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,13 @@ from tests.tiers import thorough
 from tests.worker_threads import Crew
 from tests.zenoh_workers import NUM_WORKERS, Worker, wait_until
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.protocol import Rank
-from edgegossip.core.topology import ring
-from edgegossip.deploy.worker import WorkerSettings
-from edgegossip.net.certificates import issue, issued, load_certificate, make_authority
-from edgegossip.net.revocation import revoke
-from edgegossip.net.tls import TLS
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.protocol import Rank
+from edgegossip.contract.topology import ring
+from edgegossip.net.identity.certificates import issue, issued, load_certificate, make_authority
+from edgegossip.net.identity.revocation import revoke
+from edgegossip.net.identity.tls import TLS
+from edgegossip.real.worker import WorkerSettings
 from edgegossip.sim.platform import Platform
 
 # Revoked.

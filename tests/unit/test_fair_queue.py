@@ -13,14 +13,20 @@ from tests.hosts import EPOCHS, make_host
 from tests.parity import SETTINGS
 from tests.worlds import NUM_PARAMS
 
-from edgegossip.core.protocol import Event, Message, Seconds, WorkerLost
-from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.fair_queue import BURST, REFUSED_COST, STATUS_COST, FairQueue, TokenBucket
-from edgegossip.net.host import Host
-from edgegossip.net.items import Appeared, Frame
+from edgegossip.contract.protocol import Event, Message, Seconds, WorkerLost
+from edgegossip.net.guard.envelope import Envelope, pack
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.receiving import Appeared, Frame
+from edgegossip.net.host.status import Phase
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.runtime import RealRuntime
-from edgegossip.net.status import Phase
+from edgegossip.net.runtime import (
+    BURST,
+    REFUSED_COST,
+    STATUS_COST,
+    FairQueue,
+    RealRuntime,
+    TokenBucket,
+)
 
 EMPTY = memoryview(b"")
 

@@ -12,15 +12,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.core.snapshot import assemble
-from edgegossip.experiments import files
-from edgegossip.experiments.files import (
-    load_checkpoint,
-    save_checkpoint,
-    write_atomically,
-    write_json,
-)
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.contract.snapshot import assemble
+from edgegossip.runs import files
+from edgegossip.runs.files import load_checkpoint, save_checkpoint, write_atomically, write_json
 
 
 def disk_full(*_: object) -> None:
@@ -113,7 +108,7 @@ def test_what_cannot_be_kept_leaves_the_old_checkpoint(tmp_path: Path) -> None:
         '{"tensor": "none"}',
         '{"same": 9}',
         '{"dataclass": 5, "number": 0, "fields": {}}',
-        '{"dataclass": "edgegossip.core.protocol:Steps", "number": 0, "fields": [1]}',
+        '{"dataclass": "edgegossip.contract.protocol:Steps", "number": 0, "fields": [1]}',
         '{"dataclass": "os:environ", "number": 0, "fields": {}}',
     ],
 )

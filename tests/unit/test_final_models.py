@@ -17,12 +17,12 @@ from tests.unit.test_training_loop import GOSGD, Learner, side_by_side
 from tests.unit.test_training_loop_ends import make_loop, train
 from tests.worker_folders import EXPERIMENT, make_folders
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.parameter_server.bsp import BSP
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.server.methods import BSP
 from edgegossip.cli.worker_command import _say_who_disagrees
-from edgegossip.core.protocol import (
+from edgegossip.contract.protocol import (
     Message,
     Received,
     Send,
@@ -31,16 +31,16 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import complete
-from edgegossip.deploy.agreement import Agreement, agreement_of, disagreements
-from edgegossip.deploy.final_average import FinalAverage, FinalState, with_final_average
-from edgegossip.deploy.gather import gather
-from edgegossip.deploy.gathering import WORKERS
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.run_folder import load_results
+from edgegossip.contract.topology import complete
+from edgegossip.net.host.timing import Patience
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.patience import Patience
+from edgegossip.real.agreement import Agreement, agreement_of, disagreements
+from edgegossip.real.final_average import FinalAverage, FinalState, with_final_average
+from edgegossip.real.gather import gather
+from edgegossip.real.gathering import WORKERS
 from edgegossip.report.page import write_report
+from edgegossip.runs.folder import load_results
+from edgegossip.runs.results import Results
 
 # Training loops.
 
@@ -50,7 +50,7 @@ def test_the_final_average_waits_for_a_slow_worker_that_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The fast worker ends long before the slow one, which sends nothing in the meantime.
-    monkeypatch.setattr("edgegossip.net.host.Patience", partial(Patience, slack=0.05))
+    monkeypatch.setattr("edgegossip.net.host.host.Patience", partial(Patience, slack=0.05))
     network, learners = MemoryNetwork(), [Learner(0), Learner(1)]
     algorithm = GoSGD(topology=complete(2), num_rounds=3, local_steps=8)
     loops = [

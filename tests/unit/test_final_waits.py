@@ -12,14 +12,14 @@ from tests.host_runs import Run
 from tests.host_worlds import World
 from tests.virtual_network import Wire
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Message, Rank, Seconds
-from edgegossip.core.topology import complete
-from edgegossip.deploy.agreement import agreement_of
-from edgegossip.deploy.final_average import FinalAverage
-from edgegossip.net.host import Host
-from edgegossip.net.status import Phase
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Message, Rank, Seconds
+from edgegossip.contract.topology import complete
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.status import Phase
+from edgegossip.real.agreement import agreement_of
+from edgegossip.real.final_average import FinalAverage
 
 EPOCHS = EpochGossip(topology=complete(3), num_rounds=20)
 Change = Callable[[Run, Host[Any]], None]

@@ -16,11 +16,11 @@ from tests.stage_runs import KINDS, run_of_kind
 from tests.stopped_runs import left
 from torch import Tensor, nn
 
-from edgegossip.core.errors import Interrupted
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning import evaluator, model_copies
-from edgegossip.learning.flat import FlatModel
+from edgegossip.contract.errors import Interrupted
+from edgegossip.models.flat import FlatModel
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
+from edgegossip.training import copies as model_copies, evaluator
 
 
 def seeded_model() -> nn.Module:

@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 from tests.small_runs import small_run
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.deploy.gather import gather
-from edgegossip.deploy.launch import launch
-from edgegossip.deploy.worker import take_part
-from edgegossip.experiments.comparison import compare
-from edgegossip.experiments.exhibits import Exhibits
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.folder_lock import LOCK, locked, require_unlocked
-from edgegossip.experiments.runner import run
-from edgegossip.experiments.study import Cell, Study, run_study
+from edgegossip.contract.errors import RunFolderError
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.gather import gather
+from edgegossip.real.launch import launch
+from edgegossip.real.worker import take_part
+from edgegossip.runs.comparison import compare
+from edgegossip.runs.exhibits import Exhibits
+from edgegossip.runs.experiment import Comparison
+from edgegossip.runs.files import LOCK, locked, require_unlocked
+from edgegossip.runs.runner import run
+from edgegossip.runs.study import Cell, Study, run_study
 
 HOLD = """
 import fcntl, os, sys

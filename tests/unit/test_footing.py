@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Steps, Train, Trained
-from edgegossip.net.footing import Footing
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Steps, Train, Trained
+from edgegossip.net.host.work import Footing
 
 INITIAL = torch.zeros(2)
 ERROR = TrainingError("the loss became nan")

@@ -8,14 +8,14 @@ import random
 import pytest
 import torch
 
-from edgegossip.algorithms.edge_gossip.forecasts import (
+from edgegossip.algorithms.wrappers.edge_gossip.forecasts import (
     Fastest,
     PlatformForecast,
     detach,
     known_of,
 )
-from edgegossip.core.codec import num_bytes
-from edgegossip.core.protocol import Message, Received, Send
+from edgegossip.contract.codec import num_bytes
+from edgegossip.contract.protocol import Message, Received, Send
 
 
 def said(fastest: Fastest, own_seconds: float) -> Message:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.small_runs import small_run
 
-from edgegossip.core.errors import UsageError
-from edgegossip.experiments.runner import run
+from edgegossip.contract.errors import UsageError
+from edgegossip.runs.runner import run
 
 
 def test_a_frame_has_a_row_for_each_evaluation(tmp_path: Path) -> None:

@@ -15,17 +15,17 @@ from tests.small_tasks import experiment, regression
 from tests.tiers import first, thorough
 from torch import nn
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import Interrupted
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.deploy.introducing import introduce
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.flat import FlatModel, frozen_sample
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.task import Task, Workload
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import Interrupted
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.models.flat import FlatModel, frozen_sample
+from edgegossip.real.introducing import introduce
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.platform import Platform
+from edgegossip.training.learner import Learner
+from edgegossip.training.task import Task, Workload
 
 TRUNK, HEAD = 4 * 256 + 256, 256 + 1
 

@@ -22,14 +22,14 @@ from tests.tiers import thorough
 from tests.unit.test_worker import LONG, before_each_event, simulated
 from tests.worker_threads import WITHIN, Crew
 
-from edgegossip.core import atomic
-from edgegossip.core.atomic import reserve, reserve_of, write_reserved
-from edgegossip.core.errors import RunFolderError
-from edgegossip.core.protocol import Event
-from edgegossip.deploy.diary import Diary
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.deploy.snapshots import Snapshots, indices, read_params
-from edgegossip.experiments import files
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.contract.protocol import Event
+from edgegossip.machine import files as atomic
+from edgegossip.machine.files import reserve, reserve_of, write_reserved
+from edgegossip.real.gathering import Gathering
+from edgegossip.real.snapshots import Snapshots, indices, read_params
+from edgegossip.real.worker_log import Diary
+from edgegossip.runs import files
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 Usage = namedtuple("Usage", "total used free")

@@ -19,13 +19,13 @@ from tests.worker_folders import (
     write_snapshots,
 )
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.deploy import worker_folder
-from edgegossip.deploy.gathering import WORKERS, Gathering
-from edgegossip.deploy.snapshots import snapshot_path
-from edgegossip.deploy.worker_folder import WorkerFolder
-from edgegossip.experiments import evaluations, event_log
-from edgegossip.experiments.event_log import to_line
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.real import evaluations, worker_folder
+from edgegossip.real.gathering import WORKERS, Gathering
+from edgegossip.real.snapshots import snapshot_path
+from edgegossip.real.worker_folder import WorkerFolder
+from edgegossip.runs import events as event_log
+from edgegossip.runs.events import to_line
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import safetensors.torch
 from tests.small_runs import NUM_WORKERS
 from tests.worker_folders import EXPERIMENT, make_folders, trained, write_lines
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.deploy.gather import gather
-from edgegossip.deploy.gathering import WORKERS
-from edgegossip.deploy.snapshots import snapshot_path
-from edgegossip.deploy.worker_folder import WorkerFolder
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.run_folder import load_results
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.real.gather import gather
+from edgegossip.real.gathering import WORKERS
+from edgegossip.real.snapshots import snapshot_path
+from edgegossip.real.worker_folder import WorkerFolder
+from edgegossip.runs.folder import load_results
+from edgegossip.runs.results import Results
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.trained import trained_event
 
-from edgegossip.algorithms.gosgd import GoSGD, GoSGDState
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.gosgd import GoSGD, GoSGDState
+from edgegossip.contract.protocol import (
     Finish,
     Message,
     Received,
@@ -21,7 +21,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import complete, ring
+from edgegossip.contract.topology import complete, ring
 
 ALWAYS = GoSGD(topology=complete(4), num_rounds=5, exchange_probability=1.0)
 NEVER = GoSGD(topology=complete(4), num_rounds=5, exchange_probability=0.0)

@@ -27,22 +27,21 @@ from tests.stage_runs import KINDS, run_of_kind
 from tests.stopped_runs import left
 from torch import nn
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.control_variates import ControlVariates
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.trailing_average import TrailingAverage
-from edgegossip.core.errors import Interrupted
-from edgegossip.core.topology import complete
-from edgegossip.deploy.training_loop import TrainingLoop
-from edgegossip.experiments.batching import batched
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import SELECTIONS, Focused
-from edgegossip.learning.task import Task
-from edgegossip.learning.training_step import TrainingStep
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.control_variates import ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
+from edgegossip.contract.errors import Interrupted
+from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.training_loop import TrainingLoop
+from edgegossip.runs.experiment import Experiment, batched
+from edgegossip.runs.runner import run
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import SELECTIONS, Focused
+from edgegossip.training.step import TrainingStep
+from edgegossip.training.task import Task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

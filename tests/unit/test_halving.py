@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from edgegossip.experiments.halving import (
+from edgegossip.plan.halving import (
     FACTOR,
     SHORTEST,
     Cost,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgegossip.algorithms.edge_gossip.balancer import Balancer
-from edgegossip.algorithms.edge_gossip.heirs import choose_heirs, inherited_by
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
+from edgegossip.algorithms.wrappers.edge_gossip.takeover import choose_heirs, inherited_by
 
 
 def heirs_of(

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from edgegossip.net.holding import Holding
+from edgegossip.net.host.receiving import Holding
 
 KB = 1000
 

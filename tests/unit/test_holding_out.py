@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, strategies as st
 from torch.utils.data import TensorDataset
 
-from edgegossip.core.errors import DataError
-from edgegossip.learning.dataset import ArraySplit, Dataset, Split, from_torch
-from edgegossip.learning.holding_out import hold_out
+from edgegossip.contract.errors import DataError
+from edgegossip.data.dataset import ArraySplit, Dataset, Split, from_torch
+from edgegossip.data.hold_out import hold_out
 
 NUM_TRAIN = 120
 

@@ -15,16 +15,16 @@ from tests.parity import SETTINGS, run_all
 from tests.tiers import thorough
 from tests.worlds import NUM_PARAMS
 
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import LocalProtocolError, TrainingError
-from edgegossip.core.protocol import Message, Rank, Received, Train, WorkerLost
-from edgegossip.core.topology import complete
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.items import Frame
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import LocalProtocolError, TrainingError
+from edgegossip.contract.protocol import Message, Rank, Received, Train, WorkerLost
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.net.guard.envelope import Envelope, pack
+from edgegossip.net.host.receiving import Frame
+from edgegossip.net.host.status import STATUS
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
-from edgegossip.net.status import STATUS
 
 # Failures.
 
@@ -107,7 +107,7 @@ def test_one_that_is_stopping_does_not_give_up_those_who_stopped_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It trains on for longer than it would wait for one that has left."""
-    monkeypatch.setattr("edgegossip.net.peers._GRACE", 0.2)
+    monkeypatch.setattr("edgegossip.net.host.peers._GRACE", 0.2)
     may_end = threading.Event()
     running = Running(LONG, save=lambda content: True)
     running.wait_for_round(2, *range(NUM_WORKERS))

@@ -14,9 +14,9 @@ from tests.hosts import EPOCHS, Checkpoints, Slow, make_host
 from tests.parity import SETTINGS, Steady, run_all, simulate
 from tests.tiers import thorough
 
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.server.methods import ASP
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Assign,
     Assigned,
     Effect,
@@ -31,7 +31,7 @@ from edgegossip.core.protocol import (
     Started,
     WorkerState,
 )
-from edgegossip.net.host import Host
+from edgegossip.net.host.host import Host
 from edgegossip.net.memory import MemoryNetwork
 
 

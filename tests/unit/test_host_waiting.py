@@ -16,19 +16,21 @@ from tests.parity import SETTINGS, run_all
 from tests.tiers import thorough
 from tests.worlds import NUM_PARAMS
 
-from edgegossip.core.protocol import Evaluate, Rank
-from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.items import Frame
+from edgegossip.contract.protocol import Evaluate, Rank
+from edgegossip.net.guard.envelope import Envelope, pack
+from edgegossip.net.host.receiving import Frame
+from edgegossip.net.host.status import STATUS, Phase
+from edgegossip.net.host.timing import Patience
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.patience import Patience
-from edgegossip.net.status import STATUS, Phase
 
 
 @thorough
 def test_one_that_says_nothing_is_given_up_and_heard_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edgegossip.net.host.Patience", lambda: Patience(slack=0.2, first=0.2))
+    monkeypatch.setattr(
+        "edgegossip.net.host.host.Patience", lambda: Patience(slack=0.2, first=0.2)
+    )
     network, is_stuck = MemoryNetwork(), threading.Event()
 
     def get_stuck() -> None:
@@ -49,7 +51,9 @@ def test_one_that_says_nothing_is_given_up_and_heard_again(
 def test_those_who_wait_for_the_same_silent_one_do_not_give_each_other_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("edgegossip.net.host.Patience", lambda: Patience(slack=2.0, first=20.0))
+    monkeypatch.setattr(
+        "edgegossip.net.host.host.Patience", lambda: Patience(slack=2.0, first=20.0)
+    )
     network, may_go_on = MemoryNetwork(), threading.Event()
     trainers = [Slow(rank, 0.005 + 0.02 * rank) for rank in range(NUM_WORKERS - 1)]
 
@@ -82,7 +86,9 @@ def test_those_who_wait_for_the_same_silent_one_do_not_give_each_other_up(
 
 @thorough
 def test_a_lost_message_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgegossip.net.host.Patience", lambda: Patience(slack=0.5, first=0.5))
+    monkeypatch.setattr(
+        "edgegossip.net.host.host.Patience", lambda: Patience(slack=0.5, first=0.5)
+    )
     network = MemoryNetwork()
     hosts = [make_host(EPOCHS, rank, network) for rank in range(NUM_WORKERS)]
     transport, left = hosts[0].post._transport, iter(range(1000))

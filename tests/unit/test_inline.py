@@ -11,12 +11,12 @@ import pytest
 from tests.small_runs import small_run
 from tests.tiers import thorough
 
-from edgegossip.core.errors import UsageError
-from edgegossip.experiments import inline
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
-from edgegossip.report import shown
-from edgegossip.report.shown import Report
+from edgegossip.contract.errors import UsageError
+from edgegossip.report import page as shown
+from edgegossip.report.page import Report
+from edgegossip.runs import results as inline
+from edgegossip.runs.results import Results
+from edgegossip.runs.runner import run
 
 
 class Frames(HTMLParser):

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Message, Rank
-from edgegossip.deploy.introducing import sketch
-from edgegossip.net.introduction import (
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.protocol import Message, Rank
+from edgegossip.net.host.introduction import (
     INTRODUCTION,
     MAX_BYTES,
     SPEC,
     Introduction,
     Introductions,
 )
+from edgegossip.real.introducing import sketch
 
 OWN: dict[str, Any] = {"lr": 0.1, "parameters": [5.0, 0.25, -0.5], "seed": 0}
 
@@ -81,7 +81,7 @@ def test_other_versions_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_an_incompatible_protocol_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     introductions = meet(2)
-    monkeypatch.setattr("edgegossip.net.introduction.PROTOCOL", 99)
+    monkeypatch.setattr("edgegossip.net.host.introduction.PROTOCOL", 99)
     introductions.take(1, account())
     with pytest.raises(NetworkError, match="worker 1 has network protocol 99, this one 3"):
         introductions.require_majority(is_waiting=True)

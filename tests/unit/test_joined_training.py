@@ -11,11 +11,11 @@ import torch
 from tests.script_workers import workers_in_threads
 from torch import nn
 
-from edgegossip.core.errors import UsageError
-from edgegossip.deploy.script_worker import ScriptWorker
-from edgegossip.frameworks.joined_training import JoinedTraining
-from edgegossip.frameworks.lightning import lightning_callback
-from edgegossip.frameworks.transformers import transformers_callback
+from edgegossip.contract.errors import UsageError
+from edgegossip.integrations.joined_training import JoinedTraining
+from edgegossip.integrations.lightning import lightning_callback
+from edgegossip.integrations.transformers import transformers_callback
+from edgegossip.real.script_worker import ScriptWorker
 from edgegossip.recipes.script_averaging import averaging
 
 

@@ -12,9 +12,9 @@ from tests.tiers import thorough
 
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
-from edgegossip.core.protocol import Rank
-from edgegossip.experiments.experiment import Comparison
+from edgegossip.contract.protocol import Rank
 from edgegossip.recipes.registry import load_recipe
+from edgegossip.runs.experiment import Comparison
 
 SMALL = {
     "--num-workers": "2",

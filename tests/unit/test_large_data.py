@@ -19,20 +19,19 @@ from numpy.typing import NDArray
 from tests.tiers import thorough
 from torch import Tensor, nn
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.errors import DataError
-from edgegossip.core.topology import complete
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.dataset import ArraySplit, Dataset, Split, from_torch
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.numpy_split import NumpySplit, from_numpy
-from edgegossip.learning.pooled_split import PooledSplit
-from edgegossip.learning.read_ahead import Reader
-from edgegossip.learning.sampling.sampler import Batch
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.errors import DataError
+from edgegossip.contract.topology import complete
+from edgegossip.data.arrays import NumpySplit, from_numpy
+from edgegossip.data.dataset import ArraySplit, Dataset, PooledSplit, Split, from_torch
+from edgegossip.data.hold_out import hold_out
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.platform import uneven
+from edgegossip.training.learner import Reader
+from edgegossip.training.sampling.sampler import Batch
+from edgegossip.training.task import Task
 
 NUM_SAMPLES = 60
 RANDOM = np.random.default_rng(0)

@@ -18,19 +18,19 @@ from tests.virtual_process import Process
 from tests.virtual_time import VirtualTime
 from torch import Tensor, nn
 
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import Message, Rank, Seconds, Train
-from edgegossip.core.topology import complete
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.learning.dataset import from_tensors
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.optimizer import SGD
-from edgegossip.net.host import Host
-from edgegossip.net.host_settings import HostSettings
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.server.methods import ASP
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Message, Rank, Seconds, Train
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.data.dataset import from_tensors
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.settings import HostSettings
+from edgegossip.training.learner import Learner
+from edgegossip.training.optimizer import SGD
 
 NUM_SAMPLES = 48
 _HORIZON: Seconds = 600.0

@@ -22,13 +22,13 @@ from tests.tiers import thorough
 from tests.unit.test_full_disk import fill_up
 
 from edgegossip.cli.recipe import pick
-from edgegossip.core.errors import RunFolderError
-from edgegossip.deploy import launch as launching
-from edgegossip.deploy.launch import free_ports, launch
-from edgegossip.deploy.worker import take_part
-from edgegossip.experiments.progress import Silent
+from edgegossip.contract.errors import RunFolderError
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real import launch as launching
+from edgegossip.real.launch import free_ports, launch
+from edgegossip.real.worker import take_part
 from edgegossip.recipes.registry import load_recipe
+from edgegossip.runs.tracking import Silent
 
 PROGRAM = (sys.executable, "-m", "edgegossip")
 PATIENCE = 240.0
@@ -228,7 +228,7 @@ def test_a_killed_worker_ends_nothing_and_comes_back_by_the_same_command(
 STANDBY = """
 from dataclasses import replace
 from edgegossip import Experiment
-from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.algorithms.server.methods import ASP
 from edgegossip.cli.recipe import pick
 from edgegossip.recipes.registry import load_recipe
 

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from edgegossip.cli.recipe import pick
-from edgegossip.core.errors import RunFolderError, TrainingError
-from edgegossip.deploy.launch import launch
+from edgegossip.contract.errors import RunFolderError, TrainingError
+from edgegossip.real.launch import launch
 from edgegossip.recipes.registry import load_recipe
 
 

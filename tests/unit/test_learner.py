@@ -23,16 +23,16 @@ from tests.small_runs import SHAPE, adam
 from tests.tiers import thorough
 from torch import Tensor, nn
 
-from edgegossip.core.errors import LocalProtocolError, TrainingError
-from edgegossip.core.protocol import Epochs, Layout, Steps, Train
-from edgegossip.core.snapshot import assemble, dismantle
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.quadratic import QuadraticTrainer
-from edgegossip.learning.sampling.batches import BatchStream
-from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
-from edgegossip.learning.sampling.selection import Random
+from edgegossip.contract.errors import LocalProtocolError, TrainingError
+from edgegossip.contract.protocol import Epochs, Layout, Steps, Train
+from edgegossip.contract.snapshot import assemble, dismantle
+from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.sim.pool import ComputePool
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.quadratic import QuadraticTrainer
+from edgegossip.training.sampling.batches import BatchStream
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler
+from edgegossip.training.sampling.selection import Random
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)

@@ -14,14 +14,14 @@ from tests.parity import run_all, simulate
 from tests.small_learners import learner
 from tests.tiers import thorough
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Rank
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.aggregation import COMBINATIONS, aggregator
-from edgegossip.learning.sampling.leaving_off import asking
-from edgegossip.net.host import Host
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.host.host import Host
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.training.learner import Learner
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.aggregation import COMBINATIONS, aggregator
+from edgegossip.training.sampling.cancellation import asking
 
 WITHIN = 10.0
 

@@ -17,32 +17,33 @@ from tests.tiers import by_name, first, thorough
 from tests.trained import trained_event
 from tests.worlds import NUM_PARAMS, TARGETS, ObedientStage
 
-from edgegossip.algorithms.adpsgd import ADPSGD
-from edgegossip.algorithms.choco_gossip import ChocoGossip
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
-from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
-from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.gossip.adpsgd import ADPSGD
+from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
+    SkewCompensatedSparsePush,
+)
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.algorithms.server.methods import ASP, BSP
+from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages import stages
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.compression.compressor import Compressor, Identity
-from edgegossip.core.compression.sparse import TopK
-from edgegossip.core.compression.values import BFloat16, Sign
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.compression.compressor import Compressor, Identity
+from edgegossip.compression.sparse import TopK
+from edgegossip.compression.values import BFloat16, Sign
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import (
     Event,
     Message,
     Predict,
@@ -52,8 +53,8 @@ from edgegossip.core.protocol import (
     Train,
     WorkerLost,
 )
-from edgegossip.core.topology import complete, directed_ring
-from edgegossip.net.seals import SEAL
+from edgegossip.contract.topology import complete, directed_ring
+from edgegossip.net.guard.seals import SEAL
 
 NUM_ROUNDS = 8
 COMPLETE = complete(NUM_WORKERS)

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from edgegossip.experiments.progress import Status
-from edgegossip.experiments.results import Evaluation
 from edgegossip.report.live import LiveView, cells, titles
+from edgegossip.runs.results import Evaluation
+from edgegossip.runs.tracking import Status
 
 EVALUATION = Evaluation(
     time=2.0,

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from edgegossip.core.errors import DataError
+from edgegossip.contract.errors import DataError
 from edgegossip.machine import loads
 from edgegossip.machine.loads import SIZES, Load, Pauses, count_words, sort_lines, write_text
 

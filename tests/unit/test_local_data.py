@@ -11,15 +11,15 @@ import torch
 from tests.local_data import SIZES, Files, local, local_run, own_data
 from tests.small_runs import dataset, pictures, small_model, small_task
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.core.errors import DataError, LocalProtocolError
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.experiments.describe import describe, header
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.learning.dataset import Dataset, from_tensors
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.nested import concatenated
-from edgegossip.learning.partition import Dirichlet
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.errors import DataError, LocalProtocolError
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.data.dataset import Dataset, from_tensors
+from edgegossip.data.nested import concatenated
+from edgegossip.data.partition import Dirichlet
+from edgegossip.runs.describe import describe, header
+from edgegossip.runs.experiment import Experiment
+from edgegossip.training.learner import Learner
 
 RANKS = range(len(SIZES))
 

@@ -18,22 +18,22 @@ from tests.small_runs import events, summary, with_rounds
 from tests.tiers import first, thorough
 from tests.worker_threads import WITHIN, Crew
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.parameter_server.adsp import ADSP
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.cli.main import main
-from edgegossip.core.errors import DataError, NetworkError, RunFolderError
-from edgegossip.core.protocol import Rank
-from edgegossip.deploy import worker as worker_module
-from edgegossip.deploy.gather import gather, make_gathering
-from edgegossip.deploy.gathering import WORKERS
-from edgegossip.deploy.launch import launch
-from edgegossip.deploy.local_scores import AVERAGED, MEASURED, measure, measured_path
-from edgegossip.deploy.worker import WorkerSettings
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
-from edgegossip.learning.task import Workload
+from edgegossip.contract.errors import DataError, NetworkError, RunFolderError
+from edgegossip.contract.protocol import Rank
+from edgegossip.real import worker as worker_module
+from edgegossip.real.gather import gather, make_gathering
+from edgegossip.real.gathering import WORKERS
+from edgegossip.real.launch import launch
+from edgegossip.real.local_scores import AVERAGED, MEASURED, measure, measured_path
+from edgegossip.real.worker import WorkerSettings
 from edgegossip.report.folder import read_folder
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.results import Results
+from edgegossip.runs.runner import run
+from edgegossip.training.task import Workload
 
 RANKS = range(4)
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from tests.small_runs import events, summary
 
-from edgegossip.deploy.launch import free_ports
+from edgegossip.real.launch import free_ports
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_pictures.py"
 NUM_PICTURES = (20, 12, 30)

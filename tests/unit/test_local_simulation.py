@@ -24,26 +24,26 @@ from tests.small_runs import (
 )
 from tests.tiers import by_name, thorough
 
-from edgegossip.algorithms.edge_gossip.balanced_state import BalancedState
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import Interrupted
-from edgegossip.core.protocol import Assigned, Event, Rank, Seconds
-from edgegossip.core.topology import complete
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.evaluator import Evaluator
-from edgegossip.learning.models.mlp import mlp
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import Focused
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.server.methods import BSP
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import Interrupted
+from edgegossip.contract.protocol import Assigned, Event, Rank, Seconds
+from edgegossip.contract.topology import complete
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.models.small import mlp
 from edgegossip.report.page import write_report
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.fault import Crash, Faults
 from edgegossip.sim.platform import Platform
+from edgegossip.training.evaluator import Evaluator
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import Focused
 
 EPOCHS = EpochGossip(topology=complete(4), num_rounds=6)
 

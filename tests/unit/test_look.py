@@ -9,12 +9,11 @@ import torch
 from tests.unit.test_sampler import HardestSubsets, aggregated
 from torch import Tensor
 
-from edgegossip.core.protocol import Epochs, Steps
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.batches import BatchStream
-from edgegossip.learning.sampling.look import Budget, Look
-from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
-from edgegossip.learning.sampling.selection import Focused
+from edgegossip.contract.protocol import Epochs, Steps
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.batches import BatchStream, Budget, Look
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler
+from edgegossip.training.sampling.selection import Focused
 
 NUM_SAMPLES, NUM_POINTS = 120, 12
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.machine_lists import three_machines
 
-from edgegossip.core.errors import UsageError
-from edgegossip.experiments.machine_list import Machine, links_between, read_machines
+from edgegossip.contract.errors import UsageError
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
+from edgegossip.plan.machines import Machine, links_between, read_machines
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.test_peers import OTHER, OWN, status
 
-from edgegossip.core.protocol import WorkerJoined, WorkerLost
-from edgegossip.net.peers import Peers
-from edgegossip.net.status import Phase, WorkerStatus
+from edgegossip.contract.protocol import WorkerJoined, WorkerLost
+from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.status import Phase, WorkerStatus
 
 
 def make_peers(*statuses: WorkerStatus | None) -> Peers:

@@ -11,10 +11,10 @@ from tests.algorithms import NUM_WORKERS
 from tests.hosts import EPOCHS, make_host
 from tests.parity import SETTINGS
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.net.host import Host
+from edgegossip.contract.errors import NetworkError
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.status import Phase
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.status import Phase
 
 
 def host_with(*here: int, **settings: Any) -> Host[Any]:  # noqa: ANN401

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgegossip.core.protocol import Rank, WorkerJoined, WorkerLost
+from edgegossip.contract.protocol import Rank, WorkerJoined, WorkerLost
 from edgegossip.sim.fault import Partition
 from edgegossip.sim.membership import Membership, Notice
 

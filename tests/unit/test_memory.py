@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.transports import InMemory
 
-from edgegossip.core.errors import NetworkError
+from edgegossip.contract.errors import NetworkError
 
 
 @pytest.fixture

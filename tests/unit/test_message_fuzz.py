@@ -22,10 +22,10 @@ from tests.worlds import (
     stages_in,
 )
 
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.stages.stage_state import StageState
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.stages.state import StageState
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Message,
@@ -34,14 +34,14 @@ from edgegossip.core.protocol import (
     Seconds,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec
-from edgegossip.core.trainer import Trainer
-from edgegossip.learning.quadratic import QuadraticTrainer
-from edgegossip.net.admission import Admission
-from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.plausibility import Plausibility
+from edgegossip.contract.schema import MessageSpec
+from edgegossip.contract.trainer import Trainer
+from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.envelope import Envelope, pack
+from edgegossip.net.guard.plausibility import Plausibility
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.quadratic import QuadraticTrainer
 
 RUN = b"fuzz run"
 NUMBERS = (-1, 0, 1, 2, 0.5, 1e30, 2**53 - 1, 2**62, math.nan, math.inf)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgegossip.core.metrics import consensus_distance, payload_num_bytes, staleness
-from edgegossip.core.randomness import generator
+from edgegossip.contract.metrics import consensus_distance, payload_num_bytes, staleness
+from edgegossip.contract.randomness import generator
 
 
 def test_consensus_distance_is_the_root_of_the_mean_squared_distance_to_the_mean() -> None:

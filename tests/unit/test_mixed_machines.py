@@ -15,22 +15,22 @@ from tests.small_runs import small_run
 from tests.tiers import thorough
 from tests.transports import free_ports
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.errors import NetworkError, RunFolderError
-from edgegossip.core.topology import complete
-from edgegossip.deploy.gather import gather
-from edgegossip.deploy.introducing import introduce, run_key
-from edgegossip.deploy.worker import WorkerSettings, take_part
-from edgegossip.deploy.worker_past import has_ended
-from edgegossip.experiments.describe import header
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.files import write_json
-from edgegossip.experiments.results import Results
-from edgegossip.learning.training_step import TrainingStep
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.errors import NetworkError, RunFolderError
+from edgegossip.contract.topology import complete
 from edgegossip.net.address import Address
-from edgegossip.net.introduction import Introductions
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.host.introduction import Introductions
+from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.gather import gather
+from edgegossip.real.introducing import introduce, run_key
+from edgegossip.real.worker import WorkerSettings, take_part
+from edgegossip.real.worker_folder import has_ended
+from edgegossip.runs.describe import header
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.files import write_json
+from edgegossip.runs.results import Results
 from edgegossip.sim.platform import Platform
+from edgegossip.training.step import TrainingStep
 
 NUM_WORKERS = 3
 EXPERIMENT = replace(

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgegossip.learning.dropout import replace_dropout
-from edgegossip.learning.models import (
+from edgegossip.models import (
     MODELS,
     alexnet,
     eight_layers,
@@ -25,7 +24,8 @@ from edgegossip.learning.models import (
     vgg11,
     vgg16,
 )
-from edgegossip.learning.normalization import EvoNormS0, Normalization
+from edgegossip.models.dropout import replace_dropout
+from edgegossip.models.normalization import EvoNormS0, Normalization
 
 CIFAR = (3, 32, 32)
 Build = Callable[..., nn.Module]

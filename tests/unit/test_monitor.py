@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.scripted import world
 
-from edgegossip.core.protocol import (
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Finish,
@@ -26,11 +26,11 @@ from edgegossip.core.protocol import (
     Train,
     Trained,
 )
-from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import Forecast, PerformancePredictor
 from edgegossip.sim.fault import Crash, Recover
-from edgegossip.sim.forecasting import (
+from edgegossip.sim.machines import (
     FORECAST_SECONDS,
     SimulatedMonitor,
     default_predictor,

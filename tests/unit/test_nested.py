@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset, TensorDataset
 
-from edgegossip.core.errors import DataError
-from edgegossip.learning.dataset import ArraySplit, Dataset, from_tensors, from_torch
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.nested import map_leaves, num_samples
-from edgegossip.learning.nested_split import NestedSplit
-from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Proportional
+from edgegossip.contract.errors import DataError
+from edgegossip.data.dataset import ArraySplit, Dataset, NestedSplit, from_tensors, from_torch
+from edgegossip.data.hold_out import hold_out
+from edgegossip.data.nested import map_leaves, num_samples
+from edgegossip.data.partition import IID, BySubject, Dirichlet, LabelSkew, Proportional
 
 X = torch.arange(40.0).view(20, 2)
 Y = torch.arange(20)

@@ -12,22 +12,22 @@ import torch
 from tests.complaints import complaint
 from tests.small_runs import small_run
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.cli.main import main
 from edgegossip.cli.router_command import router_command
-from edgegossip.core.protocol import Rank
-from edgegossip.core.topology import complete
-from edgegossip.deploy import join as network
-from edgegossip.deploy.join import Connection, join
-from edgegossip.deploy.worker import WorkerSettings, take_part
-from edgegossip.learning.learner import Learner
+from edgegossip.contract.protocol import Rank
+from edgegossip.contract.topology import complete
 from edgegossip.machine.counters import Counters
 from edgegossip.machine.monitor import Monitor
 from edgegossip.net.address import Address
-from edgegossip.net.certificates import issue, make_authority
+from edgegossip.net.identity.certificates import issue, make_authority
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real import join as network
+from edgegossip.real.join import Connection, join
+from edgegossip.real.worker import WorkerSettings, take_part
+from edgegossip.training.learner import Learner
 
 ALONE = Address(listen=("tcp/127.0.0.1:0",))
 EXPERIMENT = small_run(algorithm="gosgd", evaluation_interval=None)

@@ -9,16 +9,9 @@ import torch
 from tests.small_runs import small_model, small_task
 from torch import Tensor, nn
 
-from edgegossip.learning.normalization import EvoNormS0, normalization_2d
-from edgegossip.learning.partition import (
-    IID,
-    BySubject,
-    Dirichlet,
-    LabelSkew,
-    Partition,
-    is_skewed,
-)
-from edgegossip.learning.task import Workload
+from edgegossip.data.partition import IID, BySubject, Dirichlet, LabelSkew, Partition, is_skewed
+from edgegossip.models.normalization import EvoNormS0, normalization_2d
+from edgegossip.training.task import Workload
 
 
 def picture_batch(num_channels: int = 16) -> Tensor:

@@ -19,8 +19,8 @@ from tests.tiers import thorough
 from tests.trials import trials
 from tests.worlds import NUM_PARAMS, UNEVEN, ManySamples, Recorder, loss_of, make_world
 
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.contract.protocol import (
     MAX_NOTED,
     Effect,
     Event,
@@ -31,10 +31,10 @@ from edgegossip.core.protocol import (
     SetTimer,
     Started,
 )
-from edgegossip.deploy.diary import NOTES_A_SECOND, NOTES_AT_ONCE, Diary
-from edgegossip.experiments.event_log import EventLog
-from edgegossip.net.host import Host
+from edgegossip.net.host.host import Host
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.worker_log import NOTES_A_SECOND, NOTES_AT_ONCE, Diary
+from edgegossip.runs.events import EventLog
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 from tests.data_files import DRAWS, pixels, within
 
-from edgegossip.core.errors import DataError
-from edgegossip.learning.formats import read_npz
-from edgegossip.learning.readers import npz
+from edgegossip.contract.errors import DataError
+from edgegossip.data.readers import npz, read_npz
 
 
 def own_arrays() -> dict[str, Any]:

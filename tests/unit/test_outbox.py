@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from edgegossip.core.codec import Buffer
-from edgegossip.core.protocol import Rank
-from edgegossip.net.outbox import Outbox
+from edgegossip.contract.codec import Buffer
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.host.sending import Outbox
 from edgegossip.net.runtime import RealRuntime
 from edgegossip.net.transport import Transport
 

@@ -9,8 +9,8 @@ import torch
 from tests.small_learners import Optimizer, Slowing, learner, seeded, start
 from torch import nn
 
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.contract.snapshot import assemble, dismantle
 
 OTHERS = [nn.Parameter(torch.zeros(2))]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from edgegossip.core.compression.packing import (
+from edgegossip.compression.packing import (
     MAX_WIDTH,
     Positions,
     max_positions_num_bytes,

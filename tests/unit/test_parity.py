@@ -12,7 +12,7 @@ from tests.parity import Replay, run_hosts, simulate
 from tests.tiers import by_name, thorough
 from tests.transports import OverZenoh
 
-from edgegossip.core.algorithm import Algorithm
+from edgegossip.contract.algorithm import Algorithm
 from edgegossip.net.memory import MemoryNetwork
 
 EACH = {**ALL, "alone": ALONE}

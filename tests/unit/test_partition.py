@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.partition import (
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.data.partition import (
     IID,
     BySubject,
     Dirichlet,

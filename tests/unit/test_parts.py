@@ -36,16 +36,16 @@ from tests.worker_threads import Crew
 from torch import Tensor, nn
 
 from edgegossip.contract import Effect, Evaluate, Event, Seconds, Started
-from edgegossip.core.errors import Interrupted, LocalProtocolError, RunFolderError
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
-from edgegossip.learning.dataset import Split
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.loss import prepare_batch
-from edgegossip.learning.task import Workload
+from edgegossip.contract.errors import Interrupted, LocalProtocolError, RunFolderError
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.data.dataset import Split
+from edgegossip.data.hold_out import hold_out
+from edgegossip.real.gathering import Gathering
+from edgegossip.runs.results import Results
+from edgegossip.runs.runner import run
 from edgegossip.sim.fault import Crash, Faults
+from edgegossip.training.loss import prepare_batch
+from edgegossip.training.task import Workload
 
 NAMES = ["device.0.weight", "device.0.bias", "device.3.weight", "device.3.bias"]
 NAMES += ["cloud.1.weight", "cloud.1.bias"]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edgegossip.net.patience import Patience
+from edgegossip.net.host.timing import Patience
 
 
 def after_a_round(seconds: float) -> Patience:

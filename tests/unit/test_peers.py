@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from edgegossip.core.protocol import Message, WorkerJoined, WorkerLost
-from edgegossip.net.peer import SentLog
-from edgegossip.net.peers import Peers
-from edgegossip.net.status import Phase, WorkerStatus
+from edgegossip.contract.protocol import Message, WorkerJoined, WorkerLost
+from edgegossip.net.host.peers import Peers, SentLog
+from edgegossip.net.host.status import Phase, WorkerStatus
 
 OWN, OTHER, OLD, NEW = 100, 200, 300, 400
 

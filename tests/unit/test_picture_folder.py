@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from edgegossip.core.errors import DataError, UsageError
-from edgegossip.learning import picture_folder
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.picture_folder import pictures
+from edgegossip.contract.errors import DataError, UsageError
+from edgegossip.data import pictures as picture_folder
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.data.pictures import pictures
 
 
 def draw(path: Path, color: tuple[int, int, int], size: tuple[int, int] = (8, 8)) -> None:

@@ -17,9 +17,9 @@ from tests.stage_workers import (
     up,
 )
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.protocol import (
     Epochs,
     SetTimer,
     Started,
@@ -28,7 +28,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import complete
+from edgegossip.contract.topology import complete
 
 
 def test_in_flight_are_no_more_batches_than_may_be() -> None:

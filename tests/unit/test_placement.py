@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgegossip.cluster.learners_desk import Reply
-from edgegossip.cluster.placement import Job, Placement, Seat
-from edgegossip.cluster.twin import Origin, Twin
-from edgegossip.core.protocol import Steps, Train
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.integrations.ray.learners_desk import Reply
+from edgegossip.integrations.ray.placement import Job, Placement, Seat
+from edgegossip.integrations.ray.twin import Origin, Twin
 from edgegossip.recipes.rehearsal import Rehearsal
 
 REQUEST = Train(torch.zeros(1), Steps(1))

@@ -14,19 +14,20 @@ from tests.machine_lists import three_machines
 from tests.outlooks import outlook
 from tests.tiers import thorough
 
-from edgegossip.cli import plan_command, plan_study
+from edgegossip.cli import plan_command
 from edgegossip.cli.main import main
 from edgegossip.cli.plan_command import Plan, PlanOptions, parse_plan
-from edgegossip.cli.plan_ranking import Outlook
-from edgegossip.cli.plan_results import advice, exhibits
-from edgegossip.cli.plan_study import best_of
-from edgegossip.core.errors import UsageError
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.halving import Cost
-from edgegossip.experiments.machine_list import read_machines
-from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.contract.errors import UsageError
+from edgegossip.plan import study as plan_study
+from edgegossip.plan.halving import Cost
+from edgegossip.plan.machines import read_machines
+from edgegossip.plan.ranking import Outlook
+from edgegossip.plan.results import advice, exhibits
+from edgegossip.plan.study import best_of
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.experiment import Comparison
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tests.outlooks import outlook
 
-from edgegossip.cli.plan_ranking import (
+from edgegossip.contract.metrics import ACCURACY, MetricSpec
+from edgegossip.plan.ranking import (
     Outlook,
     crossing,
     diverged,
@@ -19,10 +20,9 @@ from edgegossip.cli.plan_ranking import (
     reason,
     use_of_machines,
 )
-from edgegossip.core.metric_spec import ACCURACY, MetricSpec
-from edgegossip.experiments.runner import run
 from edgegossip.recipes.parameter_servers import QUICKSTART, quickstart
-from edgegossip.recipes.studies.learning_curve import curve_fields
+from edgegossip.runs.runner import run
+from edgegossip.runs.scoreboard import curve_fields
 
 
 def row(run: str, seed: int, reached: float, **others: float) -> dict[str, Any]:

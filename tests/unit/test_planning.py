@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from edgegossip.learning.flops import OVERHEAD, training_flops
-from edgegossip.learning.models import eight_layers
-from edgegossip.learning.stages.cutting import activations, blocks, boundaries, cut
-from edgegossip.learning.stages.planning import (
+from edgegossip.models import eight_layers
+from edgegossip.models.flops import OVERHEAD, training_flops
+from edgegossip.training.stages.cutting import activations, blocks, boundaries, cut
+from edgegossip.training.stages.planning import (
     Bandwidth,
     BlockCost,
     CutPlan,

@@ -8,13 +8,12 @@ import pytest
 import torch
 from tests.worlds import NUM_PARAMS
 
-from edgegossip.core.compression.compressor import Compressor, Identity
-from edgegossip.core.compression.per_layer import PerLayer
-from edgegossip.core.compression.sparse import RandomK, TopK
-from edgegossip.core.compression.values import BFloat16, Quantize, Sign
-from edgegossip.core.protocol import Message, Payload
-from edgegossip.core.schema import MessageSpec, TensorSpec
-from edgegossip.net.plausibility import FACTOR, MOST, Plausibility
+from edgegossip.compression.compressor import Compressor, Identity, PerLayer
+from edgegossip.compression.sparse import RandomK, TopK
+from edgegossip.compression.values import BFloat16, Quantize, Sign
+from edgegossip.contract.protocol import Message, Payload
+from edgegossip.contract.schema import MessageSpec, TensorSpec
+from edgegossip.net.guard.plausibility import FACTOR, MOST, Plausibility
 
 SCHEMA = {
     "params": MessageSpec({"x": torch.zeros(2)}),

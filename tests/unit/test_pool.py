@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.core.trainer import Outcome, Trainer, TrainingResult
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.contract.trainer import Outcome, Trainer, TrainingResult
 from edgegossip.sim.pool import ComputePool
 
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings, strategies as st
 from sklearn.linear_model import LinearRegression
 from sklearn.tree import DecisionTreeRegressor
 
-from edgegossip.core.errors import DataError
-from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.contract.errors import DataError
+from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import UNKNOWN_ERROR, PerformancePredictor
 from edgegossip.machine.profile import Profile
 from edgegossip.machine.slow_down import gaussian_process
-from edgegossip.sim.forecasting import profile
+from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform, Sensitivity
 
 TRUE = Sensitivity()

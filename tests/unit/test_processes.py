@@ -16,7 +16,7 @@ import pytest
 from safetensors import safe_open
 from tests.small_runs import parameters, repeatable_events
 
-from edgegossip.experiments.run_folder import load_results
+from edgegossip.runs.folder import load_results
 
 ROOT = Path(__file__).parents[2]
 

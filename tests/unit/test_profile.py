@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.core.errors import DataError
+from edgegossip.contract.errors import DataError
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tests.counted import Counted
 
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.core.trainer import Trainer, TrainingResult
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.counters import Usage
 from edgegossip.machine.loads import Load

@@ -9,11 +9,11 @@ import torch
 from tests.effects import kinds, only
 from tests.push_sum import CAREFUL, Worker, acknowledged, pushed, sends
 
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.push_sum_state import HARDLY_ANY
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.compression.compressor import Identity
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum.push_sum import HARDLY_ANY
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.compression.compressor import Identity
+from edgegossip.contract.protocol import (
     Finish,
     Send,
     SetTimer,
@@ -23,7 +23,7 @@ from edgegossip.core.protocol import (
     Train,
     WorkerLost,
 )
-from edgegossip.core.topology import (
+from edgegossip.contract.topology import (
     ListedTopology,
     complete,
     directed_ring,

@@ -9,16 +9,10 @@ import torch
 from tests.effects import only
 from tests.push_sum import CAREFUL, Worker, acknowledged, pushed, sends
 
-from edgegossip.algorithms.push_sum_state import HARDLY_ANY
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.protocol import (
-    Send,
-    Started,
-    Train,
-    WorkerJoined,
-    WorkerLost,
-)
-from edgegossip.core.topology import directed_ring
+from edgegossip.algorithms.push_sum.push_sum import HARDLY_ANY
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.contract.protocol import Send, Started, Train, WorkerJoined, WorkerLost
+from edgegossip.contract.topology import directed_ring
 
 
 def test_neighbor_that_has_lost_all_is_given_half_and_told_the_round() -> None:

@@ -11,12 +11,12 @@ from tests.trained import trained_event
 from tests.worlds import INITIAL, TARGETS, UNEVEN, final_params, make_world
 from torch import Tensor
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.mixing import MetropolisHastings, mixing_matrix
-from edgegossip.core.protocol import Layout, Started, Trained
-from edgegossip.core.topology import Topology, complete, directed_ring, ring, star
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.mixing import MetropolisHastings, mixing_matrix
+from edgegossip.contract.protocol import Layout, Started, Trained
+from edgegossip.contract.topology import Topology, complete, directed_ring, ring, star
 from edgegossip.sim.fault import Crash, Faults, Recover
 from edgegossip.sim.platform import Platform
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from edgegossip.experiments.study import Row
 from edgegossip.recipes.registry import load_study
 from edgegossip.recipes.studies.race import BASELINE
 from edgegossip.recipes.studies.race_scores import LOSS, race_table, standings
-from edgegossip.recipes.studies.scoreboard import bars
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.scoreboard import bars
+from edgegossip.runs.study import Row
 
 
 def baseline_row(**changes: Any) -> Row:  # noqa: ANN401

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, strategies as st
 
-from edgegossip.core.randomness import derive_seed, generator, uniform
+from edgegossip.contract.randomness import derive_seed, generator, uniform
 
 
 def test_seeds_are_those_of_the_hash_on_every_machine() -> None:

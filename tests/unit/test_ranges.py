@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgegossip.core.ranges import check_counts, check_range
+from edgegossip.contract.ranges import check_counts, check_range
 
 
 @pytest.mark.parametrize(

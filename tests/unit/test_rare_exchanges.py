@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.experiments.exhibits import Exhibits
-from edgegossip.experiments.study import Row, Session
+from edgegossip.contract.errors import TrainingError
 from edgegossip.recipes.studies.compressed_push import SHORT
 from edgegossip.recipes.studies.rare_exchanges import (
     CONTROLS,
@@ -25,6 +23,8 @@ from edgegossip.recipes.studies.rare_exchanges import (
 from edgegossip.recipes.studies.slow_links import SlowLinkContest
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.studies.tuned_races import rates
+from edgegossip.runs.exhibits import Exhibits
+from edgegossip.runs.study import Row, Session
 
 COMPRESSED, CONTROL = next(iter(CONTROLS.items()))
 

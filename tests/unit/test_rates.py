@@ -14,21 +14,20 @@ from tests.small_runs import NUM_WORKERS, ctrl_c_at, small_run, small_task
 from tests.tiers import by_name, thorough
 from tests.worker_threads import Crew
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
-from edgegossip.core.errors import Interrupted
-from edgegossip.core.protocol import Effect, Event, Rank, Seconds, Train, WorkerState
-from edgegossip.core.topology import complete
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.schedule import Cosine
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.contract.errors import Interrupted
+from edgegossip.contract.protocol import Effect, Event, Rank, Seconds, Train, WorkerState
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.fault import Crash, Faults, Recover
 from edgegossip.sim.platform import Platform
+from edgegossip.training.learner import Learner
+from edgegossip.training.optimizer import SGD, Cosine
 
 LR = 0.005
 NUM_ROUNDS = 6

@@ -26,12 +26,12 @@ from tests.unit.test_at_once import study
 from tests.unit.test_ray_pool import experiment, left, local
 
 from edgegossip.cli.main import main
-from edgegossip.cluster.ray_pool import RayPool
-from edgegossip.cluster.ray_runs import RayRuns
-from edgegossip.core.errors import Interrupted, NetworkError
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.experiments.study import Cell, Row, Session, run_study
+from edgegossip.contract.errors import Interrupted, NetworkError
+from edgegossip.integrations.ray.ray_pool import RayPool
+from edgegossip.integrations.ray.ray_runs import RayRuns
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
+from edgegossip.runs.study import Cell, Row, Session, run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 pytest.importorskip("ray", reason="needs ray; pip install 'edgegossip[ray]'")

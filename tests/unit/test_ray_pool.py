@@ -29,21 +29,21 @@ from tests.small_runs import (
 from tests.stage_runs import STAGE_SETTINGS, staged_run, staged_task
 from tests.tiers import first, thorough
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.cli.main import main
-from edgegossip.cluster.tensors_in_store import put_together, take_apart
-from edgegossip.core.errors import Interrupted, NetworkError, TrainingError
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import Focused
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
+from edgegossip.contract.errors import Interrupted, NetworkError, TrainingError
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.contract.trainer import Trainer, TrainingResult
+from edgegossip.data.hold_out import hold_out
+from edgegossip.integrations.ray.tensors_in_store import put_together, take_apart
 from edgegossip.recipes.rehearsal import Rehearsal
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import Focused
+from edgegossip.training.stages.pipelined import PipelinedStage
 
 STAGES: dict[str, Any] = {"inner": Alone(num_rounds=5, local_steps=4), **STAGE_SETTINGS}
 
@@ -164,7 +164,7 @@ def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
 def test_where_only_some_cores_shall_be_used_another_takes_the_place_of_a_lost_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgegossip.cluster.ray_pool._NODES_SECONDS", 0.01)
+    monkeypatch.setattr("edgegossip.integrations.ray.ray_pool._NODES_SECONDS", 0.01)
     session = FakeSession(2)
     run(experiment("gosgd"), out=tmp_path, open_pool=Leaving(session, num_actors=1).pool)
     assert session.num_losses > 0

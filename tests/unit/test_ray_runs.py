@@ -14,12 +14,12 @@ import pytest
 from tests.unit.test_at_once import CHAIN, double, study
 
 from edgegossip.cli.main import main
-from edgegossip.cluster import ray_runs
-from edgegossip.cluster.ray_runs import RayRuns
-from edgegossip.cluster.ray_session import ClusterNode, LostError, NodeError
-from edgegossip.core.errors import DataError, NetworkError, TrainingError, UsageError
-from edgegossip.experiments.progress import Status
-from edgegossip.experiments.study import Cell, Row, Session, run_study
+from edgegossip.contract.errors import DataError, NetworkError, TrainingError, UsageError
+from edgegossip.integrations.ray import ray_runs
+from edgegossip.integrations.ray.ray_runs import RayRuns
+from edgegossip.integrations.ray.ray_session import ClusterNode, LostError, NodeError
+from edgegossip.runs.study import Cell, Row, Session, run_study
+from edgegossip.runs.tracking import Status
 
 
 class Queue:

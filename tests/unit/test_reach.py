@@ -8,8 +8,8 @@ import pytest
 from tests.link_events import Session
 from tests.transports import OverZenoh
 
-from edgegossip.net import reach as reach_module
-from edgegossip.net.reach import Reach
+from edgegossip.net.zenoh import links as reach_module
+from edgegossip.net.zenoh.links import Reach
 
 AWAY = ("tcp/10.0.0.1:40000", "tcp/10.0.0.2:7447")
 LOOPBACK = ("tcp/127.0.0.1:40000", "tcp/127.0.0.1:7447")

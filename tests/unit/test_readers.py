@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from tests.data_files import pixels, within
 
-from edgegossip.core.errors import DataError, UsageError
-from edgegossip.learning.dataset import Dataset, channel_statistics
-from edgegossip.learning.readers import (
+from edgegossip.contract.errors import DataError, UsageError
+from edgegossip.data.dataset import Dataset, channel_statistics
+from edgegossip.data.readers import (
     DATASETS,
     cifar10,
     digits,

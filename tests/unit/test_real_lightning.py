@@ -20,9 +20,9 @@ from tests.script_workers import workers_in_threads
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from edgegossip.core.errors import UsageError
-from edgegossip.deploy.script_worker import ScriptWorker
-from edgegossip.frameworks.lightning import lightning_callback
+from edgegossip.contract.errors import UsageError
+from edgegossip.integrations.lightning import lightning_callback
+from edgegossip.real.script_worker import ScriptWorker
 from edgegossip.recipes.script_averaging import averaging
 
 # They warn of their own dependencies, and of what they will change.

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from tests.small_runs import small_run
 
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
-from edgegossip.experiments.tracking import Tracker
-from edgegossip.trackers.mlflow import MLflow
-from edgegossip.trackers.tensorboard import TensorBoard
-from edgegossip.trackers.trackio import Trackio
-from edgegossip.trackers.wandb import WandB
+from edgegossip.integrations.mlflow import MLflow
+from edgegossip.integrations.tensorboard import TensorBoard
+from edgegossip.integrations.trackio import Trackio
+from edgegossip.integrations.wandb import WandB
+from edgegossip.runs.results import Results
+from edgegossip.runs.runner import run
+from edgegossip.runs.tracking import Tracker
 
 # They warn of their own dependencies, and of what they will change.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]

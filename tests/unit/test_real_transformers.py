@@ -12,8 +12,8 @@ from tests.averaging_by_hand import NUM_SAMPLES, moments
 from tests.script_workers import workers_in_threads
 from torch import Tensor, nn
 
-from edgegossip.deploy.script_worker import ScriptWorker
-from edgegossip.frameworks.transformers import transformers_callback
+from edgegossip.integrations.transformers import transformers_callback
+from edgegossip.real.script_worker import ScriptWorker
 from edgegossip.recipes.script_averaging import averaging
 
 # They warn of their own dependencies, and of what they will change.

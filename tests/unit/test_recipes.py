@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.algorithms.control_variates import ControlVariates
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.trailing_average import TrailingAverage
-from edgegossip.experiments.runner import run
-from edgegossip.learning.models import mlp
-from edgegossip.learning.readers import digits
-from edgegossip.learning.task import Workload
+from edgegossip.algorithms.wrappers.control_variates import ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
+from edgegossip.data.readers import digits
+from edgegossip.models import mlp
 from edgegossip.recipes.baselines import compare_baselines
 from edgegossip.recipes.quickstart import DEFAULTS, quickstart
-from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.recipes.tasks import ACCURACY_AWARE
+from edgegossip.runs.runner import run
 from edgegossip.sim.platform import uneven
+from edgegossip.training.task import Workload
 
 
 @pytest.mark.parametrize("throughput", [1000.0, 1e6])

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgegossip.learning.sampling.reduction import (
+from edgegossip.training.sampling.reduction import (
     PCA,
     Fingerprint,
     Histogram,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.core.errors import DataError, UsageError
+from edgegossip.contract.errors import DataError, UsageError
 from edgegossip.recipes.registry import RECIPES, STUDIES, load_recipe, load_study
 
 

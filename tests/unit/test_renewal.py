@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from tests.certificate_folders import give, put, tell_revoked
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.net.certificates import issue, issued, make_authority
-from edgegossip.net.renewal import CertificateWatch
-from edgegossip.net.revocation import list_path, revoke
-from edgegossip.net.tls import TLS
+from edgegossip.contract.errors import NetworkError
+from edgegossip.net.identity.certificates import issue, issued, make_authority
+from edgegossip.net.identity.revocation import list_path, revoke
+from edgegossip.net.identity.tls import TLS
+from edgegossip.net.zenoh.renewal import CertificateWatch
 
 NOW = datetime.now(UTC)
 
@@ -90,7 +90,7 @@ def test_a_certificate_is_used_when_its_time_has_come(
     assert watching.look() is None
 
     later = SimpleNamespace(now=lambda _: NOW + timedelta(days=2))
-    monkeypatch.setattr("edgegossip.net.tls.datetime", later)
+    monkeypatch.setattr("edgegossip.net.identity.tls.datetime", later)
     after = watching.look()
     assert after is not None
     assert after.identity.holder == issued(authority)[-1]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tests.run_folders import Event, comparison, ended, header, whole_run, write_run
 
-from edgegossip.core.errors import RunFolderError
+from edgegossip.contract.errors import RunFolderError
 from edgegossip.report import figures
-from edgegossip.report.balance import kept_shares
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import render_page, write_report
 from edgegossip.report.prose import highlights, notices, story
 from edgegossip.report.style import figure_style, new_figure, run_colors
+from edgegossip.report.timeline import kept_shares
 
 
 class PageReader(HTMLParser):

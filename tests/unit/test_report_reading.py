@@ -18,13 +18,12 @@ from tests.run_folders import (
     write_run,
 )
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.experiments import event_log
-from edgegossip.report.activity import activities
+from edgegossip.contract.errors import RunFolderError
 from edgegossip.report.folder import read_folder
-from edgegossip.report.log import read_log
+from edgegossip.report.log import activities, read_log
 from edgegossip.report.page import write_report
 from edgegossip.report.timeline import legible_window
+from edgegossip.runs import events as event_log
 
 # Where the time went.
 

@@ -30,14 +30,14 @@ from tests.small_runs import (
 from tests.stopped_runs import faulty, left, whole
 from tests.tiers import first, thorough
 
-from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError
-from edgegossip.experiments import runner
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.progress import Status
-from edgegossip.experiments.run_folder import load_results
-from edgegossip.experiments.runner import run
-from edgegossip.learning.holding_out import hold_out
+from edgegossip.contract.errors import Interrupted, RunFolderError, TrainingError
+from edgegossip.data.hold_out import hold_out
 from edgegossip.report.folder import read_folder
+from edgegossip.runs import runner
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.folder import load_results
+from edgegossip.runs.runner import run
+from edgegossip.runs.tracking import Status
 from edgegossip.sim.fault import Faults
 
 
@@ -79,7 +79,7 @@ def test_a_run_stopped_while_a_worker_evaluates_is_the_whole_run(
     with ctrl_c_at(at, experiment.algorithm), pytest.raises(Interrupted):
         run(experiment, out=tmp_path, num_threads=2)
     content = (tmp_path / "checkpoint.safetensors").read_bytes()
-    assert b"edgegossip.sim.entries:Evaluating" in content
+    assert b"edgegossip.sim.agenda:Evaluating" in content
     run(experiment, out=tmp_path, num_threads=1, resume=True)
     assert left(tmp_path) == whole_evaluating()
 

@@ -12,9 +12,9 @@ import torch
 from tests.small_runs import ALGORITHMS, ctrl_c_at, small_run, small_task
 from tests.stopped_runs import faulty, left, whole
 
-from edgegossip.core.errors import Interrupted, RunFolderError
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
+from edgegossip.contract.errors import Interrupted, RunFolderError
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 
 
 def test_a_finished_run_is_read_and_not_run_again(
@@ -71,10 +71,10 @@ def test_another_commit_may_resume_and_the_folder_names_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = faulty("gossip")
-    monkeypatch.setattr("edgegossip.experiments.describe.source_commit", lambda: "first")
+    monkeypatch.setattr("edgegossip.runs.describe.source_commit", lambda: "first")
     with ctrl_c_at(9, experiment.algorithm), pytest.raises(Interrupted):
         run(experiment, out=tmp_path, num_threads=0)
-    monkeypatch.setattr("edgegossip.experiments.describe.source_commit", lambda: "second")
+    monkeypatch.setattr("edgegossip.runs.describe.source_commit", lambda: "second")
     run(experiment, out=tmp_path, num_threads=0, resume=True)
     assert json.loads((tmp_path / "experiment.json").read_text())["commit"] == "first"
 

@@ -10,8 +10,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.net.certificates import (
+from edgegossip.contract.errors import NetworkError
+from edgegossip.net.identity.certificates import (
     issue,
     issued,
     load_authority,
@@ -19,7 +19,7 @@ from edgegossip.net.certificates import (
     make_authority,
     serial_name,
 )
-from edgegossip.net.revocation import (
+from edgegossip.net.identity.revocation import (
     Revocations,
     authority_id,
     constrain,

@@ -13,10 +13,10 @@ from tests.effects import kinds
 from tests.round_worker import PATIENT, RING, Worker, sends
 from torch import Tensor
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.mixing import ColumnStochastic
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.mixing import ColumnStochastic
+from edgegossip.contract.protocol import (
     Epochs,
     Finish,
     Send,
@@ -27,7 +27,7 @@ from edgegossip.core.protocol import (
     Train,
     WorkerLost,
 )
-from edgegossip.core.topology import (
+from edgegossip.contract.topology import (
     complete,
     directed_ring,
     from_edges,

@@ -6,9 +6,9 @@ import pytest
 from tests.effects import kinds
 from tests.round_worker import PATIENT, RING, Worker, heard, sends
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.mixing import MetropolisHastings
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.mixing import MetropolisHastings
+from edgegossip.contract.protocol import (
     Send,
     SetTimer,
     Started,
@@ -17,7 +17,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import complete, ring, star
+from edgegossip.contract.topology import complete, ring, star
 
 # Losing neighbors.
 

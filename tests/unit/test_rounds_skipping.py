@@ -5,10 +5,9 @@ from __future__ import annotations
 from tests.effects import kinds
 from tests.round_worker import Worker, heard, sends
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.connectivity import longest_lead
-from edgegossip.core.protocol import Started, Train, WorkerJoined, WorkerLost
-from edgegossip.core.topology import complete, directed_ring, ring, star
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.protocol import Started, Train, WorkerJoined, WorkerLost
+from edgegossip.contract.topology import complete, directed_ring, longest_lead, ring, star
 
 RING = Gossip(topology=ring(4), num_rounds=30)  # worker 0 hears from 1 and 3
 ALL_TO_ALL = Gossip(topology=complete(4), num_rounds=30)

@@ -15,12 +15,12 @@ from tests.unit.test_zenoh_transport import check_exchange
 from tests.zenoh_workers import NUM_WORKERS, RUN, Worker, wait_until
 
 from edgegossip.cli.router_command import router_command
-from edgegossip.core.errors import NetworkError
+from edgegossip.contract.errors import NetworkError
 from edgegossip.net.address import Address
-from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.router import Router
-from edgegossip.net.tls import TLS
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.identity.certificates import issue, make_authority
+from edgegossip.net.identity.tls import TLS
+from edgegossip.net.zenoh.router import Router
+from edgegossip.net.zenoh.transport import ZenohTransport
 
 
 @pytest.fixture(scope="module")

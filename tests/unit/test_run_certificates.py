@@ -10,9 +10,9 @@ from tests.certificate_folders import give
 from tests.certified_machines import Machines, exchange, meet
 from tests.zenoh_workers import RUN, Worker, wait_until
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Rank
-from edgegossip.net.certificates import issue
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.identity.certificates import issue
 
 
 def bind(machines: Machines, rank: Rank, run_name: str, folder: Path) -> Path:

@@ -29,19 +29,18 @@ from tests.small_runs import (
 )
 from tests.tiers import first, thorough
 
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.compression.compressor import Identity
-from edgegossip.core.errors import Interrupted
-from edgegossip.core.topology import directed_ring, ring
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.run_folder import load_results
-from edgegossip.experiments.run_target import LossTarget
-from edgegossip.experiments.runner import run
-from edgegossip.learning.learner import Learner
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.compression.compressor import Identity
+from edgegossip.contract.errors import Interrupted
+from edgegossip.contract.topology import directed_ring, ring
+from edgegossip.runs.experiment import Experiment, LossTarget
+from edgegossip.runs.folder import load_results
+from edgegossip.runs.runner import run
 from edgegossip.sim.fault import Crash, Faults
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.learner import Learner
 
 # The same every time.
 

@@ -22,15 +22,15 @@ from tests.small_runs import (
 )
 from torch import Tensor, nn
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.errors import LocalProtocolError, RunFolderError, TrainingError
-from edgegossip.core.topology import ring
-from edgegossip.experiments.run_folder import load_results
-from edgegossip.experiments.runner import run
-from edgegossip.learning.optimizer import SGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.errors import LocalProtocolError, RunFolderError, TrainingError
+from edgegossip.contract.topology import ring
 from edgegossip.report.folder import read_folder
+from edgegossip.runs.folder import load_results
+from edgegossip.runs.runner import run
 from edgegossip.sim.fault import Drop, Faults
 from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
 
 
 def strict_json(path: Path) -> list[Any]:

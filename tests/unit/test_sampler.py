@@ -12,10 +12,10 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from edgegossip.core.snapshot import assemble, dismantle
-from edgegossip.learning.sampling.aggregated import AggregatedData
-from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
-from edgegossip.learning.sampling.selection import (
+from edgegossip.contract.snapshot import assemble, dismantle
+from edgegossip.training.sampling.aggregation import AggregatedData
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler
+from edgegossip.training.sampling.selection import (
     Candidates,
     Choice,
     Focused,

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from tests.small_runs import dataset
 from torch import nn
 
-from edgegossip.core.protocol import Epochs, Steps, Train
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.schedule import Constant, Cosine, Schedule, StepDecay, WarmUp
-from edgegossip.learning.task import Task, Workload
+from edgegossip.contract.protocol import Epochs, Steps, Train
+from edgegossip.training.learner import Learner
+from edgegossip.training.optimizer import SGD, Constant, Cosine, Schedule, StepDecay, WarmUp
+from edgegossip.training.task import Task, Workload
 
 DATA = dataset()
 COSINE = Cosine(warm_up=WarmUp(share=0.5, rise="linear"))

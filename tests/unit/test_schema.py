@@ -13,11 +13,10 @@ from tests.schemas import SchemaCheck
 from tests.tiers import by_name
 from tests.worlds import NUM_PARAMS, make_world
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.rounds import RoundBased, RoundState
-from edgegossip.core.algorithm import Algorithm, Traits
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import Algorithm, Traits
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import (
     Effect,
     Epochs,
     Event,
@@ -26,8 +25,9 @@ from edgegossip.core.protocol import (
     Seconds,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec, TensorSpec
-from edgegossip.core.topology import complete, ring
+from edgegossip.contract.rounds import RoundBased, RoundState
+from edgegossip.contract.schema import MessageSpec, TensorSpec
+from edgegossip.contract.topology import complete, ring
 from edgegossip.sim.fault import Crash, Faults, Partition, Recover
 
 PARAMS = torch.zeros(NUM_PARAMS)

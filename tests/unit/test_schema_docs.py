@@ -12,9 +12,9 @@ from docs.site.tables import asked, sections
 from tests.tiers import thorough
 
 import edgegossip as eg
-from edgegossip.experiments.study import run_study
 from edgegossip.recipes.registry import load_study
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.study import run_study
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-folder.md"
 

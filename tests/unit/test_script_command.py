@@ -13,10 +13,10 @@ from tests.tiers import thorough
 
 from edgegossip.cli.main import main
 from edgegossip.cli.script_command import ScriptOptions, script_command
-from edgegossip.core.errors import UsageError
-from edgegossip.deploy.join import Connection
-from edgegossip.deploy.script_worker import ScriptWorker
+from edgegossip.contract.errors import UsageError
 from edgegossip.net.address import Address
+from edgegossip.real.join import Connection
+from edgegossip.real.script_worker import ScriptWorker
 
 SCRIPT = """
 import json, sys

@@ -12,15 +12,15 @@ from tests.script_workers import workers_in_threads
 from tests.tiers import thorough
 from torch import Tensor, nn
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.errors import NetworkError, TrainingError, UsageError
-from edgegossip.core.topology import complete, ring
-from edgegossip.deploy.join import Connection
-from edgegossip.deploy.script_launch import local_workers
-from edgegossip.deploy.script_worker import ScriptWorker
-from edgegossip.deploy.training_loop import TrainingLoop
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.errors import NetworkError, TrainingError, UsageError
+from edgegossip.contract.topology import complete, ring
 from edgegossip.net.address import Address
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.join import Connection
+from edgegossip.real.launch_scripts import local_workers
+from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.training_loop import TrainingLoop
 from edgegossip.recipes.script_averaging import averaging
 
 SET = {"EDGEGOSSIP_RANK": "1", "EDGEGOSSIP_NUM_WORKERS": "2"}

@@ -13,15 +13,15 @@ import torch
 from cryptography.hazmat.primitives.serialization import Encoding
 from torch import Tensor
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Message
-from edgegossip.core.schema import MessageSpec, TensorSpec, by_origin
-from edgegossip.net.admission import Admission
-from edgegossip.net.certificates import issue, load_certificate, make_authority
-from edgegossip.net.envelope import Envelope, pack
-from edgegossip.net.revocation import revoke
-from edgegossip.net.seals import SEAL, Seal, Seals, with_seals
-from edgegossip.net.tls import TLS, Credentials, IdentityFiles
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.protocol import Message
+from edgegossip.contract.schema import MessageSpec, TensorSpec, by_origin
+from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.envelope import Envelope, pack
+from edgegossip.net.guard.seals import SEAL, Seal, Seals, with_seals
+from edgegossip.net.identity.certificates import issue, load_certificate, make_authority
+from edgegossip.net.identity.revocation import revoke
+from edgegossip.net.identity.tls import TLS, Credentials, IdentityFiles
 
 RUN, LIFE, RANK = b"run 0001", 7, 1
 OWN = {"values": torch.arange(5.0), "until": torch.tensor(3)}

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from edgegossip.core.protocol import Steps
-from edgegossip.core.randomness import generator
-from edgegossip.learning.sampling.batches import BatchStream
-from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
-from edgegossip.learning.sampling.selection import (
+from edgegossip.contract.protocol import Steps
+from edgegossip.contract.randomness import generator
+from edgegossip.recipes.studies.loss_matched import LossMatched
+from edgegossip.training.sampling.batches import BatchStream
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler
+from edgegossip.training.sampling.selection import (
     SELECTIONS,
     Candidates,
     Choice,
@@ -28,7 +29,6 @@ from edgegossip.learning.sampling.selection import (
     Selection,
     selection,
 )
-from edgegossip.recipes.studies.loss_matched import LossMatched
 
 ALL = [pytest.param(chosen, id=name) for name, chosen in SELECTIONS.items()]
 DISTINCT = [param for param in ALL if param.id != "focused"]

@@ -19,17 +19,17 @@ from tests.virtual_network import Wire
 from tests.worlds import NUM_PARAMS, ManySamples
 from torch import Tensor
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.choco_gossip import ChocoGossip
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.compression.sparse import TopK
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Message, Payload, Rank, Received, Started
-from edgegossip.core.schema import MessageSpec
-from edgegossip.core.topology import complete
-from edgegossip.deploy.launch import launch
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.compression.sparse import TopK
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import Message, Payload, Rank, Received, Started
+from edgegossip.contract.rounds import RoundState
+from edgegossip.contract.schema import MessageSpec
+from edgegossip.contract.topology import complete
+from edgegossip.real.launch import launch
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 

@@ -11,13 +11,12 @@ from tests.run_folders import Event, ended, evaluations, header, write_run
 from tests.tiers import thorough
 from tests.unit.test_report import PageReader, read_page
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.report.commit_figures import commit_pictures
+from edgegossip.contract.errors import RunFolderError
 from edgegossip.report.folder import Run, read_folder
 from edgegossip.report.log import AVERAGED
 from edgegossip.report.page import render_page
 from edgegossip.report.prose import story
-from edgegossip.report.servers import commit_rows, searches, windows
+from edgegossip.report.servers import commit_pictures, commit_rows, searches, windows
 
 SPEEDS = (10_000.0, 400.0, 200.0, 100.0)
 ROLES = ["server", "worker", "worker", "worker"]

@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgegossip.algorithms.parameter_server.adacomm import ADACOMM, ADACOMMServerState
-from edgegossip.algorithms.parameter_server.adsp import ADSP, SearchingServerState
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.committing import State
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.states import CommitterState, ServerState
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.server.adacomm import ADACOMM, ADACOMMServerState
+from edgegossip.algorithms.server.adsp import ADSP, SearchingServerState
+from edgegossip.algorithms.server.methods import ASP, BSP
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.server.state import CommitterState, ServerState
+from edgegossip.algorithms.server.worker import State
+from edgegossip.contract.protocol import (
     Effect,
     Evaluate,
     Evaluated,

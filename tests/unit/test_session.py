@@ -15,10 +15,10 @@ from tests.parity import SETTINGS
 from tests.transports import Recorder, free_ports
 from tests.worlds import NUM_PARAMS
 
-from edgegossip.core.errors import NetworkError
+from edgegossip.contract.errors import NetworkError
 from edgegossip.net.address import Address
-from edgegossip.net.host import Host
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.host.host import Host
+from edgegossip.net.zenoh.transport import ZenohTransport
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_one_that_calls_where_nobody_is_says_so_and_gives_up(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edgegossip.net.session._SOON", 0.05)
+    monkeypatch.setattr("edgegossip.net.zenoh.session._SOON", 0.05)
     deadline = time.monotonic() + 1.2
     with pytest.raises(
         NetworkError, match=f"cannot reach {endpoint}: no program listens there"

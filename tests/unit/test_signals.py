@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.runs.process import on_stop_signal
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from tests.scripted import (
     world,
 )
 
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import (
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import (
     Assign,
     Assigned,
     Effect,

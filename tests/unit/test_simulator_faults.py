@@ -10,8 +10,8 @@ import torch
 from tests.scripted import SECOND, SIZE, Answer, Happened, World, message, on_start, world
 from tests.tiers import first
 
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import (
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Finish,
@@ -27,7 +27,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.sim.fault import Crash, Delay, Drop, Fault, Partition, Recover
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.pool import ComputePool

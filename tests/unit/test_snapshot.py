@@ -15,8 +15,8 @@ from hypothesis import given, settings, strategies as st
 from tests.tiers import thorough
 from torch import Tensor
 
-from edgegossip.core.protocol import Message, WorkerState
-from edgegossip.core.snapshot import assemble, dismantle
+from edgegossip.contract.protocol import Message, WorkerState
+from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.sim.fault import Crash
 
 
@@ -111,7 +111,12 @@ def test_what_cannot_be_kept_is_named(odd: object) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["os:system", "no.such.module:Thing", "edgegossip.core.protocol:Payload", "builtins:dict"],
+    [
+        "os:system",
+        "no.such.module:Thing",
+        "edgegossip.contract.protocol:Payload",
+        "builtins:dict",
+    ],
 )
 def test_reading_builds_nothing_but_dataclasses_of_this_program(name: str) -> None:
     plain = {"dataclass": name, "number": 0, "fields": {}}

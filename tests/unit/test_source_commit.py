@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.experiments.source_commit import source_commit
+from edgegossip.runs.describe import source_commit
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

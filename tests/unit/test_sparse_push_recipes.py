@@ -11,22 +11,17 @@ from typing import Any, cast
 import pytest
 import torch
 
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.core.codec import num_bytes
-from edgegossip.core.compression.compressor import Identity
-from edgegossip.core.compression.per_layer import PerLayer
-from edgegossip.core.compression.sparse import TopK
-from edgegossip.core.compression.values import BFloat16, Quantize, Sign
-from edgegossip.core.protocol import Message
-from edgegossip.core.randomness import generator
-from edgegossip.core.topology import complete, directed_ring, ring
-from edgegossip.experiments.comparison import compare
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.study import Row
-from edgegossip.experiments.traffic import Traffic
-from edgegossip.learning.models import mlp
-from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew
-from edgegossip.learning.readers import digits
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.compression.compressor import Identity, PerLayer
+from edgegossip.compression.sparse import TopK
+from edgegossip.compression.values import BFloat16, Quantize, Sign
+from edgegossip.contract.codec import num_bytes
+from edgegossip.contract.protocol import Message
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.topology import complete, directed_ring, ring
+from edgegossip.data.partition import IID, BySubject, Dirichlet, LabelSkew
+from edgegossip.data.readers import digits
+from edgegossip.models import mlp
 from edgegossip.recipes.push_sum_comparison import (
     DENSE,
     PushSettings,
@@ -42,9 +37,12 @@ from edgegossip.recipes.studies.compressed_push import (
     table_skew,
 )
 from edgegossip.recipes.studies.consensus import Grid, Unpacked, distance
-from edgegossip.recipes.studies.scoreboard import score_table
 from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_curves, placings
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.comparison import Traffic, compare
+from edgegossip.runs.experiment import Comparison
+from edgegossip.runs.scoreboard import score_table
+from edgegossip.runs.study import Row
 
 SETTINGS = PushSettings(num_epochs=2, num_workers=4, num_evaluations=4, compensation_rounds=2)
 

@@ -17,11 +17,11 @@ from tests.stage_workers import (
     up,
 )
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.protocol import (
+from edgegossip.contract.protocol import (
     Finish,
     Message,
     Send,
@@ -30,7 +30,7 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import complete
+from edgegossip.contract.topology import complete
 
 
 @each_algorithm

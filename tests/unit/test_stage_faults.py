@@ -23,17 +23,11 @@ from tests.stage_workers import (
 )
 from tests.trained import trained_event
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.gossip import Gossip
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.protocol import (
-    Send,
-    SetTimer,
-    Started,
-    TimerFired,
-    WorkerLost,
-)
-from edgegossip.core.topology import complete
+from edgegossip.contract.protocol import Send, SetTimer, Started, TimerFired, WorkerLost
+from edgegossip.contract.topology import complete
 
 # Earlier lives.
 

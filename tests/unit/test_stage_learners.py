@@ -12,19 +12,23 @@ import torch.nn.functional as F
 from tests.stage_runs import Trained, arguments, batch_of, numbered, part, place
 from torch import Tensor, nn
 
-from edgegossip.core.errors import LocalProtocolError, TrainingError
-from edgegossip.core.protocol import Epochs, Payload, Steps, Train
-from edgegossip.core.snapshot import assemble, dismantle
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import Ranked
-from edgegossip.learning.stages.both import Both
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.greedy import Greedy
-from edgegossip.learning.stages.local_losses import LocalLosses
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
-from edgegossip.learning.stages.teacher import Shape, Teacher, TeacherFactory
+from edgegossip.contract.errors import LocalProtocolError, TrainingError
+from edgegossip.contract.protocol import Epochs, Payload, Steps, Train
+from edgegossip.contract.snapshot import assemble, dismantle
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import Ranked
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.teachers import (
+    Both,
+    Greedy,
+    LocalLosses,
+    Shape,
+    SyntheticGradients,
+    Teacher,
+    TeacherFactory,
+)
 
 TEACHERS: dict[str, TeacherFactory] = {
     "synthetic": SyntheticGradients(lr=3e-3, width=16, channels=4),

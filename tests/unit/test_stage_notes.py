@@ -20,9 +20,9 @@ from tests.stage_workers import (
     up,
 )
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.protocol import Finish, Message, Note, TimerFired, WorkerLost
+from edgegossip.contract.protocol import Finish, Message, Note, TimerFired, WorkerLost
 
 
 def numbers(worker: Worker) -> Mapping[str, float]:

@@ -14,8 +14,13 @@ from tests.unit.test_report import PageReader, read_page, story_of
 
 from edgegossip.report.folder import Run, read_folder
 from edgegossip.report.log import AVERAGED, JOINED
-from edgegossip.report.stage_figures import stage_pictures
-from edgegossip.report.stage_work import stage_rows, stage_sentence, steady_state, worked_shares
+from edgegossip.report.stages import (
+    stage_pictures,
+    stage_rows,
+    stage_sentence,
+    steady_state,
+    worked_shares,
+)
 
 ROLES = ("stage-0", "stage-0", "stage-1", "stage-2")
 STARTS = (0.0, 0.0, 1.0, 2.0)

@@ -12,9 +12,9 @@ from tests.stage_workers import Worker, batch, each_algorithm, gradient
 from tests.trained import trained_event
 from tests.worlds import require_bounded
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.protocol import (
+from edgegossip.contract.protocol import (
     Event,
     Message,
     Payload,

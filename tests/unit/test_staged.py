@@ -12,25 +12,23 @@ import torch
 from tests.small_runs import dataset
 from torch import nn
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import WORKER, Role
-from edgegossip.deploy.join import seconds_per_sample
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.local_losses import LocalLosses
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.staged import Staged, staged
-from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
-from edgegossip.learning.stages.teacher import TeacherFactory
-from edgegossip.learning.task import Task, Workload
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import WORKER, Role
 from edgegossip.machine.profiling import TimedTraining
+from edgegossip.real.join import seconds_per_sample
 from edgegossip.recipes.staged_training import quickstart
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.staged import Staged, staged
+from edgegossip.training.stages.teachers import LocalLosses, SyntheticGradients, TeacherFactory
+from edgegossip.training.task import Task, Workload
 
 LEARNED = {"synthetic-gradients": 0.4, "greedy, gradients": 0.9}
 """Accuracies on ten classes that a run which diverges does not attain."""

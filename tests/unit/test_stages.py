@@ -21,14 +21,22 @@ from tests.stage_workers import (
 from tests.trained import trained_event
 from torch import Tensor
 
-from edgegossip.algorithms.alone import Alone
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.parameter_server.asp import ASP
+from edgegossip.algorithms.gossip.alone import Alone
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.server.methods import ASP
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.core.algorithm import Setting
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Effect, Event, Message, Payload, Seconds, Steps, Trained
-from edgegossip.core.topology import complete
+from edgegossip.contract.algorithm import Setting
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import (
+    Effect,
+    Event,
+    Message,
+    Payload,
+    Seconds,
+    Steps,
+    Trained,
+)
+from edgegossip.contract.topology import complete
 
 # Who is who.
 

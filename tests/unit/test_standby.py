@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgegossip.algorithms.parameter_server.adsp import ADSP, SearchingServerState
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.halves import StandbyState
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.server.adsp import ADSP, SearchingServerState
+from edgegossip.algorithms.server.methods import ASP
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.wrappers.standby.standby import StandbyState
+from edgegossip.contract.protocol import (
     Effect,
     Evaluate,
     Evaluated,

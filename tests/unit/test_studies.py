@@ -13,17 +13,10 @@ from typing import Any
 import pytest
 from tests.tiers import thorough
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.topology import complete
-from edgegossip.experiments.exhibits import Exhibits
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.experiments.study import Row, Study, run_study
-from edgegossip.learning.models import mlp
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import RankedPerClass
-from edgegossip.learning.task import Workload
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.topology import complete
+from edgegossip.models import mlp
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.registry import STUDIES, load_study
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
@@ -42,8 +35,15 @@ from edgegossip.recipes.studies.speedup import speedup
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.studies.training import fig5, fig6, fig12
 from edgegossip.report.study_page import write_study_report
+from edgegossip.runs.exhibits import Exhibits
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
+from edgegossip.runs.study import Row, Study, run_study
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import uneven
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import RankedPerClass
+from edgegossip.training.task import Workload
 
 SHORT = StudySettings(short=True)
 NOWHERE = Path("nowhere")  # digits need no file

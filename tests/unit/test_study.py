@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tests.small_runs import ALGORITHMS, Recorder, ctrl_c_at, quick
 
-from edgegossip.core.errors import Interrupted, RunFolderError, TrainingError, UsageError
-from edgegossip.experiments.exhibits import Exhibits, Table
-from edgegossip.experiments.study import Cell, Row, Session, Study, run_study
+from edgegossip.contract.errors import Interrupted, RunFolderError, TrainingError, UsageError
+from edgegossip.runs.exhibits import Exhibits, Table
+from edgegossip.runs.study import Cell, Row, Session, Study, run_study
 
 
 class Counter:
@@ -74,7 +74,7 @@ def test_each_cell_keeps_the_commit_that_computed_it(
 ) -> None:
     study = study_of({"one/a": Counter(1.0), "one/b": Counter(2.0)})
     for commit, runs in (("first", ["a"]), ("second", ["a", "b"])):
-        monkeypatch.setattr("edgegossip.experiments.study.source_commit", lambda c=commit: c)
+        monkeypatch.setattr("edgegossip.runs.study.source_commit", lambda c=commit: c)
         run_study(study.with_runs(runs), out=tmp_path, resume=commit == "second")
     commits = {name: cell["commit"] for name, cell in kept(tmp_path)["cells"].items()}
     assert commits == {"one/a": "first", "one/b": "second"}

@@ -11,9 +11,14 @@ import pytest
 from tests.tiers import thorough
 from tests.unit.test_report import PageReader
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.report.charts import draw_panel, series_colors, study_picture
-from edgegossip.report.heat_map import draw_map, map_words
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.report.charts import (
+    draw_map,
+    draw_panel,
+    map_words,
+    series_colors,
+    study_picture,
+)
 from edgegossip.report.study_page import write_study_report
 from edgegossip.report.style import new_figure
 

@@ -12,7 +12,7 @@ from tests.tiers import thorough
 from edgegossip.cli.main import main
 from edgegossip.cli.sweep_command import parse_sweep
 from edgegossip.cli.swept_values import split_values
-from edgegossip.core.errors import UsageError
+from edgegossip.contract.errors import UsageError
 
 QUICK = ["quickstart", "--num-epochs", "1", "--num-workers", "2"]
 

@@ -12,20 +12,23 @@ import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_score
 from torch import Tensor
 
-from edgegossip.core.errors import DataError
-from edgegossip.core.metric_spec import ACCURACY, MetricSpec
-from edgegossip.experiments.run_target import MetricTarget
-from edgegossip.learning.built_in_metrics import (
+from edgegossip.contract.errors import DataError
+from edgegossip.contract.metrics import ACCURACY, MetricSpec
+from edgegossip.runs.experiment import MetricTarget
+from edgegossip.training.loss import TokenCrossEntropy
+from edgegossip.training.metrics import (
     F1,
     R2,
     Accuracy,
     BitsPerCharacter,
     ExactMatch,
     MeanAbsoluteError,
+    MeanMetric,
+    Measurement,
+    Metric,
     Perplexity,
+    SumsMetric,
 )
-from edgegossip.learning.loss import TokenCrossEntropy
-from edgegossip.learning.metric import MeanMetric, Measurement, Metric, SumsMetric
 
 RANDOM = torch.Generator().manual_seed(0)
 SPLITS = [(60,), (1,) * 60, (7, 23, 30), (59, 1)]

@@ -23,28 +23,27 @@ from tests.small_tasks import experiment, labelling, language, numbers, regressi
 from tests.tiers import thorough
 from torch import Tensor, nn
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.errors import DataError, Interrupted, RunFolderError
-from edgegossip.core.protocol import Epochs, Train
-from edgegossip.core.topology import complete
-from edgegossip.experiments.comparison import compare
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.results import Evaluation
-from edgegossip.experiments.run_folder import load_results
-from edgegossip.experiments.run_target import MetricTarget
-from edgegossip.experiments.runner import run
-from edgegossip.learning.dataset import from_tensors
-from edgegossip.learning.loss import model_and_batch
-from edgegossip.learning.metric import RESERVED, MeanMetric
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import Focused, Ranked
-from edgegossip.learning.task import Task, Workload
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.errors import DataError, Interrupted, RunFolderError
+from edgegossip.contract.protocol import Epochs, Train
+from edgegossip.contract.topology import complete
+from edgegossip.data.dataset import from_tensors
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report
 from edgegossip.report.prose import highlights, story
+from edgegossip.runs.comparison import compare
+from edgegossip.runs.describe import describe
+from edgegossip.runs.experiment import Comparison, MetricTarget
+from edgegossip.runs.folder import load_results
+from edgegossip.runs.results import Evaluation
+from edgegossip.runs.runner import run
+from edgegossip.training.loss import model_and_batch
+from edgegossip.training.metrics import RESERVED, MeanMetric
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import Focused, Ranked
+from edgegossip.training.task import Task, Workload
 
 # What is learned, and what a folder says of it.
 

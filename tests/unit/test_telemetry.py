@@ -17,7 +17,7 @@ import pytest
 from tests.small_runs import small_disk
 from tests.tiers import thorough
 
-from edgegossip.core.errors import NetworkError
+from edgegossip.contract.errors import NetworkError
 from edgegossip.machine.telemetry import (
     Journal,
     JsonLinesTelemetry,

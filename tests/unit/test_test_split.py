@@ -22,21 +22,21 @@ from tests.small_runs import NUM_WORKERS, dataset, events, small_run, small_task
 from tests.tiers import thorough
 from torch import Tensor
 
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Assigned, Evaluated, Predicted
-from edgegossip.deploy import worker as worker_module
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.deploy.worker import WorkerSettings, take_part
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.learning.dataset import ArraySplit
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.task import Workload
-from edgegossip.net.host import Host
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import Assigned, Evaluated, Predicted
+from edgegossip.data.dataset import ArraySplit
+from edgegossip.data.hold_out import hold_out
+from edgegossip.net.host.host import Host
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real import worker as worker_module
+from edgegossip.real.gathering import Gathering
+from edgegossip.real.worker import WorkerSettings, take_part
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.learner import Learner
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.task import Workload
 
 
 class Guarded:

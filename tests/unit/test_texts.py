@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from edgegossip.core.errors import DataError
-from edgegossip.learning.loss import next_token
-from edgegossip.learning.models import gpt
-from edgegossip.learning.texts import books, texts
+from edgegossip.contract.errors import DataError
+from edgegossip.data.texts import books, texts
+from edgegossip.models import gpt
+from edgegossip.training.loss import next_token
 
 
 def write(folder: Path, **contents: str) -> list[Path]:

@@ -8,15 +8,15 @@ import pytest
 from tests.algorithms import ALL
 from tests.tiers import REPRESENTATIVES
 
-from edgegossip.algorithms.asynchronous import Asynchronous
-from edgegossip.algorithms.control_variates import ControlVariates
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.push_sum import PushSum
-from edgegossip.algorithms.rounds import Synchronous
+from edgegossip.algorithms.push_sum.push_sum import PushSum
+from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.algorithms.trailing_average import TrailingAverage
+from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.control_variates import ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
+from edgegossip.contract.asynchronous import Asynchronous
+from edgegossip.contract.rounds import Synchronous
 
 KINDS = (
     Asynchronous,

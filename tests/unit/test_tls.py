@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.net.access import zenoh_security
+from edgegossip.contract.errors import NetworkError
 from edgegossip.net.address import Address
-from edgegossip.net.certificates import issue, make_authority
-from edgegossip.net.tls import TLS, load_tls, require_tls
+from edgegossip.net.identity.access import zenoh_security
+from edgegossip.net.identity.certificates import issue, make_authority
+from edgegossip.net.identity.tls import TLS, load_tls, require_tls
 
 NOW = datetime.now(UTC)
 

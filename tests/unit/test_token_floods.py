@@ -10,9 +10,9 @@ import zenoh
 from tests.transports import OverZenoh, Recorder, What
 from tests.unit.test_zenoh_transport import stranger
 
-from edgegossip.net.reach import Reach
-from edgegossip.net.twins import Claim
-from edgegossip.net.zenoh_peer import ZenohPeer
+from edgegossip.net.zenoh.links import Reach
+from edgegossip.net.zenoh.transport import ZenohPeer
+from edgegossip.net.zenoh.twins import Claim
 
 
 class _Silent:

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgegossip.core.connectivity import require_connected
-from edgegossip.core.topology import (
+from edgegossip.contract.topology import (
     Topology,
     complete,
     directed_exponential,
@@ -19,6 +18,7 @@ from edgegossip.core.topology import (
     from_edges_by_round,
     one_peer_exponential,
     random_regular,
+    require_connected,
     ring,
     star,
     torus,

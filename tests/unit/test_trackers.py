@@ -18,12 +18,12 @@ from tests.worker_threads import WITHIN, Crew
 
 import edgegossip as eg
 from edgegossip.cli.main import main
-from edgegossip.core.errors import Interrupted, UsageError
-from edgegossip.core.protocol import Seconds
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.experiments.runner import run
-from edgegossip.experiments.tracking import TrackedRun, track_results
-from edgegossip.trackers.by_name import trackers
+from edgegossip.contract.errors import Interrupted, UsageError
+from edgegossip.contract.protocol import Seconds
+from edgegossip.integrations.trackers import trackers
+from edgegossip.real.gathering import Gathering
+from edgegossip.runs.runner import run
+from edgegossip.runs.tracking import TrackedRun, track_results
 
 
 @dataclass
@@ -86,7 +86,7 @@ def test_the_training_loss_is_that_since_the_last_evaluation(tmp_path: Path) -> 
 
 
 def eg_events(folder: Path) -> list[dict[str, Any]]:
-    from edgegossip.experiments.event_log import parse_event, whole_lines
+    from edgegossip.runs.events import parse_event, whole_lines
 
     return [parse_event(line) for line in whole_lines(folder / "events.jsonl")]
 

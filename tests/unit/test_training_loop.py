@@ -13,18 +13,20 @@ from tests.parity import Steady
 from tests.tiers import thorough
 from torch import Tensor, nn
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import LocalProtocolError, NetworkError, TrainingError, UsageError
-from edgegossip.core.protocol import (
-    Rank,
-    Seconds,
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import (
+    LocalProtocolError,
+    NetworkError,
+    TrainingError,
+    UsageError,
 )
-from edgegossip.core.topology import complete
-from edgegossip.deploy.training_loop import TrainingLoop
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.training_loop import TrainingLoop
 
 NUM_SAMPLES, BATCH, DIM, LR = 12, 4, 3, 0.05
 BIAS = -1  # where it stands in the values

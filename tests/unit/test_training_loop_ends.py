@@ -21,10 +21,10 @@ from tests.unit.test_training_loop import (
     side_by_side,
 )
 
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.protocol import (
     Finish,
     Message,
     Rank,
@@ -37,10 +37,10 @@ from edgegossip.core.protocol import (
     WorkerJoined,
     WorkerLost,
 )
-from edgegossip.core.topology import complete
-from edgegossip.deploy.final_average import FinalAverage
-from edgegossip.deploy.training_loop import TrainingLoop
+from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.final_average import FinalAverage
+from edgegossip.real.training_loop import TrainingLoop
 
 ENDLESS = GoSGD(topology=complete(2), num_rounds=1_000_000, exchange_probability=0.1)
 
@@ -178,8 +178,8 @@ def test_loops_of_different_settings_end_with_an_error_that_names_them() -> None
 def test_a_loop_that_nobody_joins_says_whom_it_waits_for_and_ends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgegossip.net.meeting._AGAIN", 0.02)
-    monkeypatch.setattr("edgegossip.net.meeting._SOON", 0.01)
+    monkeypatch.setattr("edgegossip.net.host.meeting._AGAIN", 0.02)
+    monkeypatch.setattr("edgegossip.net.host.meeting._SOON", 0.01)
     loop = make_loop(Learner(0), EPOCHS, 0, MemoryNetwork(), meet_seconds=0.1)
     with pytest.raises(NetworkError, match="worker 1 cannot be reached"), loop:
         raise AssertionError("the block must not begin")

@@ -12,11 +12,11 @@ from tests.trials import trials
 from tests.unit.test_training_loop import BATCH, NUM_SAMPLES, Learner, side_by_side
 from torch import nn
 
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.server.methods import BSP
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import (
     Finish,
     Message,
     Received,
@@ -25,9 +25,9 @@ from edgegossip.core.protocol import (
     Started,
     WorkerLost,
 )
-from edgegossip.deploy.final_average import FinalAverage
-from edgegossip.deploy.training_loop import TrainingLoop
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.final_average import FinalAverage
+from edgegossip.real.training_loop import TrainingLoop
 
 NUM = 2
 SERVED = BSP(num_workers=NUM, num_rounds=4)

@@ -14,22 +14,22 @@ from tests.small_runs import small_task
 from tests.small_tasks import experiment, regression
 from torch import Tensor, nn
 
-from edgegossip.core.protocol import Epochs, Role, Steps, Train
-from edgegossip.experiments.batching import why_not_batched
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.runner import run
-from edgegossip.learning.built_in_metrics import BitsPerCharacter
-from edgegossip.learning.dataset import from_tensors
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.loss import TokenCrossEntropy, next_token
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import Importance
-from edgegossip.learning.stacked import StackedLearner
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.staged import staged
-from edgegossip.learning.task import Workload
-from edgegossip.learning.training_step import TrainingStep
+from edgegossip.contract.protocol import Epochs, Role, Steps, Train
+from edgegossip.data.dataset import from_tensors
+from edgegossip.runs.describe import describe
+from edgegossip.runs.experiment import why_not_batched
+from edgegossip.runs.runner import run
+from edgegossip.training.learner import Learner
+from edgegossip.training.loss import TokenCrossEntropy, next_token
+from edgegossip.training.metrics import BitsPerCharacter
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import Importance
+from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.staged import staged
+from edgegossip.training.step import TrainingStep
+from edgegossip.training.task import Workload
 
 NEEDS_COMPILER = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from tests.transports import OverZenoh
 
-from edgegossip.core.protocol import Rank
+from edgegossip.contract.protocol import Rank
 from edgegossip.net.transport import Incarnation
 
 pytestmark = pytest.mark.slow

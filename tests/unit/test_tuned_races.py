@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from tests.tiers import thorough
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.experiments.exhibits import Exhibits
-from edgegossip.experiments.study import Row, Study, run_study
-from edgegossip.learning.models import mlp
+from edgegossip.contract.errors import TrainingError
+from edgegossip.models import mlp
 from edgegossip.recipes.studies.problems import DIGITS_MLP
 from edgegossip.recipes.studies.race import BASELINE, CONTROLS
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED
 from edgegossip.recipes.studies.speedup import uneven_setup
 from edgegossip.recipes.studies.tuned_races import TunedRace, best_trial
+from edgegossip.runs.exhibits import Exhibits
+from edgegossip.runs.study import Row, Study, run_study
 
 pytestmark = thorough
 

@@ -17,16 +17,13 @@ from tests.tiers import thorough
 from tests.transports import Recorder, free_ports
 from tests.zenoh_workers import wait_until
 
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import Address
-from edgegossip.net.chunks import split
-from edgegossip.net.dead_links import new_session_id
-from edgegossip.net.reach import Reach
-from edgegossip.net.transport import TWIN
-from edgegossip.net.twins import Claim, Twins
-from edgegossip.net.zenoh_peer import ZenohPeer
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.transport import TWIN, split
+from edgegossip.net.zenoh.links import Reach, new_session_id
+from edgegossip.net.zenoh.transport import ZenohPeer, ZenohTransport
+from edgegossip.net.zenoh.twins import Claim, Twins
 
 RANK = 2
 

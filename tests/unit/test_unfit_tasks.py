@@ -14,17 +14,15 @@ from tests.small_tasks import experiment, numbers, regression, regression_data
 from tests.tiers import thorough
 from torch import Tensor
 
-from edgegossip.core.errors import DataError, TrainingError
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.run_folder import load_results
-from edgegossip.experiments.run_target import MetricTarget
-from edgegossip.experiments.runner import run
-from edgegossip.learning.built_in_metrics import R2, Accuracy
-from edgegossip.learning.dataset import Dataset, from_tensors
-from edgegossip.learning.metric import MeanMetric
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.staged import staged
+from edgegossip.contract.errors import DataError, TrainingError
+from edgegossip.data.dataset import Dataset, from_tensors
 from edgegossip.report.page import write_report
+from edgegossip.runs.experiment import Comparison, MetricTarget
+from edgegossip.runs.folder import load_results
+from edgegossip.runs.runner import run
+from edgegossip.training.metrics import R2, Accuracy, MeanMetric
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.staged import staged
 
 
 @pytest.mark.parametrize(

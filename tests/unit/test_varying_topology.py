@@ -7,16 +7,23 @@ from collections.abc import Callable
 
 import pytest
 
-from edgegossip.core.connectivity import require_connected
-from edgegossip.core.mixing import (
+from edgegossip.contract.mixing import (
     ColumnStochastic,
     is_column_stochastic,
     is_doubly_stochastic,
     mixing_matrix,
     spectral_gap,
 )
-from edgegossip.core.topology import Topology, directed_ring, one_peer_exponential, ring, torus
-from edgegossip.core.varying_topology import intermittent, random_one_peer
+from edgegossip.contract.topology import (
+    Topology,
+    directed_ring,
+    intermittent,
+    one_peer_exponential,
+    random_one_peer,
+    require_connected,
+    ring,
+    torus,
+)
 
 ONE_PEER = [random_one_peer(n, period=6, seed=1) for n in (1, 2, 3, 8, 11)]
 BASES = [directed_ring(8), ring(5), torus(3, 4), one_peer_exponential(8), ring(1)]

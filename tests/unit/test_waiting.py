@@ -12,14 +12,21 @@ import pytest
 from tests.run_folders import comparison, ended, header, rounds, write_run
 from tests.small_runs import small_run
 
-from edgegossip.cli.plan_ranking import use_of_machines
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.runner import run
-from edgegossip.report.activity import Spans, activities, clipped, mean_waiting, total
+from edgegossip.plan.ranking import use_of_machines
 from edgegossip.report.folder import read_folder
-from edgegossip.report.log import RunLog, read_log
+from edgegossip.report.log import (
+    RunLog,
+    Spans,
+    activities,
+    clipped,
+    mean_waiting,
+    read_log,
+    total,
+)
 from edgegossip.report.page import write_report
 from edgegossip.report.prose import highlights, story
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
 from edgegossip.sim.fault import Crash, Faults, Recover
 from edgegossip.sim.platform import Platform
 

@@ -9,17 +9,10 @@ from typing import Any
 import torch
 from tests.worlds import NUM_PARAMS, ManySamples
 
-from edgegossip.core.protocol import (
-    Epochs,
-    Predicted,
-    Seconds,
-    Started,
-    Train,
-    Trained,
-)
-from edgegossip.core.trainer import TrainingResult
+from edgegossip.contract.protocol import Epochs, Predicted, Seconds, Started, Train, Trained
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.net.host.work import Work
 from edgegossip.net.runtime import RealRuntime
-from edgegossip.net.work import Work
 
 SIZE = 10
 SETTING_UP, TRAINING = 100.0, 1.0

@@ -19,20 +19,20 @@ from tests.small_runs import NUM_WORKERS, events, small_run, summary
 from tests.tiers import thorough
 from tests.worker_threads import WITHIN, Crew
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.errors import NetworkError, RunFolderError, TrainingError
-from edgegossip.core.protocol import Effect, Event, Rank
-from edgegossip.core.topology import complete
-from edgegossip.deploy import worker as worker_module
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.deploy.introducing import run_id, run_key
-from edgegossip.deploy.launch import launch
-from edgegossip.deploy.worker import WorkerSettings, take_part
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.errors import NetworkError, RunFolderError, TrainingError
+from edgegossip.contract.protocol import Effect, Event, Rank
+from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real import worker as worker_module
+from edgegossip.real.gathering import Gathering
+from edgegossip.real.introducing import run_id, run_key
+from edgegossip.real.launch import launch
+from edgegossip.real.worker import WorkerSettings, take_part
 from edgegossip.report.page import write_report
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.results import Results
+from edgegossip.runs.runner import run
 
 EPOCHS = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=3)
 EXPERIMENT = small_run(algorithm="epoch-gossip", evaluation_interval=None)

@@ -15,9 +15,9 @@ from tests.worker_threads import WITHIN, Crew
 from edgegossip.cli import worker_command
 from edgegossip.cli.main import main
 from edgegossip.cli.worker_command import _say_what_came_out
-from edgegossip.core.errors import NetworkError, RunFolderError
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.learning.holding_out import hold_out
+from edgegossip.contract.errors import NetworkError, RunFolderError
+from edgegossip.data.hold_out import hold_out
+from edgegossip.real.gathering import Gathering
 
 
 @pytest.mark.parametrize(

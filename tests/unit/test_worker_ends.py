@@ -20,12 +20,12 @@ from tests.unit.test_worker import (
 )
 from tests.worker_threads import WITHIN, Crew
 
-from edgegossip.core.errors import RunFolderError, TrainingError
-from edgegossip.core.protocol import Event
-from edgegossip.deploy import worker as worker_module
-from edgegossip.deploy.gathering import Gathering
-from edgegossip.deploy.worker_past import goes_on_at
-from edgegossip.experiments.files import save_checkpoint, write_json
+from edgegossip.contract.errors import RunFolderError, TrainingError
+from edgegossip.contract.protocol import Event
+from edgegossip.real import worker as worker_module
+from edgegossip.real.gathering import Gathering
+from edgegossip.real.worker_folder import goes_on_at
+from edgegossip.runs.files import save_checkpoint, write_json
 
 __all__ = ["crew"]
 

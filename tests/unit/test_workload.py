@@ -11,14 +11,14 @@ from tests.small_runs import SHAPE, small_model, small_task
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Epochs, Steps, Train
-from edgegossip.learning.built_in_metrics import Accuracy
-from edgegossip.learning.dataset import ArraySplit, Dataset
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.sampling.selection import Focused
-from edgegossip.learning.schedule import Cosine
-from edgegossip.learning.task import Task, Workload
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import Epochs, Steps, Train
+from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.training.learner import Learner
+from edgegossip.training.metrics import Accuracy
+from edgegossip.training.optimizer import Cosine
+from edgegossip.training.sampling.selection import Focused
+from edgegossip.training.task import Task, Workload
 
 
 def started(workload: Workload, rank: int, incarnation: int = 0) -> Tensor:

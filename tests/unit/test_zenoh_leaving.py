@@ -9,8 +9,8 @@ import pytest
 import zenoh
 from tests.transports import Recorder
 
-from edgegossip.net.reach import Reach
-from edgegossip.net.zenoh_peer import _FAREWELL, ZenohPeer
+from edgegossip.net.zenoh.links import Reach
+from edgegossip.net.zenoh.transport import _FAREWELL, ZenohPeer
 
 
 class Publisher:

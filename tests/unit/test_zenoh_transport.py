@@ -11,9 +11,9 @@ import pytest
 import zenoh
 from tests.transports import End, InLocalNetwork, OverZenoh, Recorder, free_ports
 
-from edgegossip.core.errors import NetworkError
+from edgegossip.contract.errors import NetworkError
 from edgegossip.net.address import Address
-from edgegossip.net.zenoh_transport import ZenohTransport
+from edgegossip.net.zenoh.transport import ZenohTransport
 
 
 @pytest.fixture

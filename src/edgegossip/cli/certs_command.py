@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from edgegossip.core.errors import UsageError, unknown_name
-from edgegossip.net.certificates import (
+from edgegossip.contract.errors import UsageError, unknown_name
+from edgegossip.net.identity.certificates import (
     authority_folder,
     authority_paths,
     common_name,
@@ -20,7 +20,7 @@ from edgegossip.net.certificates import (
     parse_serial,
     serial_name,
 )
-from edgegossip.net.revocation import list_path, revoke, revoked_serials
+from edgegossip.net.identity.revocation import list_path, revoke, revoked_serials
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,25 +22,24 @@ from rich.table import Table
 from edgegossip.cli.options import ManyRunsOptions, Options, TrackOptions, check_ray_address
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
-from edgegossip.cluster.ray_pool import RayPool
-from edgegossip.core.errors import (
+from edgegossip.contract.errors import (
     Interrupted,
     RunFolderError,
     TrainingError,
     UsageError,
     without_password,
 )
-from edgegossip.experiments.batching import Batched, batched
-from edgegossip.experiments.comparison import compare
-from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.runner import run
-from edgegossip.experiments.study import STUDY
+from edgegossip.integrations.ray.ray_pool import RayPool
 from edgegossip.report import units
 from edgegossip.report.export import export
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
 from edgegossip.report.study_page import write_study_report
+from edgegossip.runs.comparison import compare
+from edgegossip.runs.experiment import Batched, Comparison, Experiment, batched
+from edgegossip.runs.results import Results
+from edgegossip.runs.runner import run
+from edgegossip.runs.study import STUDY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +161,7 @@ def how_to_resume(command: str, arguments: list[str], out: Path) -> Iterator[Non
     >>> with how_to_resume("run", ["quickstart", "--lr", "0.1"], Path("runs/a")):
     ...     raise Interrupted("interrupted at 3 virtual seconds; ...")
     Traceback (most recent call last):
-    edgegossip.core.errors.Interrupted: interrupted at 3 virtual seconds; runs/a holds \
+    edgegossip.contract.errors.Interrupted: interrupted at 3 virtual seconds; runs/a holds \
 everything so far; to continue: edgegossip run quickstart --lr 0.1 --resume --out runs/a
     """
     try:

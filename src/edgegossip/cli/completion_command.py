@@ -32,7 +32,7 @@ from edgegossip.cli.worker_command import (
     MeasureOptions,
     WorkerOptions,
 )
-from edgegossip.core.errors import UsageError, unknown_name
+from edgegossip.contract.errors import UsageError, unknown_name
 from edgegossip.recipes.registry import RECIPES, STUDIES
 
 USAGE = """\

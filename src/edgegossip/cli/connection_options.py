@@ -7,10 +7,10 @@ from pathlib import Path
 
 import tyro
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.deploy.join import Connection
+from edgegossip.contract.protocol import Seconds
 from edgegossip.net.address import Address
-from edgegossip.net.session import LEASE
+from edgegossip.net.zenoh.session import LEASE
+from edgegossip.real.join import Connection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.core.errors import NetworkError, UsageError, without_password
+from edgegossip.contract.errors import NetworkError, UsageError, without_password
 
 _STYLES = {"ok": "green", "none": "dim", "missing": "yellow", "failed": "red"}
 _LOCAL_REDIS = "redis://localhost:6379"
@@ -141,9 +141,9 @@ def _redis(url: str | None) -> Finding:
 
 def _network(options: Doctor) -> Iterator[Finding]:
     try:
-        from edgegossip.net.certificates import common_name
-        from edgegossip.net.probe import probe
-        from edgegossip.net.tls import TLS
+        from edgegossip.net.identity.certificates import common_name
+        from edgegossip.net.identity.tls import TLS
+        from edgegossip.net.zenoh.probe import probe
     except ImportError as error:
         yield Finding("network", "failed", f"{error}; see above", was_asked_for=True)
         return

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from edgegossip.cli.printing import printable
-from edgegossip.core.errors import EdgeGossipError, Interrupted, UsageError, unknown_name
+from edgegossip.contract.errors import EdgeGossipError, Interrupted, UsageError, unknown_name
 
 USAGE = """\
 edgegossip: train one PyTorch model together on machines of very different speed.

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from edgegossip.cli.unknown_options import meanings, unknown_option
-from edgegossip.cluster.ray_runs import RayRuns
-from edgegossip.core.errors import UsageError
-from edgegossip.core.ranges import check_range
-from edgegossip.experiments.tracking import Tracker
-from edgegossip.machine.cores import num_cores
-from edgegossip.trackers.by_name import TrackerName, trackers
+from edgegossip.contract.errors import UsageError
+from edgegossip.contract.ranges import check_range
+from edgegossip.integrations.ray.ray_runs import RayRuns
+from edgegossip.integrations.trackers import TrackerName, trackers
+from edgegossip.machine.quota import num_cores
+from edgegossip.runs.tracking import Tracker
 
 AnyOptions = TypeVar("AnyOptions")
 

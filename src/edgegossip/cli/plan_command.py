@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from edgegossip.cli.plan_candidates import Proposal, candidates
-from edgegossip.cli.plan_ranking import ranked
-from edgegossip.cli.plan_results import advice, exhibits, print_ranking, ranking_rows
-from edgegossip.cli.plan_study import Stage, cells_of, measured_cost, measured_throughput
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, split_values
-from edgegossip.core.errors import UsageError, unknown_name
-from edgegossip.core.metric_spec import MetricSpec
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_range, check_ranges
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.experiments.halving import Cost, Ranking, ladders, most_whole_runs, total_cost
-from edgegossip.experiments.machine_list import Machine, read_machines
-from edgegossip.experiments.run_folder import read_json
-from edgegossip.experiments.study import STUDY, Study
+from edgegossip.contract.errors import UsageError, unknown_name
+from edgegossip.contract.metrics import MetricSpec
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_range, check_ranges
+from edgegossip.plan.candidates import Proposal, candidates
+from edgegossip.plan.halving import Cost, Ranking, ladders, most_whole_runs, total_cost
+from edgegossip.plan.machines import Machine, read_machines
+from edgegossip.plan.ranking import ranked
+from edgegossip.plan.results import advice, exhibits, print_ranking, ranking_rows
+from edgegossip.plan.study import Stage, cells_of, measured_cost, measured_throughput
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED
 from edgegossip.report import units
+from edgegossip.runs.experiment import Comparison
+from edgegossip.runs.folder import read_json
+from edgegossip.runs.study import STUDY, Study
 
 OWN = (
     "--machines",

@@ -9,7 +9,7 @@ import torch
 from rich.progress import track
 
 from edgegossip.cli.recipe import parse_recipe, pick
-from edgegossip.core.ranges import check_ranges
+from edgegossip.contract.ranges import check_ranges
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.monitor import Monitor

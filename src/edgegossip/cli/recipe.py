@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from edgegossip.cli.options import AnyOptions, argument_names, parse, show_help
-from edgegossip.core.errors import UsageError, unknown_name
-from edgegossip.experiments.experiment import Comparison, Experiment
+from edgegossip.contract.errors import UsageError, unknown_name
 from edgegossip.recipes.registry import RECIPES, load_recipe
+from edgegossip.runs.experiment import Comparison, Experiment
 
 
 def parse_recipe(

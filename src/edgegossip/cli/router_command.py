@@ -10,12 +10,12 @@ from pathlib import Path
 import tyro
 
 from edgegossip.cli.printing import log_to_console
-from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.signals import on_stop_signal
+from edgegossip.contract.protocol import Seconds
 from edgegossip.net.address import Address
-from edgegossip.net.router import Router
-from edgegossip.net.session import LEASE
-from edgegossip.net.tls import load_tls, require_tls
+from edgegossip.net.identity.tls import load_tls, require_tls
+from edgegossip.net.zenoh.router import Router
+from edgegossip.net.zenoh.session import LEASE
+from edgegossip.runs.process import on_stop_signal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ import tyro
 
 from edgegossip.cli.commands import default_folder
 from edgegossip.cli.connection_options import ConnectionOptions
-from edgegossip.core.errors import UsageError
-from edgegossip.core.protocol import Rank
-from edgegossip.core.ranges import check_ranges
-from edgegossip.deploy.script_launch import local_workers, log_path, run_script
-from edgegossip.deploy.script_worker import ScriptWorker
+from edgegossip.contract.errors import UsageError
+from edgegossip.contract.protocol import Rank
+from edgegossip.contract.ranges import check_ranges
+from edgegossip.real.launch_scripts import local_workers, log_path, run_script
+from edgegossip.real.script_worker import ScriptWorker
 
 _USAGE = "edgegossip script -n 4 [OPTIONS] FILE.py [ITS OWN ARGUMENTS]"
 

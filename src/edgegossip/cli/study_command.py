@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from edgegossip.cli.commands import default_folder, how_to_resume, print_report, repeatable
 from edgegossip.cli.options import ClusterOptions, ManyRunsOptions, parse, show_help
-from edgegossip.core.errors import DataError, Interrupted, TrainingError, UsageError
-from edgegossip.experiments.at_once import AtOnce
-from edgegossip.experiments.study import Row, Study, run_study
+from edgegossip.contract.errors import DataError, Interrupted, TrainingError, UsageError
 from edgegossip.recipes.registry import STUDIES, load_study
 from edgegossip.report.live import LiveView
 from edgegossip.report.study_page import write_study_report
+from edgegossip.runs.parallel import AtOnce
+from edgegossip.runs.study import Row, Study, run_study
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,13 @@ from edgegossip.cli.options import ClusterOptions
 from edgegossip.cli.recipe import parse_recipe, parse_with_seed, pick, recipe_name
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, Words, label, split_values
-from edgegossip.core.metric_spec import ACCURACY
-from edgegossip.experiments.exhibits import Exhibits, Figure, Value
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.recipes.studies.learning_curve import metric_of, unit_of
-from edgegossip.recipes.studies.scoreboard import Score, bars, score_table
+from edgegossip.contract.metrics import ACCURACY
 from edgegossip.recipes.studies.server_contest import slug
 from edgegossip.recipes.studies.server_tuning import without_test_data
 from edgegossip.report.units import capitalized
+from edgegossip.runs.exhibits import Exhibits, Figure, Value
+from edgegossip.runs.scoreboard import Score, bars, metric_of, score_table, unit_of
+from edgegossip.runs.study import Cell, Row, Session, Study
 
 
 @dataclass(frozen=True, kw_only=True)

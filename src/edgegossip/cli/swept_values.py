@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
 from edgegossip.cli.options import ManyRunsOptions
-from edgegossip.core.errors import UsageError
-from edgegossip.core.ranges import check_range
+from edgegossip.contract.errors import UsageError
+from edgegossip.contract.ranges import check_range
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.recipes.studies.study_settings import check_seeds
 

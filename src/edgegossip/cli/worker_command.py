@@ -25,29 +25,29 @@ from edgegossip.cli.connection_options import ConnectionOptions
 from edgegossip.cli.options import TrackOptions, argument_names
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
-from edgegossip.core.errors import Interrupted, UsageError
-from edgegossip.core.metric_spec import ACCURACY, MetricSpec
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.ranges import check_ranges
-from edgegossip.deploy.agreement import is_apart
-from edgegossip.deploy.gather import gather
-from edgegossip.deploy.gathering import WORKERS
-from edgegossip.deploy.join import Connection, join
-from edgegossip.deploy.launch import launch, lost_workers
-from edgegossip.deploy.local_scores import AVERAGED, MEASURED, measure
-from edgegossip.deploy.worker import WorkerSettings
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.roles import rank_name
-from edgegossip.experiments.run_folder import read_json
-from edgegossip.experiments.threads import one_intra_op_thread
-from edgegossip.experiments.tracking import track_results
-from edgegossip.learning.local import Local
-from edgegossip.net.meeting import workers
+from edgegossip.contract.errors import Interrupted, UsageError
+from edgegossip.contract.metrics import ACCURACY, MetricSpec
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.ranges import check_ranges
+from edgegossip.data.local import Local
+from edgegossip.net.host.meeting import workers
+from edgegossip.real.agreement import is_apart
+from edgegossip.real.gather import gather
+from edgegossip.real.gathering import WORKERS
+from edgegossip.real.join import Connection, join
+from edgegossip.real.launch import launch, lost_workers
+from edgegossip.real.local_scores import AVERAGED, MEASURED, measure
+from edgegossip.real.worker import WorkerSettings
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
+from edgegossip.runs.describe import rank_name
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.folder import read_json
+from edgegossip.runs.process import one_intra_op_thread
+from edgegossip.runs.results import Results
+from edgegossip.runs.tracking import track_results
 
 APART = 3
 """Exit code of a real run whose workers end with different models."""

@@ -1,4 +1,4 @@
-"""System counters: the total use of this machine, and our own share of it."""
+"""Processes of this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from typing import Any, Protocol
 
 import psutil
 
-from edgegossip.core.protocol import Seconds
+from edgegossip.contract.protocol import Seconds
 from edgegossip.machine.quota import find_quota
+
+
+def is_running(process: int) -> bool:
+    """Whether a process exists and is not a zombie, regardless of its parent."""
+    try:
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+# System counters: the total use of this machine, and our own share of it.
+
 
 _READINGS_PER_LOOK = 10
 """Readings between two searches for our descendant processes; a search takes milliseconds."""

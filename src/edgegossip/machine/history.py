@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgegossip.core.protocol import Seconds, Span
+from edgegossip.contract.protocol import Seconds, Span
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.counters import Counters, Reading
 from edgegossip.machine.watch import MEMORY

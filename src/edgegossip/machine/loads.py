@@ -26,12 +26,12 @@ from itertools import accumulate, count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from edgegossip.core.errors import DataError
-from edgegossip.core.ranges import check_choices, check_ranges
-from edgegossip.machine.processes import is_running
+from edgegossip.contract.errors import DataError
+from edgegossip.contract.ranges import check_choices, check_ranges
+from edgegossip.machine.counters import is_running
 
 if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
-    from edgegossip.core.protocol import Seconds
+    from edgegossip.contract.protocol import Seconds
 
 MB = 1_000_000
 SIZES = tuple(MB * n for n in (1, 2, 5, 10, 20, 50, 100, 200, 300, 500, 1000, 1500, 2000))

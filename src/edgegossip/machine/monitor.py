@@ -11,7 +11,7 @@ from typing import Self
 
 import psutil
 
-from edgegossip.core.protocol import Predicted, Seconds
+from edgegossip.contract.protocol import Predicted, Seconds
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.counters import Counters, SystemCounters
 from edgegossip.machine.history import History

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgegossip.core.protocol import Seconds, Span
+from edgegossip.contract.protocol import Seconds, Span
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.history import History
 

@@ -14,11 +14,11 @@ import safetensors
 import torch
 from safetensors.torch import save
 
-from edgegossip.core.atomic import write_whole
-from edgegossip.core.errors import DataError
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_range
+from edgegossip.contract.errors import DataError
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_range
 from edgegossip.machine.contention import Contention
+from edgegossip.machine.files import write_whole
 from edgegossip.machine.profile import Profile
 
 if TYPE_CHECKING:

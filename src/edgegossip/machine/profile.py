@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgegossip.core.atomic import write_whole
-from edgegossip.core.errors import DataError
-from edgegossip.core.ranges import check_range
+from edgegossip.contract.errors import DataError
+from edgegossip.contract.ranges import check_range
 from edgegossip.machine.contention import Contention
+from edgegossip.machine.files import write_whole
 
 COLUMNS = ("cores", "network", "disk", "seconds")
 _MAX_BYTES = 2**26

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.trainer import Trainer
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.trainer import Trainer
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.loads import KINDS, SIZES, Load
 from edgegossip.machine.profile import Profile

@@ -1,13 +1,25 @@
-"""Quotas of Linux control groups and how much of them is used."""
+"""The number of usable processor cores."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from edgegossip.core.protocol import Seconds
+from edgegossip.contract.protocol import Seconds
+
+
+def num_cores() -> int:
+    """The number of cores that this process may use; outside Linux, the number of all cores."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# Quotas of Linux control groups and how much of them is used.
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgegossip.core.errors import EdgeGossipError, NetworkError, without_password
-from edgegossip.core.protocol import Rank, Seconds
+from edgegossip.contract.errors import EdgeGossipError, NetworkError, without_password
+from edgegossip.contract.protocol import Rank, Seconds
 
 if TYPE_CHECKING:
     from redis import Redis

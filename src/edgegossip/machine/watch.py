@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
-from edgegossip.core.protocol import Predicted, Seconds, Span
+from edgegossip.contract.protocol import Predicted, Seconds, Span
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import Forecast
 

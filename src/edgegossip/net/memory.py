@@ -8,12 +8,11 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 
-from edgegossip.core.codec import Buffer
-from edgegossip.core.errors import NetworkError
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.net.chunks import Assembler, split
-from edgegossip.net.tls import TLS, Credentials
-from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
+from edgegossip.contract.codec import Buffer
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.net.identity.tls import TLS, Credentials
+from edgegossip.net.transport import MAX_FRAME_BYTES, Assembler, Incarnation, Listener, split
 
 
 class MemoryNetwork:

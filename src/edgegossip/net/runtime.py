@@ -1,8 +1,4 @@
-"""The runtime of a host: its clock, its inbox, and background threads.
-
-The host uses time and threads only through a `Runtime`. Tests use a virtual runtime, with which
-a run of minutes takes milliseconds and one seed gives one trace.
-"""
+"""A fair queue for the host: a worker that sends a lot delays only itself."""
 
 from __future__ import annotations
 
@@ -10,12 +6,148 @@ import queue
 import secrets
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.net.fair_queue import FairQueue
+from edgegossip.contract.protocol import Rank, Seconds
+
+_Lane: TypeAlias = Rank | None
+RATE = 2000.0
+"""Sustained rate of messages per second from one sender."""
+BURST = 100_000
+"""Burst of messages from one sender. It exceeds the number of resent messages: a checkpoint
+holds 64 MiB, with at least 1 KiB per message.
+"""
+REFUSED_COST = 100
+"""Cost of a rejected frame, in messages; honest workers cause none."""
+STATUS_COST = 20
+"""Cost of a worker's status, in messages; at most 20 statuses are sent per second."""
+
+
+class Sink(Protocol):
+    """Any queue from which a host takes items."""
+
+    def put(self, item: Any, /) -> None:  # noqa: ANN401
+        """Add `item`; thread-safe."""
+
+
+class FairQueue:
+    """A queue with one consumer that serves senders in turn.
+
+    Items of one sender (their `sender` or `rank`) stay in order. Items without a sender also
+    stay in order and have their own turn.
+
+    >>> from edgegossip.contract.protocol import WorkerJoined, WorkerLost
+    >>> waiting = FairQueue()
+    >>> for item in (WorkerLost(1), WorkerJoined(1), WorkerLost(2), "own"):
+    ...     waiting.put(item)
+    >>> [waiting.get() for _ in range(4)]  # doctest: +ELLIPSIS
+    [WorkerLost(rank=1, ...), WorkerLost(rank=2, ...), 'own', WorkerJoined(rank=1, ...)]
+    """
+
+    def __init__(self) -> None:
+        # A signal handler may also put an item in during a `get`.
+        self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lanes: defaultdict[_Lane, deque[Any]] = defaultdict(deque)
+        self._turns: deque[_Lane] = deque()
+
+    def put(self, item: Any, /) -> None:  # noqa: ANN401
+        """Add `item`; thread-safe."""
+        self._arrived.put(item)
+
+    def get(self, timeout: Seconds | None = None) -> Any:  # noqa: ANN401
+        """Take the next item, waiting at most `timeout` seconds; None if there is none.
+
+        Only one thread may call this.
+        """
+        while not self._arrived.empty():
+            self._sort(self._arrived.get())
+        if not self._turns:
+            try:
+                self._sort(self._arrived.get(timeout=timeout))
+            except queue.Empty:
+                return None
+        lane = self._turns.popleft()
+        item = self._lanes[lane].popleft()
+        if self._lanes[lane]:
+            self._turns.append(lane)
+        return item
+
+    def empty(self) -> bool:
+        """Whether no item waits."""
+        return self._arrived.empty() and not self._turns
+
+    def qsize(self) -> int:
+        """Number of waiting items."""
+        return self._arrived.qsize() + sum(map(len, self._lanes.values()))
+
+    def _sort(self, item: Any) -> None:  # noqa: ANN401
+        lane = getattr(item, "sender", getattr(item, "rank", None))
+        if not self._lanes[lane]:
+            self._turns.append(lane)
+        self._lanes[lane].append(item)
+
+
+class TokenBucket:
+    """A token bucket: `rate` tokens per second, and `burst` at once after a pause; thread-safe.
+
+    If an item costs more than one token, the rest is charged afterwards.
+
+    >>> bucket = TokenBucket(rate=1.0, burst=2)
+    >>> [bucket.take(now) for now in (0.0, 0.0, 0.5, 1.0, 9.0, 9.0, 9.0)]
+    [True, True, False, True, True, True, False]
+    >>> bucket.charge(2)
+    >>> [bucket.take(now) for now in (11.0, 12.0)]
+    [False, True]
+    >>> bucket.charge(2)
+    >>> bucket.refill(now=12.0)
+    >>> [bucket.take(12.0) for _ in range(3)]
+    [True, True, False]
+    """
+
+    def __init__(self, rate: float = RATE, burst: int = BURST) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._left = float(burst)
+        self._at: Seconds | None = None
+        self._refilled_at: Seconds | None = None
+        self._lock = threading.Lock()
+
+    def take(self, now: Seconds) -> bool:
+        """Take a token; return whether the bucket had one."""
+        with self._lock:
+            since = 0.0 if self._at is None else max(0.0, now - self._at)
+            self._left = min(self._burst, self._left + self._rate * since)
+            self._at = now
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
+
+    def refill(self, now: Seconds) -> None:
+        """Fill the bucket, at most once in the time that it would take to fill by itself.
+
+        Otherwise a sender that restarts repeatedly could send without limit.
+        """
+        with self._lock:
+            seconds = self._burst / self._rate
+            if self._refilled_at is None or now - self._refilled_at >= seconds:
+                self._left, self._refilled_at = float(self._burst), now
+
+    def charge(self, number: int) -> None:
+        """Charge more for an item that has already passed; the debt is limited to a burst."""
+        with self._lock:
+            self._left = max(-self._burst, self._left - number)
+
+
+# The runtime of a host: its clock, its inbox, and background threads.
+#
+# The host uses time and threads only through a `Runtime`. Tests use a virtual runtime, with
+# which
+# a run of minutes takes milliseconds and one seed gives one trace.
+
 
 T = TypeVar("T")
 Life: TypeAlias = int

@@ -9,27 +9,26 @@ from typing import Any
 
 from torch import nn
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.control_variates import ControlVariates
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.trailing_average import TrailingAverage
-from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
-from edgegossip.core.ranges import check_range, check_ranges
-from edgegossip.core.topology import Topology, complete, ring
-from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.learner import Augmentation
-from edgegossip.learning.partition import IID, Partition
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.task import Workload
-from edgegossip.recipes.recipe_settings import ACCURACY_AWARE, Settings
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.wrappers.control_variates import ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.contract.ranges import check_range, check_ranges
+from edgegossip.contract.topology import Topology, complete, ring
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.partition import IID, Partition
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
-from edgegossip.recipes.tasks import make_task
+from edgegossip.recipes.tasks import ACCURACY_AWARE, Settings, make_task
+from edgegossip.runs.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.learner import Augmentation
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.task import Workload
 
 HOME_LINK = Link(latency=0.005, bandwidth=12.5e6)
 """A link of 100 Mbit/s and 5 ms, as in a good home or campus network."""

@@ -7,23 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
-from edgegossip.core.topology import complete
-from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.learning.models import sensor_cnn
-from edgegossip.learning.partition import BySubject
-from edgegossip.learning.readers import har
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.greedy import Greedy
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.staged import Staged, staged
-from edgegossip.recipes.recipe_settings import CommonSettings, default_data_dir
+from edgegossip.contract.topology import complete
+from edgegossip.data.partition import BySubject
+from edgegossip.data.readers import har
+from edgegossip.models import sensor_cnn
 from edgegossip.recipes.sensors import HAR_CNN, PHONE_LINK, phone_platforms
-from edgegossip.recipes.tasks import make_task
+from edgegossip.recipes.tasks import CommonSettings, default_data_dir, make_task
+from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.staged import Staged, staged
+from edgegossip.training.stages.teachers import Greedy
 
 AT = (6,)
 """The cut is after the second of three convolutions: 2,048 numbers per sample."""

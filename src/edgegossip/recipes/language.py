@@ -9,27 +9,26 @@ from typing import Any
 
 import torch
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_ranges
-from edgegossip.core.topology import complete, ring
-from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.learning.built_in_metrics import BitsPerCharacter, Perplexity
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.loss import TokenCrossEntropy, next_token
-from edgegossip.learning.models import gpt
-from edgegossip.learning.nested_split import NestedSplit
-from edgegossip.learning.partition import IID, BySubject
-from edgegossip.learning.task import Task
-from edgegossip.learning.texts import books
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract.topology import complete, ring
+from edgegossip.data.dataset import Dataset, NestedSplit
+from edgegossip.data.partition import IID, BySubject
+from edgegossip.data.texts import books
+from edgegossip.models import gpt
 from edgegossip.recipes.baselines import HOME_LINK
-from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.recipes.tasks import default_data_dir
+from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform, uneven
+from edgegossip.training.loss import TokenCrossEntropy, next_token
+from edgegossip.training.metrics import BitsPerCharacter, Perplexity
+from edgegossip.training.task import Task
 
 NUM_BYTES = 256
 

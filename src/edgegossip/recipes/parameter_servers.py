@@ -11,27 +11,22 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from edgegossip.algorithms.parameter_server.adacomm import ADACOMM
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
-from edgegossip.algorithms.parameter_server.parameter_server import ParameterServer
-from edgegossip.algorithms.parameter_server.ssp import SSP
-from edgegossip.core.algorithm import UNTIL_CUT_OFF
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_range, check_ranges
-from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.loss import Loss
-from edgegossip.learning.models import lenet5, lrn_cnn, mlp
-from edgegossip.learning.readers import cifar10, digits, har, mnist
-from edgegossip.recipes.recipe_settings import default_data_dir
-from edgegossip.recipes.tasks import make_task
+from edgegossip.algorithms.server.adacomm import ADACOMM
+from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
+from edgegossip.algorithms.server.methods import ASP, BSP, SSP, FixedADACOMM
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_range, check_ranges
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.hold_out import hold_out
+from edgegossip.data.readers import cifar10, digits, har, mnist
+from edgegossip.models import lenet5, lrn_cnn, mlp
+from edgegossip.recipes.tasks import default_data_dir, make_task
+from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.loss import Loss
 
 LINK = Link(latency=0.005, bandwidth=12.5e6)
 """A link of 100 Mbit/s and 5 ms."""

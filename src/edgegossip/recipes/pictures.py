@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.models import lenet5, resnet20
-from edgegossip.learning.readers import cifar10, mnist
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.data.readers import cifar10, mnist
+from edgegossip.models import lenet5, resnet20
 from edgegossip.recipes.baselines import compare_baselines
-from edgegossip.recipes.recipe_settings import Settings, default_data_dir
+from edgegossip.recipes.tasks import Settings, default_data_dir
+from edgegossip.runs.experiment import Comparison
 from edgegossip.sim.platform import uneven
 
 MNIST_LENET5 = Settings(throughput=2000.0)

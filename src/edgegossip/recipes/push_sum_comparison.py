@@ -12,38 +12,39 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
-from edgegossip.algorithms.sparse_push import SparsePush
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.compression.compressor import (
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
+    SkewCompensatedSparsePush,
+)
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.compression.compressor import (
     Compressor,
     Identity,
     PartwiseCompressor,
+    PerLayer,
     Values,
 )
-from edgegossip.core.compression.per_layer import PerLayer
-from edgegossip.core.compression.sparse import TopK
-from edgegossip.core.compression.values import BFloat16, Quantize, Sign
-from edgegossip.core.metrics import payload_num_bytes
-from edgegossip.core.randomness import generator
-from edgegossip.core.ranges import check_range, check_ranges
-from edgegossip.core.topology import directed_ring
-from edgegossip.experiments.experiment import Comparison, Experiment, algorithm_name
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.flat import FlatModel
-from edgegossip.learning.learner import Augmentation
-from edgegossip.learning.models import lenet5, resnet20, sensor_cnn, vgg11
-from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
-from edgegossip.learning.readers import cifar10, har, mnist
-from edgegossip.learning.schedule import Constant, Cosine, Schedule, StepDecay, WarmUp
-from edgegossip.learning.task import Task
-from edgegossip.recipes.recipe_settings import default_data_dir
-from edgegossip.recipes.tasks import make_task
+from edgegossip.compression.sparse import TopK
+from edgegossip.compression.values import BFloat16, Quantize, Sign
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.metrics import payload_num_bytes
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.ranges import check_range, check_ranges
+from edgegossip.contract.topology import directed_ring
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.data.readers import cifar10, har, mnist
+from edgegossip.models import lenet5, resnet20, sensor_cnn, vgg11
+from edgegossip.models.flat import FlatModel
+from edgegossip.recipes.tasks import default_data_dir, make_task
+from edgegossip.runs.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.learner import Augmentation
+from edgegossip.training.optimizer import Constant, Cosine, Schedule, StepDecay, WarmUp
+from edgegossip.training.task import Task
 
 Decay: TypeAlias = Literal["constant", "steps", "cosine"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.learning.models import mlp
-from edgegossip.learning.readers import digits
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import Cyclic
+from edgegossip.data.readers import digits
+from edgegossip.models import mlp
 from edgegossip.recipes.baselines import compare_baselines
-from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.experiment import Comparison
 from edgegossip.sim.platform import uneven
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import Cyclic
 
 DEFAULTS = Settings(num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from edgegossip.core.errors import EdgeGossipError, UsageError, unknown_name
+from edgegossip.contract.errors import EdgeGossipError, UsageError, unknown_name
 
 if TYPE_CHECKING:  # these import torch, which takes longer than `edgegossip list` may
-    from edgegossip.experiments.experiment import Comparison, Experiment
-    from edgegossip.experiments.study import Study
+    from edgegossip.runs.experiment import Comparison, Experiment
+    from edgegossip.runs.study import Study
 
 Recipe: TypeAlias = "Callable[..., Experiment | Comparison]"
 MakeStudy: TypeAlias = "Callable[..., Study]"

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.rounds import RoundState
-from edgegossip.core.protocol import Payload, Rank, Seconds, Train
-from edgegossip.core.topology import complete
-from edgegossip.core.trainer import Trainer, TrainingResult
-from edgegossip.learning.sampling.batches import BatchStream
-from edgegossip.learning.task import Workload
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.contract.protocol import Payload, Rank, Seconds, Train
+from edgegossip.contract.rounds import RoundState
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.sampling.batches import BatchStream
+from edgegossip.training.task import Workload
 
 MANY = 200
 """Maximum number of simulated epochs."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.ranges import check_range
-from edgegossip.core.topology import Topology, complete
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.ranges import check_range
+from edgegossip.contract.topology import Topology, complete
 
 
 def averaging(

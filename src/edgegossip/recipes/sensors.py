@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgegossip.core.errors import DataError
-from edgegossip.experiments.experiment import Comparison
-from edgegossip.learning.models import sensor_cnn
-from edgegossip.learning.partition import BySubject
-from edgegossip.learning.readers import har
+from edgegossip.contract.errors import DataError
+from edgegossip.data.partition import BySubject
+from edgegossip.data.readers import har
+from edgegossip.models import sensor_cnn
 from edgegossip.recipes.baselines import compare_baselines
-from edgegossip.recipes.recipe_settings import CommonSettings, Settings, default_data_dir
+from edgegossip.recipes.tasks import CommonSettings, Settings, default_data_dir
+from edgegossip.runs.experiment import Comparison
 from edgegossip.sim.link import Link
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.traces import phones

@@ -11,34 +11,35 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.wire import Precision
-from edgegossip.core.errors import UsageError, unknown_name
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_ranges
-from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.models.eight_layers import eight_layers as eight_layer_model
-from edgegossip.learning.models.initialization import drawn_from
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.readers import cifar10, digits, mnist
-from edgegossip.learning.stages.both import Both
-from edgegossip.learning.stages.cutting import activations, blocks
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.greedy import Greedy
-from edgegossip.learning.stages.local_losses import LocalLosses
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.planning import block_costs, plan_cut
-from edgegossip.learning.stages.staged import staged, teaching_flops
-from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
-from edgegossip.learning.stages.teacher import TeacherFactory
-from edgegossip.learning.task import Task
-from edgegossip.recipes.recipe_settings import default_data_dir
-from edgegossip.recipes.tasks import make_task
+from edgegossip.contract.errors import UsageError, unknown_name
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_ranges
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.readers import cifar10, digits, mnist
+from edgegossip.models.blocks import drawn_from
+from edgegossip.models.chains import eight_layers as eight_layer_model
+from edgegossip.recipes.tasks import default_data_dir, make_task
+from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.stages.cutting import activations, blocks
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.planning import block_costs, plan_cut
+from edgegossip.training.stages.staged import staged, teaching_flops
+from edgegossip.training.stages.teachers import (
+    Both,
+    Greedy,
+    LocalLosses,
+    SyntheticGradients,
+    TeacherFactory,
+)
+from edgegossip.training.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

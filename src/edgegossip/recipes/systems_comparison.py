@@ -8,24 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_ranges
-from edgegossip.core.topology import ring
-from edgegossip.experiments.experiment import Comparison, Experiment
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.models import mlp
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.sampling.selection import Cyclic
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract.topology import ring
+from edgegossip.data.hold_out import hold_out
+from edgegossip.models import mlp
 from edgegossip.recipes.baselines import HOME_LINK
-from edgegossip.recipes.recipe_settings import default_data_dir
 from edgegossip.recipes.studies.known_systems import SYSTEMS, System
 from edgegossip.recipes.studies.problems import HAR_CNN, MNIST_LENET5, MNIST_MLP, Problem
-from edgegossip.recipes.tasks import make_task
+from edgegossip.recipes.tasks import default_data_dir, make_task
+from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform, uneven
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import Cyclic
 
 IN_TURN = AccuracyAware(selection=Cyclic())
 """A choice of samples without aggregation, which would take as long as several epochs here."""

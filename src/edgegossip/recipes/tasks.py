@@ -1,16 +1,75 @@
-"""Tasks, made from the settings of recipes."""
+"""Settings common to recipes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
 
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.task import Task
+from edgegossip.data.dataset import Dataset
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.task import Task
+
+ACCURACY_AWARE = AccuracyAware()
+"""EdgeGossip's choice of samples in recipes and studies."""
+
+
+def default_data_dir() -> Path:
+    """$EDGEGOSSIP_DATA, or the folder "data"."""
+    return Path(os.environ.get("EDGEGOSSIP_DATA", "data"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonSettings:
+    """Settings common to many recipes; each recipe has its own defaults.
+
+    Args:
+        num_epochs: Epochs of EpochGossip; the other algorithms get the same virtual time.
+        num_workers: Number of workers, each on its own platform.
+        throughput: Training samples per second of the fastest platform.
+        batch_size: Samples per step and worker.
+        lr: Learning rate.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: Weight decay of SGD.
+        seed: Seeds the random choices.
+        torch_device: Device of the models: cpu or cuda.
+    """
+
+    num_epochs: int = 10
+    num_workers: int = 4
+    throughput: float = 1000.0
+    batch_size: int = 64
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    seed: int = 0
+    torch_device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(CommonSettings):
+    """Settings of recipes that compare EdgeGossip with baselines.
+
+    Args:
+        exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
+        control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none.
+        window: Epochs' worth of samples over which all models are averaged before evaluation
+            (`TrailingAverage`), if machines are idle and shards equal; None evaluates the
+            newest models.
+    """
+
+    exchange_probability: float = 0.02
+    control: float = 0.0
+    window: float | None = None
+
+
+# Tasks, made from the settings of recipes.
 
 
 class TrainingSettings(Protocol):

@@ -14,8 +14,7 @@ import safetensors.torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
-from edgegossip.core.errors import RunFolderError, UsageError, unknown_name
-from edgegossip.experiments.files import make_folder, to_json, write_atomically, write_json
+from edgegossip.contract.errors import RunFolderError, UsageError, unknown_name
 from edgegossip.report.figures import metric_pictures
 from edgegossip.report.folder import EVENTS, ReportData, Run, read_folder
 from edgegossip.report.page import DRAWING_ERRORS, FIGURES, platform_groups, setting_text
@@ -23,6 +22,7 @@ from edgegossip.report.prose import notices, story
 from edgegossip.report.style import Picture, run_colors
 from edgegossip.report.timeline import timeline_pictures
 from edgegossip.report.units import data_size, metric_value, number, seconds
+from edgegossip.runs.files import make_folder, to_json, write_atomically, write_json
 
 EXPORT = "export"
 PARAMS = "params.safetensors"

@@ -13,8 +13,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
-from edgegossip.core.metric_spec import MetricSpec
-from edgegossip.experiments.results import Evaluation
+from edgegossip.contract.metrics import MetricSpec
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.style import MUTED, Picture, figure_style, new_figure, render
 from edgegossip.report.units import (
@@ -25,6 +24,7 @@ from edgegossip.report.units import (
     number,
     seconds,
 )
+from edgegossip.runs.results import Evaluation
 
 # Above this ratio between the most and the least data sent, a linear axis hides the least.
 LOG_RATIO = 10

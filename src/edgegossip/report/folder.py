@@ -8,13 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.core.metric_spec import MetricSpec
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.experiments.results import ALL_CRASHED, ENDS
-from edgegossip.experiments.run_folder import read_json
-from edgegossip.report.activity import Activity, activities
-from edgegossip.report.log import RunLog, read_log
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.contract.metrics import MetricSpec
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.report.log import Activity, RunLog, activities, read_log
+from edgegossip.runs.folder import read_json
+from edgegossip.runs.results import ALL_CRASHED, ENDS
 
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"

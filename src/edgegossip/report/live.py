@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.core.metric_spec import MetricSpec
-from edgegossip.experiments.progress import Status
-from edgegossip.experiments.results import Evaluation
+from edgegossip.contract.metrics import MetricSpec
 from edgegossip.report import units
+from edgegossip.runs.results import Evaluation
+from edgegossip.runs.tracking import Status
 
 MAX_ROWS = 12
 """Maximum number of runs on the screen; the newest runs stay."""

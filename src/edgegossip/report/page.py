@@ -13,21 +13,16 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, TemplateError
 from markupsafe import Markup, escape
 
-from edgegossip.core.atomic import write_whole
-from edgegossip.core.errors import RunFolderError
-from edgegossip.experiments.roles import role_words
-from edgegossip.report.activity import mean_waiting
-from edgegossip.report.balance import kept_sentence
-from edgegossip.report.commit_figures import commit_pictures
+from edgegossip.contract.errors import RunFolderError, UsageError
+from edgegossip.machine.files import write_whole
 from edgegossip.report.figures import metric_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
-from edgegossip.report.log import AVERAGED
+from edgegossip.report.log import AVERAGED, mean_waiting
 from edgegossip.report.prose import disagreements, highlights, notices, story
-from edgegossip.report.servers import commit_rows, server_words
-from edgegossip.report.stage_figures import stage_pictures
-from edgegossip.report.stage_work import stage_rows
+from edgegossip.report.servers import commit_pictures, commit_rows, server_words
+from edgegossip.report.stages import stage_pictures, stage_rows
 from edgegossip.report.style import Picture, run_colors
-from edgegossip.report.timeline import timeline_pictures
+from edgegossip.report.timeline import kept_sentence, timeline_pictures
 from edgegossip.report.units import (
     capitalized,
     data_size,
@@ -39,6 +34,8 @@ from edgegossip.report.units import (
     times,
     written,
 )
+from edgegossip.runs.describe import role_words
+from edgegossip.runs.results import Results, framed
 
 REPORT = "report.html"
 FIGURES = "figures"
@@ -220,3 +217,35 @@ def setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
 
 def _data_uri(picture: Picture) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(picture.svg).decode()}"
+
+
+# A report that a notebook shows.
+
+
+class Report:
+    """Draws the report of a run or a comparison; a notebook shows it as the output of a cell.
+
+    Args:
+        run: Results of a run, or the folder of a run or a comparison.
+        height: Height in a notebook, in pixels.
+
+    Attributes:
+        page: Path of the page.
+
+    Raises:
+        UsageError: If the results have no folder.
+        RunFolderError: See `write_report`.
+    """
+
+    def __init__(self, run: Results | Path | str, *, height: int = 640) -> None:
+        folder = run.folder if isinstance(run, Results) else Path(run)
+        if folder is None:
+            raise UsageError("these results have no folder, so there is no report of them")
+        self.page = write_report(folder)
+        self._height = height
+
+    def __repr__(self) -> str:
+        return f"Report({str(self.page.parent)!r})"
+
+    def _repr_html_(self) -> str | None:
+        return framed(self.page, self._height)

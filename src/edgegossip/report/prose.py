@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from edgegossip.core.metric_spec import ACCURACY
-from edgegossip.experiments.results import ALL_CRASHED
-from edgegossip.experiments.roles import with_article
-from edgegossip.report.activity import described, mean_shares, mean_waiting
-from edgegossip.report.balance import balance
+from edgegossip.contract.metrics import ACCURACY
 from edgegossip.report.folder import ReportData, Run
+from edgegossip.report.log import described, mean_shares, mean_waiting
 from edgegossip.report.servers import search_sentences
-from edgegossip.report.stage_work import stage_sentence
+from edgegossip.report.stages import stage_sentence
+from edgegossip.report.timeline import balance
 from edgegossip.report.units import (
     capitalized,
     data_size,
@@ -25,6 +23,8 @@ from edgegossip.report.units import (
     seconds,
     times,
 )
+from edgegossip.runs.describe import with_article
+from edgegossip.runs.results import ALL_CRASHED
 
 Tile: TypeAlias = tuple[str, str]
 """An important number and its label."""

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.experiments.roles import rank_spans
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.report.figures import LOG_RATIO, spread_out, write_name
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.log import SERVER, Noted
-from edgegossip.report.units import listing, number
+from edgegossip.report.style import (
+    BASELINE_COLOR,
+    INK,
+    MUTED,
+    SENDING,
+    WAITING,
+    Picture,
+    figure_style,
+    new_figure,
+    render,
+)
+from edgegossip.report.units import listing, number, seconds
+from edgegossip.runs.describe import rank_spans
 
 SEARCH = "search"
 """The kind of note that a server makes at the end of each window of its search."""
@@ -151,3 +172,295 @@ def _sentence(run: Run) -> str:
         return text
     beside = "" if explicit is None else f", plus an explicit one of {number(explicit)}"
     return f"{text} The implicit momentum was {number(momentum)} in the median window{beside}."
+
+
+# Workers' commits to a server over time, and the search for their rate.
+
+
+NUM_POINTS = 240
+"""Maximum number of points of a line; more would not be visible."""
+COMMITS_PER_BIN = 4
+MAX_BINS = 40
+SPEEDS = LinearSegmentedColormap.from_list("speeds", ["#8cc8e6", "#0072b2", "#06263d"])
+"""Colors from the slowest to the fastest worker."""
+
+
+def commit_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[Picture]:
+    """Draw the commits of each worker and each search; nothing for runs without a server."""
+    runs = [run for run in folder.runs if has_commits(run) and run.log.duration > 0]
+    if runs:
+        yield _commits(runs, colors)
+        yield _rates(runs, colors)
+    for run in runs:
+        if notes := windows(run):
+            name = f"search-{run.name}" if folder.is_comparison else "search"
+            yield _search_of_commit_figures(name, run, notes, colors[run.name])
+
+
+# Commits.
+
+
+def _commits(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
+    num_columns = min(3 if len(runs) > 4 else 2, len(runs))
+    num_rows = -(-len(runs) // num_columns)
+    with figure_style():
+        figure = new_figure(9.6, 0.5 + (4.2 if len(runs) == 1 else 2.5 * num_rows))
+        grid = figure.subplots(num_rows, num_columns, squeeze=False)
+        for axes, run in zip(grid.flat, runs, strict=False):
+            _draw_commits(axes, run, colors[run.name])
+        if len(runs) == 1:
+            grid[0, 0].set_title("Commits of each worker", color=INK, fontsize=12, pad=12)
+        for axes in [*grid.flat][len(runs) :]:
+            axes.set_axis_off()
+        for axes in grid[:, 0]:
+            axes.set_ylabel("commits of a worker")
+        for column in range(num_columns):
+            last = [axes for axes in grid[:, column] if axes.axison][-1]
+            last.set_xlabel("time (s)")
+        names = ("slowest worker", "median", "fastest worker")
+        handles = [
+            Line2D([], [], color=SPEEDS(share), label=name)
+            for share, name in zip((0.0, 0.5, 1.0), names, strict=True)
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+        png, svg = render(figure, "png"), render(figure, "svg")
+    counts = [f"{run.name}: {_span(_counts(run))}" for run in runs]
+    return Picture(
+        name="commits",
+        heading="Commits of each worker",
+        caption="A line for each worker, the darker the faster. Where lines overlap, "
+        "workers commit equally often, regardless of their speed."
+        + (" Panels have separate scales." if len(runs) > 1 else ""),
+        alt=f"Commits of the workers to {server_words(runs)} by the end. {'; '.join(counts)}.",
+        png=png,
+        svg=svg,
+    )
+
+
+def _counts(run: Run) -> list[int]:
+    return [len(run.log.workers[rank].commits) for rank in run.log.trainers]
+
+
+def _span(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{number(low)} to {number(high)}" if low < high else f"{number(low)} each"
+
+
+def _draw_commits(axes: Axes, run: Run, color: str) -> None:
+    times = np.linspace(0, run.log.duration, NUM_POINTS)
+    by_speed = sorted(run.log.trainers, key=run.throughputs.__getitem__)
+    for place, rank in enumerate(by_speed):
+        made = np.searchsorted(run.log.workers[rank].commits, times, side="right")
+        shade = SPEEDS(place / max(1, len(by_speed) - 1))
+        axes.plot(times, made, color=shade, linewidth=1.2, drawstyle="steps-post")
+    axes.set_title(run.name, color=color, fontsize=11, pad=8)
+    axes.text(
+        *(0.04, 0.96, _span(_counts(run))),
+        transform=axes.transAxes,
+        va="top",
+        color=MUTED,
+        fontsize=9,
+    )
+    axes.set_xlim(0, run.log.duration)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+# Rates.
+
+
+def _rates(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
+    curves = {run.name: _rate(run) for run in runs}
+    with figure_style():
+        figure = new_figure(9.0, 4.2)
+        axes = figure.add_subplot()
+        axes.set_title("Commit rate over time")
+        axes.set_xlabel("time (s)")
+        axes.set_ylabel("commits per second and worker")
+        for run in runs:
+            axes.stairs(*curves[run.name], baseline=None, color=colors[run.name], linewidth=2)
+        known = np.concatenate([rates[rates > 0] for rates, _ in curves.values()])
+        is_log = known.max() >= LOG_RATIO * known.min()
+        if is_log:
+            axes.set_yscale("log")
+            axes.set_ylim(known.min() / 1.4, known.max() * 1.4)
+        else:
+            axes.set_ylim(0, 1.1 * known.max())
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        axes.set_xlim(0, max(run.log.duration for run in runs))
+        _name_rates(axes, runs, curves, colors)
+        png, svg = render(figure, "png"), render(figure, "svg")
+    means = {run.name: _mean_rate(run) for run in runs}
+    caption = "Mean over the workers; each step spans several commits."
+    if is_log:
+        caption += " The axis is logarithmic."
+    words = [f"{name}: {number(mean)} on average" for name, mean in means.items()]
+    return Picture(
+        name="commit-rate",
+        heading="Commit rate over time",
+        caption=caption,
+        alt=f"Commits per second and worker over time. {'; '.join(words)}.",
+        png=png,
+        svg=svg,
+    )
+
+
+Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Heights of steps and their edges."""
+
+
+def _rate(run: Run) -> Curve:
+    """Commits per second and worker, in steps that have several commits each."""
+    workers = [run.log.workers[rank] for rank in run.log.trainers]
+    times = np.concatenate([worker.commits for worker in workers])
+    num_bins = int(np.clip(len(times) / len(workers) / COMMITS_PER_BIN, 1, MAX_BINS))
+    counts, edges = np.histogram(times, num_bins, (0, run.log.duration))
+    return counts / len(workers) / np.diff(edges), edges
+
+
+def _mean_rate(run: Run) -> float:
+    counts = _counts(run)
+    return sum(counts) / len(counts) / run.log.duration
+
+
+def _name_rates(
+    axes: Axes, runs: Sequence[Run], curves: Mapping[str, Curve], colors: Mapping[str, str]
+) -> None:
+    """Label each curve next to the axes, near the height at which it ends."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    low = axes.get_ylim()[0]
+    ends = [max(low, float(curves[run.name][0][-1])) for run in runs]
+    heights = [float(to_axes.transform((0, end))[1]) for end in ends]
+    for run, height, free in zip(runs, heights, spread_out(heights, 0.14), strict=True):
+        gap = seconds(1 / _mean_rate(run))
+        write_name(axes, run.name, f"one in {gap}", height, free, colors[run.name])
+
+
+# The search.
+
+
+def _search_of_commit_figures(
+    name: str, run: Run, notes: Sequence[Noted], color: str
+) -> Picture:
+    found = searches(notes)
+    with figure_style():
+        figure = new_figure(9.6, 6.6)
+        (rewards, rates), (losses, momenta) = figure.subplots(2, 2)
+        _draw_rewards(rewards, found, color)
+        _draw_rates(rates, run, notes, color)
+        _draw_losses(losses, notes, color)
+        _draw_momenta(momenta, run, notes, color)
+        for axes in (rates, losses, momenta):
+            axes.set_xlabel("time (s)")
+            axes.set_xlim(0, run.log.duration)
+        png, svg = render(figure, "png"), render(figure, "svg")
+    kept = [number(each.chosen) for each in found if each.chosen is not None]
+    outcome = f"It kept {listing(kept)}." if kept else "It has kept none yet."
+    tried = [
+        f"{number(rate)}: {number(reward)}" for each in found for rate, reward in each.rewards
+    ]
+    return Picture(
+        name=name,
+        heading=f"The search of {run.name}",
+        caption=_search_caption(found),
+        alt=f"Search for the commit rate in {run.name}. Reward of each rate tried: "
+        f"{'; '.join(tried)}. {outcome}",
+        png=png,
+        svg=svg,
+    )
+
+
+def _search_caption(found: Sequence[Search]) -> str:
+    parts = [
+        "A rate is tried for one window; the reward measures how fast the validation loss fell "
+        "in it. The search continues upward while rewards rise; a ring marks the final rate."
+    ]
+    if len(found) > 1:
+        parts.append("A later search is darker than those before.")
+    if _are_relative(found):
+        parts.append("Rewards are given as shares of the best of each search.")
+    parts.append(
+        "Implicit momentum is the momentum that asynchrony adds, by Theorem 1 of ADSP with the "
+        "commits and steps of the window; explicit momentum is the optimizer\u2019s."
+    )
+    return " ".join(parts)
+
+
+def _are_relative(found: Sequence[Search]) -> bool:
+    """Whether the rewards of one search would flatten the curve of another."""
+    bests = [max(reward for _, reward in each.rewards) for each in found if each.rewards]
+    return len(bests) > 1 and min(bests) > 0 and max(bests) >= LOG_RATIO * min(bests)
+
+
+def _draw_rewards(axes: Axes, found: Sequence[Search], color: str) -> None:
+    is_relative = _are_relative(found)
+    axes.set_title("Reward of each rate tried", fontsize=11)
+    axes.set_xlabel("commits of each worker in the window")
+    axes.set_ylabel("reward, relative to the best" if is_relative else "reward")
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    for index, each in enumerate(found):
+        if not each.rewards:
+            continue
+        age = 0.3 + 0.7 * (index + 1) / len(found)
+        unit = max(reward for _, reward in each.rewards) if is_relative else 1.0
+        points = [(rate, reward / unit) for rate, reward in each.rewards]
+        axes.plot(*zip(*points, strict=True), "o-", color=color, alpha=age, markersize=5)
+        kept = [point for point in points if point[0] == each.chosen]
+        if kept:
+            axes.plot(*kept[-1], "o", mfc="none", mec=INK, mew=1.8, markersize=12, alpha=age)
+    axes.margins(x=0.12, y=0.15)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+def _draw_rates(axes: Axes, run: Run, notes: Sequence[Noted], color: str) -> None:
+    """Draw the requested and the achieved rate of each window."""
+    axes.set_title("Commits in each window", fontsize=11)
+    axes.set_ylabel("commits of each worker")
+    ends = [note.time for note in notes]
+    edges = [max(0.0, 2 * ends[0] - ends[1]) if len(ends) > 1 else 0.0, *ends]
+    for start, note in zip(edges, notes, strict=False):
+        if "reward" in note.numbers:
+            axes.axvspan(start, note.time, color=WAITING, linewidth=0, zorder=0)
+    wanted = [note.numbers["rate"] for note in notes]
+    axes.stairs(wanted, edges, baseline=None, color=color, linewidth=2, label="wanted")
+    made = [note.numbers.get("num_commits", math.nan) / len(run.log.trainers) for note in notes]
+    middles = [(start + end) / 2 for start, end in zip(edges, ends, strict=False)]
+    axes.plot(middles, made, "o", color=SENDING, markersize=4, label="made, on average")
+    axes.set_ylim(0, 1.35 * max(*wanted, *(each for each in made if each == each), 1))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.plot([], [], "s", color=WAITING, markersize=9, label="searching")
+    axes.legend(loc="upper left", ncols=3, frameon=False, fontsize=8.5, columnspacing=1)
+
+
+def _draw_losses(axes: Axes, notes: Sequence[Noted], color: str) -> None:
+    axes.set_title("Loss on validation data", fontsize=11)
+    axes.set_ylabel("loss at the end of a window")
+    points = [(n.time, n.numbers["loss"]) for n in notes if n.numbers.get("loss", 0) > 0]
+    if not points:
+        return
+    axes.plot(*zip(*points, strict=True), "o-", color=color, markersize=4)
+    losses = [loss for _, loss in points]
+    if max(losses) >= LOG_RATIO * min(losses):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+def _draw_momenta(axes: Axes, run: Run, notes: Sequence[Noted], color: str) -> None:
+    axes.set_title("Momentum", fontsize=11)
+    axes.set_ylabel("momentum")
+    key = "implicit_momentum"
+    points = [(note.time, note.numbers[key]) for note in notes if key in note.numbers]
+    if points:
+        axes.plot(*zip(*points, strict=True), "o-", color=color, markersize=4, label="implicit")
+    explicit = explicit_momentum(run)
+    if explicit is not None:
+        axes.axhline(explicit, color=BASELINE_COLOR, linestyle=(0, (4, 3)), label="explicit")
+    axes.set_ylim(-0.03, 1.03)
+    axes.legend(loc="best", frameon=False, fontsize=9)

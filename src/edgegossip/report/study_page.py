@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgegossip.core.atomic import write_whole
-from edgegossip.core.errors import RunFolderError
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.machine.files import write_whole
 from edgegossip.report.charts import study_picture
 from edgegossip.report.page import DRAWING_ERRORS, FIGURES, REPORT, template
 from edgegossip.report.style import Picture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgegossip.core.metric_spec import MetricSpec
+from edgegossip.contract.metrics import MetricSpec
 
 NO_BREAK = "\u00a0"
 UNKNOWN = "\u2013"

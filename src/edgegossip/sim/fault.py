@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.randomness import uniform
-from edgegossip.core.ranges import check_range, check_ranges
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.randomness import uniform
+from edgegossip.contract.ranges import check_range, check_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

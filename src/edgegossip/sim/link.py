@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.ranges import check_ranges
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.ranges import check_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +54,73 @@ class Links:
         if not self.overrides:
             return self.default
         return self.overrides.get((sender, receiver), self.default)
+
+
+# Downlinks: the times at which simultaneous messages have arrived completely.
+
+
+@dataclass(slots=True)
+class Downlink:
+    """Bytes that wait or arrive at a downlink.
+
+    Bytes pass as soon as they have arrived and the downlink is free; earlier messages go first.
+    The downlink is never idle while bytes wait, so the last message ends when it would on a
+    real downlink. Earlier messages end later in reality, because TCP shares a downlink among
+    the senders.
+
+    Attributes:
+        now: Time up to which bytes are accounted for.
+        waiting: Number of waiting bytes.
+        flows: For each message, in order, the arrival time of its last byte and its bytes per
+            second until then.
+
+    >>> downlink = Downlink()
+    >>> [downlink.receive(0.0, last=2.0, num_bytes=200, bandwidth=100.0) for _ in range(2)]
+    [2.0, 4.0]
+    """
+
+    now: Seconds = 0.0
+    waiting: float = 0.0
+    flows: list[tuple[Seconds, float]] = field(default_factory=list)
+
+    def receive(self, now: Seconds, last: Seconds, num_bytes: int, bandwidth: float) -> Seconds:
+        """Begin a message that arrives from `now` to `last`; return the time when it has
+        passed.
+
+        Messages that begin later do not change that time. `bandwidth` is in bytes/s.
+        """
+        self._advance(now, bandwidth)
+        if last > now:
+            flow = (last, num_bytes / (last - now))
+            self.flows = sorted([*self.flows, flow])
+        else:
+            self.waiting += num_bytes
+        return self._end(last, bandwidth)
+
+    def _advance(self, until: Seconds, bandwidth: float) -> None:
+        """Let bytes arrive and pass until the time `until`."""
+        for end, surplus in self._spans(bandwidth):
+            stop = min(end, until)
+            self.waiting = max(0.0, self.waiting + surplus * (stop - self.now))
+            self.now = stop
+            if stop == until:
+                break
+        self.flows = [flow for flow in self.flows if flow[0] > until]
+
+    def _end(self, last: Seconds, bandwidth: float) -> Seconds:
+        """The first time, not before `last`, at which no bytes wait."""
+        now, waiting = self.now, self.waiting
+        for end, surplus in self._spans(bandwidth):
+            if now >= last and waiting + surplus * (end - now) <= 0:
+                break
+            waiting = max(0.0, waiting + surplus * (end - now))
+            now = end
+        return now + waiting / -surplus if waiting else now
+
+    def _spans(self, bandwidth: float) -> Iterator[tuple[Seconds, float]]:
+        """Spans of constant arrival rate: the end of each, and its rate minus the bandwidth."""
+        rates = [rate for _, rate in reversed(self.flows)]
+        inflows = reversed([*accumulate(rates)])
+        for (last, _), inflow in zip(self.flows, inflows, strict=True):
+            yield last, inflow - bandwidth
+        yield math.inf, -bandwidth

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from operator import and_
 from typing import TypeAlias
 
-from edgegossip.core.protocol import Rank, Role, Seconds, WorkerJoined, WorkerLost, WorkerState
-from edgegossip.sim.entries import Delivery
+from edgegossip.contract.protocol import (
+    Rank,
+    Role,
+    Seconds,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.sim.agenda import Delivery
 from edgegossip.sim.fault import Partition
 
 Notice: TypeAlias = tuple[Rank, WorkerLost | WorkerJoined]

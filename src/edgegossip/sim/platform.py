@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_ranges
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_ranges
 from edgegossip.machine.contention import Contention
 
 

@@ -12,12 +12,12 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Rank, Train
-from edgegossip.core.ranges import check_range
-from edgegossip.core.trainer import Outcome, Prepared, Trainer, TrainingResult
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Rank, Train
+from edgegossip.contract.ranges import check_range
+from edgegossip.contract.trainer import Outcome, Prepared, Trainer, TrainingResult
 from edgegossip.machine.allocation import keep_freed_memory
-from edgegossip.machine.cores import num_cores
+from edgegossip.machine.quota import num_cores
 
 MOST_TOGETHER = 32
 """Maximum number of trainers that run together; with more, their parameters would not fit the

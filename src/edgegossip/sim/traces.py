@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from edgegossip.core.errors import DataError, unknown_name
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.randomness import generator, uniform
+from edgegossip.contract.errors import DataError, unknown_name
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.randomness import generator, uniform
 from edgegossip.machine.contention import Contention
 from edgegossip.sim.platform import ContentionTrace, Platform
 

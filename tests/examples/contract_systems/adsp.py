@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Effect,
     Evaluate,
     Evaluated,
@@ -31,7 +31,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.contract.schema import MessageSpec, TensorSpec
 
 SERVER: Rank = 0
 

@@ -9,8 +9,8 @@ from typing import Generic
 
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Effect,
     Epochs,
     Event,
@@ -31,7 +31,7 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec
+from edgegossip.contract.schema import MessageSpec
 
 
 @dataclass(slots=True, kw_only=True)

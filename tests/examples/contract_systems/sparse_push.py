@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Finish,
@@ -31,8 +31,8 @@ from edgegossip.core.protocol import (
     WorkerLost,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec, TensorSpec
-from edgegossip.core.topology import Topology
+from edgegossip.contract.schema import MessageSpec, TensorSpec
+from edgegossip.contract.topology import Topology
 
 
 class Compressor(Protocol):

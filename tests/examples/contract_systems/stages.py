@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.protocol import (
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Finish,
@@ -28,7 +28,7 @@ from edgegossip.core.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.contract.schema import MessageSpec, TensorSpec
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgegossip.algorithms.stages.stage_state import StageState
 from edgegossip.algorithms.stages.stages import Stages, one_batch
-from edgegossip.core.protocol import Effect, Payload, Seconds, Train, Trained
-from edgegossip.core.ranges import check_ranges
+from edgegossip.algorithms.stages.state import StageState
+from edgegossip.contract.protocol import Effect, Payload, Seconds, Train, Trained
+from edgegossip.contract.ranges import check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)

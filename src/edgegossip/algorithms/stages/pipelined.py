@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.stages.stage_state import StageState
 from edgegossip.algorithms.stages.stages import Stages, one_batch
-from edgegossip.core.algorithm import Setting
-from edgegossip.core.errors import ServerLostError
-from edgegossip.core.protocol import (
+from edgegossip.algorithms.stages.state import StageState
+from edgegossip.contract.algorithm import Setting
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.protocol import (
     Effect,
     Event,
     Payload,
@@ -23,7 +23,7 @@ from edgegossip.core.protocol import (
     Train,
     Trained,
 )
-from edgegossip.core.ranges import check_ranges
+from edgegossip.contract.ranges import check_ranges
 
 _PATIENCE = "patience"
 

@@ -9,9 +9,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from edgegossip.core.errors import LocalProtocolError
-from edgegossip.core.protocol import Payload
-from edgegossip.core.schema import MessageSpec, TensorSpec
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import Payload
+from edgegossip.contract.schema import MessageSpec, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 LARGEST = 1e6

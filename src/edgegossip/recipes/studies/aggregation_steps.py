@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from edgegossip.experiments.exhibits import Panel, Series
-from edgegossip.experiments.study import Row
-from edgegossip.recipes.studies.scoreboard import middle
+from edgegossip.runs.exhibits import Panel, Series
+from edgegossip.runs.scoreboard import middle
+from edgegossip.runs.study import Row
 
 STEPS = ("reduction", "division", "means")
 CLOCK = "Processor time on one thread of this machine; the paper's machine is different."

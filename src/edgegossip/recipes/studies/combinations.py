@@ -19,14 +19,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from edgegossip.core.protocol import Steps, Train
-from edgegossip.core.randomness import generator
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.experiments.threads import one_intra_op_thread
-from edgegossip.learning.dataset import ArraySplit
-from edgegossip.learning.sampling.aggregation import COMBINATIONS, aggregator
-from edgegossip.learning.task import Workload
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.contract.randomness import generator
+from edgegossip.data.dataset import ArraySplit
 from edgegossip.recipes.studies.aggregation_steps import (
     CLOCK,
     STEPS,
@@ -38,10 +33,15 @@ from edgegossip.recipes.studies.problems import (
     DIGITS_MLP,
     Problem,
 )
-from edgegossip.recipes.studies.scoreboard import grouped, middle
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.studies.timing import timed_fit
 from edgegossip.recipes.studies.training import SELECTED
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.process import one_intra_op_thread
+from edgegossip.runs.scoreboard import grouped, middle
+from edgegossip.runs.study import Cell, Row, Session, Study
+from edgegossip.training.sampling.aggregation import COMBINATIONS, aggregator
+from edgegossip.training.task import Workload
 
 SLOW = ("svd-gmm", "pca-kmeans", "pca-lsh", "full-svd-lsh")
 """Combinations over ten times slower than the selected ones, according to the paper."""

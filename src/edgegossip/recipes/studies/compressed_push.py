@@ -7,28 +7,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from edgegossip.algorithms.choco_gossip import ChocoGossip
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.algorithms.quasi_global_gossip import QuasiGlobalGossip
-from edgegossip.algorithms.skew_compensated_sparse_push import SkewCompensatedSparsePush
-from edgegossip.algorithms.sparse_push import SparsePush
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.topology import (
+from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
+    SkewCompensatedSparsePush,
+)
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.contract.topology import (
     Topology,
     complete,
     directed_exponential,
     directed_ring,
+    intermittent,
     one_peer_exponential,
+    random_one_peer,
     ring,
 )
-from edgegossip.core.varying_topology import intermittent, random_one_peer
-from edgegossip.experiments.study import Study
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.models import lenet5, mlp, resnet20, sensor_cnn, vgg11
-from edgegossip.learning.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
+from edgegossip.data.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.models import lenet5, mlp, resnet20, sensor_cnn, vgg11
 from edgegossip.recipes import push_sum_comparison as recipes
 from edgegossip.recipes.push_sum_comparison import (
     DENSE,
@@ -36,11 +38,12 @@ from edgegossip.recipes.push_sum_comparison import (
     bold_step,
     compressor,
 )
-from edgegossip.recipes.recipe_settings import Settings
 from edgegossip.recipes.studies.contest import Contender, Contenders, settings_and_cells
 from edgegossip.recipes.studies.problems import DIGITS_MLP, Problem
 from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_exhibits
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.study import Study
 
 Graph: TypeAlias = Callable[[int], Topology]
 """Makes a topology from the number of workers."""

@@ -18,23 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.difference_push import DifferencePush
-from edgegossip.algorithms.sparse_push import SparsePush
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.compression.sparse import TopK
-from edgegossip.core.compression.top_k import largest
-from edgegossip.core.metrics import consensus_distance
-from edgegossip.core.protocol import Payload, Train
-from edgegossip.core.randomness import generator
-from edgegossip.core.schema import TensorSpec
-from edgegossip.core.topology import directed_ring
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.quadratic import QuadraticTrainer
+from edgegossip.algorithms.push_sum.difference_push import DifferencePush
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.compression.sparse import TopK, largest
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.metrics import consensus_distance
+from edgegossip.contract.protocol import Payload, Train
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.schema import TensorSpec
+from edgegossip.contract.topology import directed_ring
+from edgegossip.contract.trainer import TrainingResult
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
+from edgegossip.training.quadratic import QuadraticTrainer
 
 NUM_WORKERS = 8
 ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {

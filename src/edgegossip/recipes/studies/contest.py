@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edgegossip.core.algorithm import Algorithm
-from edgegossip.core.topology import Topology
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.study import Cell, Row, Session
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.sampling.accuracy_aware import AccuracyAware
-from edgegossip.learning.task import Task
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.topology import Topology
 from edgegossip.recipes.baselines import balanced
 from edgegossip.recipes.push_sum_comparison import affordable_rounds
 from edgegossip.recipes.studies.problems import Problem
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.describe import describe
+from edgegossip.runs.study import Cell, Row, Session
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,21 +7,21 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from edgegossip.algorithms.edge_gossip.balancer import Balancer
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.protocol import Epochs, Seconds, Train
-from edgegossip.core.topology import complete
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.sampling.accuracy_aware import AggregatedLosses
-from edgegossip.learning.sampling.aggregation import Aggregator
-from edgegossip.learning.sampling.sampler import AccuracyAwareSampler
-from edgegossip.learning.sampling.selection import Selection
-from edgegossip.learning.task import Task, Workload
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
+from edgegossip.contract.protocol import Epochs, Seconds, Train
+from edgegossip.contract.topology import complete
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.recipes.studies.timing import processor_seconds
-from edgegossip.sim.forecasting import profile
+from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform
+from edgegossip.training.learner import Learner
+from edgegossip.training.sampling.accuracy_aware import AggregatedLosses
+from edgegossip.training.sampling.aggregation import Aggregator
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler
+from edgegossip.training.sampling.selection import Selection
+from edgegossip.training.task import Task, Workload
 
 NUM_WORKERS = 4
 MEASURED_PARTS = ("forecast", "balancing", "look", "choice", "training", "averaging")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgegossip.core.errors import RunFolderError
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.experiments.event_log import SkippedLines, read_events
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.runs.events import SkippedLines, read_events
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,7 @@ from functools import partial
 
 import torch
 
-from edgegossip.core.randomness import generator
-from edgegossip.experiments.exhibits import Exhibits, Figure, Table
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.sampling.aggregation import aggregator
+from edgegossip.contract.randomness import generator
 from edgegossip.recipes.studies.aggregation_steps import (
     CLOCK,
     STEPS,
@@ -30,10 +27,13 @@ from edgegossip.recipes.studies.problems import (
     MNIST_LENET5,
     Problem,
 )
-from edgegossip.recipes.studies.scoreboard import grouped, middle
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.studies.timing import median_fit
 from edgegossip.recipes.studies.training import RATIOS, SELECTED
+from edgegossip.runs.exhibits import Exhibits, Figure, Table
+from edgegossip.runs.scoreboard import grouped, middle
+from edgegossip.runs.study import Cell, Row, Session, Study
+from edgegossip.training.sampling.aggregation import aggregator
 
 
 def fig7(settings: StudySettings = StudySettings()) -> Study:

@@ -7,33 +7,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.ssp import SSP
-from edgegossip.algorithms.sparse_push import SparsePush
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.server.methods import BSP, SSP
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
-from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
-from edgegossip.core.topology import complete, directed_ring
-from edgegossip.core.trainer import Trainer
-from edgegossip.learning.models.initialization import drawn_from
-from edgegossip.learning.sampling.accuracy_aware import PLAIN, AccuracyAware
-from edgegossip.learning.stages.cutting import blocks
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.greedy import Greedy
-from edgegossip.learning.stages.pipelined_stage import PipelinedStage
-from edgegossip.learning.stages.staged import staged
-from edgegossip.learning.stages.teacher import TeacherFactory
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.contract.topology import complete, directed_ring
+from edgegossip.contract.trainer import Trainer
+from edgegossip.models.blocks import drawn_from
 from edgegossip.recipes.push_sum_comparison import compressor
-from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
+from edgegossip.recipes.tasks import ACCURACY_AWARE
+from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware
+from edgegossip.training.stages.cutting import blocks
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.staged import staged
+from edgegossip.training.stages.teachers import Greedy, TeacherFactory
+from edgegossip.training.task import Task
 
 WORKERS_AT_MOST = 64
 """Maximum number of batches in the cloud at a time, one from each worker."""

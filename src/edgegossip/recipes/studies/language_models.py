@@ -18,36 +18,38 @@ from typing import Any
 import torch
 
 import edgegossip.algorithms
-from edgegossip.algorithms.all_reduce import AllReduce
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.gossip import Gossip
-from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
-from edgegossip.core.protocol import Seconds
-from edgegossip.core.ranges import check_range
-from edgegossip.core.topology import complete, ring
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.exhibits import Exhibits, Figure
-from edgegossip.experiments.experiment import Experiment, throughput_bound
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.task import Task
-from edgegossip.learning.texts import books, texts
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_range
+from edgegossip.contract.topology import complete, ring
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.texts import books, texts
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.language import LanguageSettings, language_task, slowest_seconds
 from edgegossip.recipes.push_sum_comparison import compressor
-from edgegossip.recipes.studies.learning_curve import learning_curve, metric_of, values_of
-from edgegossip.recipes.studies.scoreboard import (
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
+from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.describe import describe
+from edgegossip.runs.exhibits import Exhibits, Figure
+from edgegossip.runs.experiment import Experiment, throughput_bound
+from edgegossip.runs.scoreboard import (
     Measures,
     contest_key,
     curves,
+    learning_curve,
+    metric_of,
     score_table,
     scores,
+    values_of,
 )
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
-from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import uneven
+from edgegossip.training.task import Task
 
 NUM_WORKERS = 4
 BASELINE = "diloco"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from edgegossip.experiments.study import Study
 from edgegossip.recipes.studies.contest import Contenders
 from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import DIGITS_MLP, HAR_CNN, MNIST_LENET5, Problem
@@ -24,6 +23,7 @@ from edgegossip.recipes.studies.speedup import (
     speedup_exhibits,
 )
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.study import Study
 
 LOADS = (
     "Loads are drawn, in phases of 8 s on average, like those of WordCount and Sort; each seed "

@@ -22,17 +22,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.core.protocol import Train
-from edgegossip.core.topology import complete
-from edgegossip.core.trainer import TrainingResult
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.learner import Learner
-from edgegossip.learning.sampling.aggregation import Aggregator
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.protocol import Train
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import TrainingResult
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.rehearsal import rehearse
 from edgegossip.recipes.studies.epoch_parts import MEASURED_PARTS, measured_parts
@@ -44,11 +38,17 @@ from edgegossip.recipes.studies.problems import (
     Problem,
 )
 from edgegossip.recipes.studies.race import AS_PUBLISHED
-from edgegossip.recipes.studies.scoreboard import grouped, median, middle
 from edgegossip.recipes.studies.study_settings import StudySettings
-from edgegossip.sim.forecasting import FORECAST_SECONDS
+from edgegossip.runs.describe import describe
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.scoreboard import grouped, median, middle
+from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.link import Links
+from edgegossip.sim.machines import FORECAST_SECONDS
 from edgegossip.sim.platform import paper
+from edgegossip.training.learner import Learner
+from edgegossip.training.sampling.aggregation import Aggregator
 
 RATIOS = (5, 10, 20)
 DEFAULT_RATIO = 10

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edgegossip.learning.sampling.selection import (
+from edgegossip.training.sampling.selection import (
     Candidates,
     Choice,
     Focused,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edgegossip.core.ranges import check_range
+from edgegossip.contract.ranges import check_range
 from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform, uneven
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from edgegossip.core.randomness import generator
-from edgegossip.experiments.describe import describe
-from edgegossip.learning.augmentation import flip_and_crop
-from edgegossip.learning.dataset import ArraySplit, Dataset, Split
-from edgegossip.learning.learner import Augmentation
-from edgegossip.learning.models import (
+from edgegossip.contract.randomness import generator
+from edgegossip.data.dataset import ArraySplit, Dataset, Split
+from edgegossip.data.partition import IID, Partition
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.data.readers import DATASETS
+from edgegossip.models import (
     alexnet,
     eight_layers,
     lenet5,
@@ -25,12 +25,11 @@ from edgegossip.learning.models import (
     sensor_cnn,
     squeezenet,
 )
-from edgegossip.learning.partition import IID, Partition
-from edgegossip.learning.readers import DATASETS
-from edgegossip.learning.schedule import Constant, Schedule
-from edgegossip.learning.task import Task
-from edgegossip.recipes.recipe_settings import Settings
-from edgegossip.recipes.tasks import make_task
+from edgegossip.recipes.tasks import Settings, make_task
+from edgegossip.runs.describe import describe
+from edgegossip.training.learner import Augmentation
+from edgegossip.training.optimizer import Constant, Schedule
+from edgegossip.training.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,25 +17,25 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from edgegossip.algorithms.alone import Alone
+from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
-from edgegossip.core.ranges import check_range
-from edgegossip.experiments.exhibits import Exhibits, Figure, Table
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.models.initialization import initialize_like_he
-from edgegossip.learning.schedule import StepDecay
-from edgegossip.learning.stages.decoupled_stage import DecoupledStage
-from edgegossip.learning.stages.staged import staged
-from edgegossip.learning.stages.synthetic_gradients import SyntheticGradients
-from edgegossip.learning.task import Task
-from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.contract.ranges import check_range
+from edgegossip.models.blocks import initialize_like_he
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.problems import Problem
-from edgegossip.recipes.studies.scoreboard import curves, last_looks, median
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.exhibits import Exhibits, Figure, Table
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.scoreboard import curves, last_looks, median
+from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import StepDecay
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.staged import staged
+from edgegossip.training.stages.teachers import SyntheticGradients
+from edgegossip.training.task import Task
 
 BPROP, DNI, CDNI = "bprop", "dni", "cdni"
 PUBLISHED: Mapping[str, Mapping[int, float]] = {

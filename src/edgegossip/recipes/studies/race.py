@@ -21,25 +21,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.algorithm import UNTIL_CUT_OFF
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Rank, Seconds
-from edgegossip.core.ranges import check_ranges
-from edgegossip.core.topology import complete
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.exhibits import Exhibits
-from edgegossip.experiments.experiment import Experiment, throughput_bound
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.sampling.accuracy_aware import PLAIN
-from edgegossip.learning.sampling.selection import Ranked
-from edgegossip.learning.task import Task, Workload
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract.topology import complete
 from edgegossip.machine.profile import Profile
 from edgegossip.recipes.baselines import HOME_LINK, averaged, rounds_per_epoch
-from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.studies.contest import (
     Contender,
@@ -51,10 +42,19 @@ from edgegossip.recipes.studies.events import TrainingEvents
 from edgegossip.recipes.studies.platforms import time_ratio
 from edgegossip.recipes.studies.problems import Problem
 from edgegossip.recipes.studies.study_settings import StudySettings
-from edgegossip.sim.forecasting import profile
+from edgegossip.recipes.tasks import ACCURACY_AWARE
+from edgegossip.runs.describe import describe
+from edgegossip.runs.exhibits import Exhibits
+from edgegossip.runs.experiment import Experiment, throughput_bound
+from edgegossip.runs.results import Results
+from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.link import Links
+from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.traces import batch_jobs
+from edgegossip.training.sampling.accuracy_aware import PLAIN
+from edgegossip.training.sampling.selection import Ranked
+from edgegossip.training.task import Task, Workload
 
 BASELINE = "epoch-gossip"
 MAX_WORK = 1.2

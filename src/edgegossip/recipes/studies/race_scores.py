@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.exhibits import Table
-from edgegossip.experiments.study import Row
+from edgegossip.contract.protocol import Seconds
 from edgegossip.recipes.studies.race import BASELINE
-from edgegossip.recipes.studies.scoreboard import Measures, Score, score_table, scores
 from edgegossip.recipes.studies.smoothing import mean_accuracy, smoothed
+from edgegossip.runs.exhibits import Table
+from edgegossip.runs.scoreboard import Measures, Score, score_table, scores
+from edgegossip.runs.study import Row
 
 PAPER_LOSS = 0.0078
 """The paper's mean loss of accuracy."""

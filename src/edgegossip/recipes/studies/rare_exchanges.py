@@ -18,15 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.algorithms.diloco import DiLoCo
-from edgegossip.algorithms.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.stochastic_gradient_push import StochasticGradientPush
-from edgegossip.core.ranges import check_range
-from edgegossip.core.topology import complete, directed_ring
-from edgegossip.experiments.exhibits import Exhibits, Figure, Table, Unit
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.partition import IID
-from edgegossip.learning.task import Task
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.contract.ranges import check_range
+from edgegossip.contract.topology import complete, directed_ring
+from edgegossip.data.partition import IID
 from edgegossip.recipes.studies.compressed_push import (
     CIFAR10_LENET5,
     FLOODED,
@@ -48,7 +45,6 @@ from edgegossip.recipes.studies.contest import (
     settings_and_cells,
 )
 from edgegossip.recipes.studies.problems import Problem, with_epochs
-from edgegossip.recipes.studies.scoreboard import last_looks, median
 from edgegossip.recipes.studies.server_tuning import (
     TUNING_SEED,
     check_factors,
@@ -57,6 +53,10 @@ from edgegossip.recipes.studies.server_tuning import (
 )
 from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_curves
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.exhibits import Exhibits, Figure, Table, Unit
+from edgegossip.runs.scoreboard import last_looks, median
+from edgegossip.runs.study import Cell, Row, Session, Study
+from edgegossip.training.task import Task
 
 SETTING = "even data"
 FACTORS = (0.5, 1.0, 2.0)

@@ -15,27 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.parameter_server.reward import (
-    ConstrainedFit,
-    LogSlope,
-    PaperReward,
-    Reward,
-)
-from edgegossip.core.algorithm import UNTIL_CUT_OFF
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.event_log import read_notes
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.server.reward import ConstrainedFit, LogSlope, PaperReward, Reward
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Seconds
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
-from edgegossip.recipes.studies.scoreboard import median
 from edgegossip.recipes.studies.server_contest import Cluster, learned_with, machines, slug
 from edgegossip.recipes.studies.server_methods import MIN_INTERVAL
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.describe import describe
+from edgegossip.runs.events import read_notes
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.scoreboard import median
+from edgegossip.runs.study import Cell, Row, Session, Study
 
 NUM_WORKERS = 18
 HETEROGENEITY = 2.0

@@ -18,24 +18,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.exhibits import Panel, Series
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.run_target import LossTarget
-from edgegossip.experiments.study import Cell, Row, Session
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.optimizer import SGD
-from edgegossip.learning.task import Task
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Seconds
+from edgegossip.data.hold_out import hold_out
 from edgegossip.recipes.parameter_servers import LINK, heterogeneous
 from edgegossip.recipes.studies.contest import Contest
 from edgegossip.recipes.studies.problems import Problem
-from edgegossip.recipes.studies.scoreboard import Measures, Score, contest_key
 from edgegossip.recipes.studies.server_methods import METHODS, Candidate
+from edgegossip.runs.describe import describe
+from edgegossip.runs.exhibits import Panel, Series
+from edgegossip.runs.experiment import Experiment, LossTarget
+from edgegossip.runs.results import Results
+from edgegossip.runs.scoreboard import Measures, Score, contest_key
+from edgegossip.runs.study import Cell, Row, Session
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.task import Task
 
 SERVER_SPEED = 16.0
 """Throughput of the server (which measures losses) relative to the fastest worker."""

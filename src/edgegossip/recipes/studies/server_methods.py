@@ -6,18 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgegossip.algorithms.edge_gossip.wrapper import EdgeGossip
-from edgegossip.algorithms.parameter_server.adacomm import ADACOMM
-from edgegossip.algorithms.parameter_server.adsp import ADSP
-from edgegossip.algorithms.parameter_server.adsp_plus import ADSPPlus
-from edgegossip.algorithms.parameter_server.asp import ASP
-from edgegossip.algorithms.parameter_server.batch_tune import BatchTune
-from edgegossip.algorithms.parameter_server.bsp import BSP
-from edgegossip.algorithms.parameter_server.fixed_adacomm import FixedADACOMM
-from edgegossip.algorithms.parameter_server.reward import PaperReward
-from edgegossip.algorithms.parameter_server.ssp import SSP
-from edgegossip.core.algorithm import UNTIL_CUT_OFF, Algorithm
-from edgegossip.core.protocol import Seconds
+from edgegossip.algorithms.server.adacomm import ADACOMM
+from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
+from edgegossip.algorithms.server.methods import ASP, BSP, SSP, FixedADACOMM
+from edgegossip.algorithms.server.reward import PaperReward
+from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.contract.protocol import Seconds
 
 WINDOW: Seconds = 20.0
 """Check period where it is not tuned: 40 steps of the fastest worker; 60 s in the paper."""

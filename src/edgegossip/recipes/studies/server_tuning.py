@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.core.errors import TrainingError
-from edgegossip.core.ranges import check_range
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table, Unit
-from edgegossip.experiments.study import Cell, Row, Session
-from edgegossip.learning.dataset import Dataset
-from edgegossip.learning.holding_out import hold_out
-from edgegossip.learning.local import Local
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.ranges import check_range
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.hold_out import hold_out
+from edgegossip.data.local import Local
 from edgegossip.recipes.studies.server_contest import ServerContest, slug
 from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table, Unit
+from edgegossip.runs.study import Cell, Row, Session
 
 TUNING_SEED = 100
 """Seed of tuning runs; results use other seeds."""

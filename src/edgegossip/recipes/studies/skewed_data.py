@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from edgegossip.experiments.study import Study
-from edgegossip.learning.partition import BySubject, Dirichlet, LabelSkew
+from edgegossip.data.partition import BySubject, Dirichlet, LabelSkew
 from edgegossip.recipes.studies.contest import Contenders
 from edgegossip.recipes.studies.problems import (
     DIGITS_MLP,
@@ -32,6 +31,7 @@ from edgegossip.recipes.studies.speedup import (
     uneven_setup,
 )
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.study import Study
 
 _MNIST = with_epochs(MNIST_LENET5, 10)
 PROBLEMS = (

@@ -16,15 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Unit
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.results import Results
-from edgegossip.experiments.study import Cell, Row, Session
-from edgegossip.experiments.traffic import Traffic, traffic
-from edgegossip.learning.partition import Partition
-from edgegossip.learning.task import Task
+from edgegossip.contract.protocol import Seconds
+from edgegossip.data.partition import Partition
 from edgegossip.recipes.push_sum_comparison import (
     BYTES_PER_MEGABIT,
     DENSE,
@@ -33,7 +26,12 @@ from edgegossip.recipes.push_sum_comparison import (
     per_layer,
 )
 from edgegossip.recipes.studies.contest import Contender, Contenders, Contest
-from edgegossip.recipes.studies.scoreboard import (
+from edgegossip.runs.comparison import Traffic, traffic
+from edgegossip.runs.describe import describe
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Unit
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.results import Results
+from edgegossip.runs.scoreboard import (
     ContestKey,
     Measures,
     Score,
@@ -42,8 +40,10 @@ from edgegossip.recipes.studies.scoreboard import (
     score_table,
     scores,
 )
+from edgegossip.runs.study import Cell, Row, Session
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.task import Task
 
 SLOW_LINK = Link(latency=LATENCY, bandwidth=BYTES_PER_MEGABIT)
 """A link of 1 Mbit/s and 30 ms."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.study import Row
+from edgegossip.contract.protocol import Seconds
+from edgegossip.runs.study import Row
 
 
 def smoothed(row: Row, width: Seconds) -> Row:

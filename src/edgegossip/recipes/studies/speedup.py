@@ -7,12 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from edgegossip.algorithms.gosgd import GoSGD
-from edgegossip.core.ranges import check_range
-from edgegossip.experiments.exhibits import Exhibits, Figure
-from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.sampling.selection import SELECTIONS
-from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.ranges import check_range
 from edgegossip.recipes.studies.contest import Contenders
 from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import (
@@ -43,9 +39,13 @@ from edgegossip.recipes.studies.race_scores import (
     race_table,
     standings,
 )
-from edgegossip.recipes.studies.scoreboard import bars
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.tasks import ACCURACY_AWARE
+from edgegossip.runs.exhibits import Exhibits, Figure
+from edgegossip.runs.scoreboard import bars
+from edgegossip.runs.study import Row, Study
 from edgegossip.sim.platform import uneven
+from edgegossip.training.sampling.selection import SELECTIONS
 
 TARGET_GAP = 0.003
 IMBALANCES = (2.0, 4.0, 8.0)

@@ -16,25 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edgegossip.experiments.event_log import read_notes
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel
-from edgegossip.experiments.study import Cell, Row, Session
 from edgegossip.recipes.staged_training import StageSettings, stage_run
 from edgegossip.recipes.studies.contest import Contest
-from edgegossip.recipes.studies.scoreboard import (
-    Score,
-    bars,
-    contest_key,
-    curves,
-    last_looks,
-    score_table,
-)
 from edgegossip.recipes.studies.server_contest import slug
 from edgegossip.recipes.studies.server_tuning import (
     TUNING_SEED,
     most_accurate,
     without_test_data,
 )
+from edgegossip.runs.events import read_notes
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel
+from edgegossip.runs.scoreboard import Score, bars, contest_key, curves, last_looks, score_table
+from edgegossip.runs.study import Cell, Row, Session
 
 WHOLE = "whole"
 RATES = (0.01, 0.003, 0.03)

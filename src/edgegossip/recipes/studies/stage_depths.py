@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from edgegossip.experiments.study import Study
-from edgegossip.learning.models import vgg16 as vgg16_model
-from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.models import vgg16 as vgg16_model
 from edgegossip.recipes.staged_training import StageSettings
 from edgegossip.recipes.studies.contest import settings_and_cells
 from edgegossip.recipes.studies.problems import Problem
 from edgegossip.recipes.studies.stage_contest import WHOLE, StageContest, stage_exhibits
 from edgegossip.recipes.studies.stage_methods import DIGITS, MNIST, NOTE, TWO_LAYERS_EACH
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.study import Study
 
 CUTS: tuple[tuple[int, ...], ...] = ((4,), (2, 4, 6), (1, 2, 3, 4, 5, 6, 7))
 """The cuts of eight layers into two, four and eight stages."""

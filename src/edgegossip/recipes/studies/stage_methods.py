@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from edgegossip.experiments.study import Study
-from edgegossip.learning.models.eight_layers import eight_layers
-from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.models.chains import eight_layers
 from edgegossip.recipes.staged_training import COMPETITORS, METHODS, StageSettings
 from edgegossip.recipes.studies.contest import settings_and_cells
 from edgegossip.recipes.studies.problems import Problem
 from edgegossip.recipes.studies.stage_contest import WHOLE, StageContest, stage_exhibits
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.study import Study
 
 TWO_LAYERS_EACH = StageSettings(
     width=0.5, cut_at=(2, 4, 6), in_flight=4, latency=0.001, bandwidth=125e6

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.contract.protocol import Seconds
 from edgegossip.recipes.staged_training import StageSettings, stage_run
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.stage_methods import DIGITS, MNIST
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.study import Cell, Row, Session, Study
 
 UNEVEN = (1.0, 0.5, 0.5, 0.25)
 MEGABITS: tuple[float, ...] = (1.0, 4.0, 20.0, 100.0, 1000.0)

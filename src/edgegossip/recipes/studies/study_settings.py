@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgegossip.recipes.recipe_settings import default_data_dir
+from edgegossip.recipes.tasks import default_data_dir
 
 
 @dataclass(frozen=True, kw_only=True)

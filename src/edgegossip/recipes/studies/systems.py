@@ -13,16 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.describe import describe
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel, Series, Unit
-from edgegossip.experiments.experiment import Experiment
-from edgegossip.experiments.study import Cell, Row, Session, Study
+from edgegossip.contract.protocol import Seconds
 from edgegossip.recipes.studies.contest import Contest, settings_and_cells
 from edgegossip.recipes.studies.known_systems import SYSTEMS, System
 from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
-from edgegossip.recipes.studies.scoreboard import Measures, Score, last_looks, score_table
 from edgegossip.recipes.studies.server_contest import learned_with, slug
 from edgegossip.recipes.studies.server_methods import RATES, Candidate
 from edgegossip.recipes.studies.server_tuning import (
@@ -31,6 +26,11 @@ from edgegossip.recipes.studies.server_tuning import (
     without_test_data,
 )
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.describe import describe
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Unit
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.scoreboard import Measures, Score, last_looks, score_table
+from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 

@@ -7,13 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from edgegossip.experiments.exhibits import Exhibits, Figure
-from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.models import lenet5, sensor_cnn
-from edgegossip.recipes.recipe_settings import Settings
+from edgegossip.models import lenet5, sensor_cnn
 from edgegossip.recipes.studies.contest import settings_and_cells
 from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP, Problem
-from edgegossip.recipes.studies.scoreboard import bars, score_table
 from edgegossip.recipes.studies.server_contest import (
     ADSP,
     TIME,
@@ -27,6 +23,10 @@ from edgegossip.recipes.studies.server_contest import (
 from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED, Tuning, tuning_exhibits
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.exhibits import Exhibits, Figure
+from edgegossip.runs.scoreboard import bars, score_table
+from edgegossip.runs.study import Row, Study
 from edgegossip.sim.platform import ThrottlingTrace
 
 NUM_WORKERS = 18

@@ -12,10 +12,9 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from edgegossip.core.protocol import Seconds
-from edgegossip.experiments.threads import one_intra_op_thread
-from edgegossip.learning.sampling.aggregated import AggregatedData
-from edgegossip.learning.sampling.aggregation import Aggregator
+from edgegossip.contract.protocol import Seconds
+from edgegossip.runs.process import one_intra_op_thread
+from edgegossip.training.sampling.aggregation import AggregatedData, Aggregator
 
 
 @contextmanager

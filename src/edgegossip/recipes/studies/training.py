@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edgegossip.experiments.exhibits import Exhibits, Figure, Panel
-from edgegossip.experiments.study import Row, Study
-from edgegossip.learning.sampling.aggregation import aggregator
 from edgegossip.recipes.studies.contest import Contender, Contenders
 from edgegossip.recipes.studies.loaded_machines import LOADS, with_profiles
 from edgegossip.recipes.studies.platforms import fast_and_slow
@@ -42,9 +39,12 @@ from edgegossip.recipes.studies.race_scores import (
     race_table,
     standings,
 )
-from edgegossip.recipes.studies.scoreboard import Score, bars, curves
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel
+from edgegossip.runs.scoreboard import Score, bars, curves
+from edgegossip.runs.study import Row, Study
 from edgegossip.sim.platform import paper, uneven
+from edgegossip.training.sampling.aggregation import aggregator
 
 SELECTED = ("svd-kmeans", "isvd-lsh", "hash-kmeans")
 """The paper's three techniques of aggregation."""

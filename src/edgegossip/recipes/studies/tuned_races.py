@@ -17,10 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from edgegossip.experiments.exhibits import Exhibits, Table, Unit
-from edgegossip.experiments.study import Cell, Row, Session, Study
-from edgegossip.learning.task import Task
-from edgegossip.recipes.recipe_settings import ACCURACY_AWARE
 from edgegossip.recipes.studies.contest import Contenders, Contest
 from edgegossip.recipes.studies.loss_matched import LossMatched
 from edgegossip.recipes.studies.problems import DIGITS_MLP, HAR_CNN, MNIST_LENET5, Problem
@@ -48,6 +44,10 @@ from edgegossip.recipes.studies.speedup import (
     uneven_setup,
 )
 from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.tasks import ACCURACY_AWARE
+from edgegossip.runs.exhibits import Exhibits, Table, Unit
+from edgegossip.runs.study import Cell, Row, Session, Study
+from edgegossip.training.task import Task
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 EXCHANGES = (1.0, 4.0)

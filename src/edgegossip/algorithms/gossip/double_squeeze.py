@@ -1,0 +1,350 @@
+"""DoubleSqueeze: all-reduce with compression on the way to the owners and on the way back."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
+from edgegossip.compression.compressor import Compressor, Identity, feed_back
+from edgegossip.contract.protocol import (
+    Effect,
+    Event,
+    Payload,
+    Rank,
+    Seconds,
+    Started,
+    Trained,
+    WorkerLost,
+)
+from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract.rounds import RoundState
+from edgegossip.contract.schema import MessageSpec, TensorSpec, by_origin
+
+CHECK_EVERY = 16
+"""Rounds between two checksums of each chunk."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldChunk:
+    """A chunk at its holder, besides its entries in the model.
+
+    Attributes:
+        velocity: :math:`u`, [chunk].
+        error: :math:`s`, steps that nobody has heard of yet, [chunk].
+        update: :math:`p` of the last round, compressed; empty before there is one.
+        asked: Workers that have asked for the whole chunk in this round, as keys.
+        is_new: Whether the other workers' copies may differ, because this holder is new.
+    """
+
+    velocity: Tensor
+    error: Tensor
+    update: Payload = field(default_factory=dict)
+    asked: dict[Rank, None] = field(default_factory=dict)
+    is_new: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class DoubleSqueezeState(RoundState):
+    """State of one worker; `params` is the shared model, :math:`x`.
+
+    Attributes:
+        error: :math:`e_i`, progress that no holder has heard of yet, [num_params].
+        held: The chunks that this worker holds.
+        holders: Each chunk's holder in this exchange.
+        outdated: Chunks that may differ from the holder's, as keys.
+    """
+
+    error: Tensor
+    held: dict[Rank, HeldChunk] = field(default_factory=dict)
+    holders: dict[Rank, Rank] = field(default_factory=dict)
+    outdated: dict[Rank, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
+    r"""Take local steps from one shared model; owners combine compressed progress by chunk.
+
+    Worker :math:`j` owns chunk :math:`j`, which is every :math:`n`-th entry from entry
+    :math:`j` on, so that each chunk has entries of all layers. In each round worker :math:`i`
+    takes `local_steps` SGD steps from :math:`x + e_i`, the shared model plus the part of its
+    own progress that it has not yet sent. They change the parameters by :math:`\Delta_i`. With
+    compressor :math:`C`, outer momentum :math:`\beta` and outer learning rate :math:`\alpha`,
+    for the entries of each chunk
+
+    .. math::
+        v_i &= e_i + \Delta_i, \quad q_i = C(v_i), \quad e_i = v_i - q_i \\
+        g &= \tfrac{1}{n} \sum_i q_i, \quad u \leftarrow \beta u + g, \quad
+        z = s + \alpha (g + \beta u) \\
+        p &= C(z), \quad s \leftarrow z - p, \quad x \leftarrow x + p
+
+    The workers compute the first line and send :math:`q_i` to the owner. The owner computes the
+    second line, and sends :math:`p` to all. What compression holds back on the way to the owner
+    stays in :math:`e_i`, and on the way back in :math:`s`. The owner's own progress needs no
+    compression: its :math:`q_i` is :math:`v_i`. Without faults, all progress arrives in the
+    end, and all workers have the same :math:`x`, bit for bit.
+
+    A worker sends :math:`2 (n - 1) / n` compressed vectors per round, where `DiLoCo` sends
+    :math:`n - 1` in a directed ring. With the same bytes, it can therefore exchange several
+    times as often.
+
+    A chunk's *holder* is its owner or, while that is lost, the next worker in order of rank. A
+    new holder continues from its own copy, with :math:`u = s = 0`, and sends the whole chunk to
+    all. A worker whose copy may be outdated asks the holder for the whole chunk with its next
+    progress: the holder's message did not arrive, the holder was lost, the worker itself has
+    come back or gone back to sound parameters, or its copy does not have the checksum that the
+    holder sends every 16 rounds. After faults, copies therefore agree again if enough rounds
+    remain. The mean is over the progress that arrives. Lost are the progress in a message that
+    does not arrive, the :math:`e_i` of a worker that comes back or skips rounds, and the last
+    round of a chunk if its owner comes back in the middle of a round. While only some workers
+    can reach a holder, the others' copies of its chunks stay as they are. When the parts of a
+    divided network join again, each chunk continues as in the part of its owner, or as in the
+    part that is ahead by more than a round.
+
+    Running statistics of normalization layers are compressed too, but combined without
+    momentum. Coarse values may make a small variance negative: with fewer than 4 bits, use a
+    task with ``has_buffers=False``, or layers without such statistics.
+
+    Without compression, with :math:`\beta = 0` and :math:`\alpha = 1`, and while no worker or
+    message is lost, this is `AllReduce` up to rounding.
+
+    Args:
+        topology: The complete graph.
+        num_rounds: Number of rounds of training and averaging.
+        local_steps: SGD steps in a round, at least 1.
+        compressor: :math:`C`; `PerLayer` does not fit, because chunks have entries of all
+            layers.
+        outer_momentum: :math:`\beta`, in [0, 1). Momentum lengthens steps by a factor of
+            :math:`1 / (1 - \beta)`, so reduce the learning rate.
+        outer_lr: :math:`\alpha`, above 0.
+        timeout: See `Synchronous`.
+        seed: Seeds compressors that draw at random.
+
+    Raises:
+        ValueError: If the topology is not complete or a number is out of range.
+
+    References:
+        Tang, Yu, Lian, Zhang and Liu, "DoubleSqueeze: Parallel Stochastic Gradient Descent with
+        Double-Pass Error-Compensated Compression", ICML 2019, arXiv:1905.05957, Algorithm 1.
+        Departures: every worker is the server of a chunk, and does not compress its own
+        progress there; progress of local steps in place of gradients, and training from
+        :math:`x + e_i`; Nesterov's momentum and a learning rate at the owners, as in DiLoCo
+        (Douillard et al., 2023, arXiv:2311.08105), but not for statistics; holders.
+
+    >>> from edgegossip.compression.sparse import TopK
+    >>> from edgegossip.contract.topology import complete
+    >>> squeezed = DoubleSqueeze(topology=complete(3), num_rounds=9, compressor=TopK(0.3))
+    >>> state = squeezed.init(0, torch.zeros(7))
+    >>> state.error = torch.tensor([9.0, 1.0, 8.0, 7.0, 4.0, 6.0, 5.0])
+    >>> message = squeezed.outgoing(state, 1)  # worker 1 owns entries 1 and 4, and hears of one
+    >>> state.error
+    tensor([9., 1., 8., 7., 0., 6., 5.])
+    """
+
+    compressor: Compressor = Identity()
+    outer_momentum: float = 0.7
+    outer_lr: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, outer_momentum="in [0, 1)", outer_lr="above 0")
+
+    def init(self, rank: Rank, params: Tensor) -> DoubleSqueezeState:
+        nothing = torch.zeros_like(self._view(params, rank))
+        return DoubleSqueezeState(
+            rank=rank,
+            params=params,
+            error=torch.zeros_like(params),
+            held={rank: HeldChunk(velocity=nothing, error=nothing, is_new=False)},
+            holders={each: each for each in range(self.num_workers)},
+        )
+
+    def start(self, state: DoubleSqueezeState) -> Tensor:
+        return state.params + state.error
+
+    def learn(self, state: DoubleSqueezeState, trained: Trained) -> None:
+        if trained.has_gone_back:
+            state.params = trained.params
+            self._start_anew(state)
+        else:
+            state.error = state.error + trained.delta
+
+    # Chunks.
+
+    def chunk_size(self, numel: int) -> int:
+        """Number of entries in a message about a chunk; shorter chunks get a zero."""
+        return -(-numel // self.num_workers)
+
+    def _view(self, vector: Tensor, chunk: Rank) -> Tensor:
+        return vector[chunk :: self.num_workers]
+
+    def _padded(self, entries: Tensor, numel: int) -> Tensor:
+        """A copy, as long as all chunks are in messages."""
+        return F.pad(entries, (0, self.chunk_size(numel) - len(entries)))
+
+    def _see_holders(self, state: DoubleSqueezeState) -> None:
+        """Begin to hold chunks whose owners are lost, and stop when they are back."""
+        for chunk, before in state.holders.items():
+            holder = self.holder(state, chunk)
+            if holder != state.rank:
+                state.held.pop(chunk, None)
+                if holder != before:
+                    state.outdated[chunk] = None
+            else:
+                state.outdated.pop(chunk, None)
+                if chunk not in state.held:
+                    nothing = torch.zeros_like(self._view(state.params, chunk))
+                    state.held[chunk] = HeldChunk(velocity=nothing, error=nothing)
+            state.holders[chunk] = holder
+
+    # The two exchanges.
+
+    def send(
+        self, state: DoubleSqueezeState, receivers: Sequence[Rank], now: Seconds
+    ) -> list[Effect]:
+        self._see_holders(state)
+        return super().send(state, receivers, now)
+
+    def outgoing(self, state: DoubleSqueezeState, receiver: Rank) -> Payload:
+        if self.is_first(state):
+            found = {
+                chunk: self._progress(state, chunk)
+                for chunk, holder in state.holders.items()
+                if holder == receiver
+            }
+        else:
+            found = {
+                chunk: self._news(state, chunk, held, receiver)
+                for chunk, held in state.held.items()
+            }
+        return {
+            f"{chunk}.{name}": tensor
+            for chunk, payload in found.items()
+            for name, tensor in payload.items()
+        }
+
+    def _progress(self, state: DoubleSqueezeState, chunk: Rank) -> Payload:
+        """This worker's progress in a chunk; what compression holds back stays in `error`."""
+        error = self._view(state.error, chunk)
+        wanted = self._padded(error, state.error.numel())
+        key = (self.seed, state.rank, "progress", chunk, state.round)
+        payload = self.compressor.compress(wanted, *key)
+        error -= self.compressor.decompress(payload, len(wanted))[: len(error)]
+        request = {"request": torch.empty(0, dtype=torch.uint8)}
+        return {**payload, **request} if chunk in state.outdated else payload
+
+    def _news(
+        self, state: DoubleSqueezeState, chunk: Rank, held: HeldChunk, receiver: Rank
+    ) -> Payload:
+        """The update of a held chunk, or all of it if the receiver's copy may differ."""
+        entries = self._view(state.params, chunk)
+        if held.is_new or receiver in held.asked:
+            return {"whole": self._padded(entries, state.params.numel())}
+        if (state.round + 1) % CHECK_EVERY:
+            return held.update
+        return {**held.update, "checksum": torch.tensor(_checksum(entries))}
+
+    def mix(self, state: DoubleSqueezeState, inbox: Mapping[Rank, Payload]) -> None:
+        arrived = {sender: by_origin(payload) for sender, payload in inbox.items()}
+        state.params = state.params.clone()  # the old tensor may be in use elsewhere
+        if self.is_first(state):
+            for chunk, held in state.held.items():
+                told = {j: each[chunk] for j, each in arrived.items() if chunk in each}
+                held.asked = {j: None for j, each in told.items() if "request" in each}
+                vectors = (self._vector(state, chunk, each) for each in told.values())
+                self._step(state, chunk, [each for each in vectors if each is not None])
+            return
+        for chunk, holder in state.holders.items():
+            if chunk not in state.held:
+                self._adopt(state, chunk, arrived.get(holder, {}).get(chunk, {}))
+        for held in state.held.values():
+            held.is_new = False
+
+    def _vector(
+        self, state: DoubleSqueezeState, chunk: Rank, payload: Payload
+    ) -> Tensor | None:
+        """Decompress a payload about a chunk; None if it is not complete."""
+        size = self.chunk_size(state.params.numel())
+        if not self.compressor.schema(size).keys() <= payload.keys():
+            return None
+        return self.compressor.decompress(payload, size)[: len(self._view(state.params, chunk))]
+
+    def _step(self, state: DoubleSqueezeState, chunk: Rank, arrived: Sequence[Tensor]) -> None:
+        """Step by the mean progress in a chunk that this worker holds; compress the step."""
+        held = state.held[chunk]
+        own, numel = self._view(state.error, chunk), state.params.numel()
+        mean = torch.stack([own, *arrived]).mean(0)
+        own.zero_()
+        held.velocity = torch.add(mean, held.velocity, alpha=self.outer_momentum)
+        step = torch.add(mean, held.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
+        if state.layout is not None:  # statistics have no momentum
+            places = chunk + self.num_workers * torch.arange(len(mean), device=mean.device)
+            step = torch.where(places < state.layout.num_trained, step, mean)
+        key = (self.seed, state.rank, "update", chunk, state.round)
+        padded, error = self._padded(step, numel), self._padded(held.error, numel)
+        turn = feed_back(self.compressor, padded, error, *key)
+        held.update, held.error = turn.payload, turn.error[: len(mean)]
+        self._view(state.params, chunk).add_(turn.sent[: len(mean)])
+
+    def _adopt(self, state: DoubleSqueezeState, chunk: Rank, payload: Payload) -> None:
+        """Take over what a chunk's holder has sent."""
+        copy, update = self._view(state.params, chunk), self._vector(state, chunk, payload)
+        if "whole" in payload:
+            copy.copy_(payload["whole"][: len(copy)])
+            state.outdated.pop(chunk, None)
+        elif update is None:
+            state.outdated[chunk] = None
+        else:
+            copy += update
+            if "checksum" in payload and int(payload["checksum"]) != _checksum(copy):
+                state.outdated[chunk] = None
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        return {}  # all is optional: a worker that holds no chunk has nothing to send
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Compressed chunks, requests for whole ones, whole ones, and checksums."""
+        size = self.chunk_size(params.numel())
+        each = {
+            **self.compressor.schema(size),
+            "request": TensorSpec(torch.uint8, (0,)),
+            "whole": TensorSpec(params.dtype, (size,)),
+            "checksum": TensorSpec(torch.int64, (), minimum=0, maximum=2**32 - 1),
+        }
+        optional = {
+            f"{chunk}.{name}": spec
+            for chunk in range(self.num_workers)
+            for name, spec in each.items()
+        }
+        return {**super().schema(params), "params": self.exchanged({}, optional)}
+
+    # Losses and returns.
+
+    def handle(self, state: DoubleSqueezeState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started(has_rejoined=True):
+                self._start_anew(state)
+            case WorkerLost():
+                # If it comes back before the next exchange, it continues from another copy.
+                held = (j for j, holder in state.holders.items() if holder == event.rank)
+                state.outdated |= dict.fromkeys(held)
+        return super().handle(state, event, now)
+
+    def catch_up_with(self, state: DoubleSqueezeState, payload: Payload) -> None:
+        super().catch_up_with(state, payload)
+        self._start_anew(state)
+
+    def _start_anew(self, state: DoubleSqueezeState) -> None:
+        """Continue from parameters that may differ from the others'."""
+        state.error = torch.zeros_like(state.params)
+        state.held, state.outdated = {}, dict.fromkeys(range(self.num_workers))
+
+
+def _checksum(entries: Tensor) -> int:
+    return zlib.crc32(entries.cpu().numpy().tobytes())

@@ -1,0 +1,429 @@
+"""EdgeGossip: any gossip algorithm, with each worker's amount of data fitted to its speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+from torch import Tensor
+
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer, Shares
+from edgegossip.algorithms.wrappers.edge_gossip.forecasts import (
+    detach,
+    forecast_schema,
+    known_of,
+    require_fixed_roles,
+    with_forecast,
+)
+from edgegossip.algorithms.wrappers.edge_gossip.plan import Correction, EpochPlan
+from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
+from edgegossip.algorithms.wrappers.edge_gossip.takeover import (
+    choose_heirs,
+    heirs_by,
+    inherited_by,
+    require_valid,
+)
+from edgegossip.contract.algorithm import Traits, Wrapper
+from edgegossip.contract.protocol import (
+    Assign,
+    Assigned,
+    Effect,
+    Event,
+    Finish,
+    Message,
+    Predict,
+    Predicted,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    WorkerJoined,
+    WorkerLost,
+)
+from edgegossip.contract.ranges import check_choices, check_ranges
+from edgegossip.contract.schema import MessageSpec
+
+Spread: TypeAlias = Literal["exact", "gossip"]
+OnFailure: TypeAlias = Literal["continue", "halt", "reassign"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeGossip(Wrapper[BalancedState]):
+    r"""Train each worker on a share of its data, chosen so that all workers finish together.
+
+    Before each epoch, worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all
+    its data would take :math:`T_i = |X_i| / p_i`. It then trains on the share :math:`r_i =
+    \min_j T_j / T_i` (Algorithm 1, `Balancer`), whose samples its trainer chooses (Algorithm 2,
+    `AccuracyAware`). The inner algorithm asks for epochs or steps and does not notice their
+    adjustment:
+
+    - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
+      forecast again, and the remaining work is adjusted so that the epoch still ends on time.
+      Without a correction, the fastest worker's data would dominate. The change of the
+      parameters is therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where
+      :math:`r_i` is the share that was done, :math:`\bar r` the mean share (`exact` only), and
+      :math:`f` the share of samples chosen for their high loss (`Trained.metrics["focus"]`).
+    - `Steps(n)` become :math:`\max(1, \mathrm{round}(k s_i n))` steps, where :math:`k` is
+      `max_keep_ratio`, and :math:`s_i = p_i / \max_j p_j` is the speed relative to the highest.
+      Passes visit the share :math:`r_i` of the data, and the next forecast is made at the end
+      of a pass. With `gossip`, :math:`s_i = r_i`, which suits only equal amounts of data.
+
+    Workers learn :math:`\min_j T_j` in one of two ways. `exact`: each of :math:`E` workers
+    sends its forecast to all others, :math:`E (E - 1)` small messages per epoch. `gossip`: the
+    minimum spreads with the inner algorithm's own messages, which grow by about 60 bytes
+    (`Fastest`); the first epoch is then not balanced, and the balancer does not notice
+    failures. A late or lost forecast blocks no worker: after `timeout` the last known forecast
+    is used.
+
+    A failed platform relays the model untrained if other workers wait for it. Otherwise it
+    rests until a forecast says that it has recovered, and makes one forecast per pass of the
+    fastest worker. To keep its measurements up to date, it spends at most a tenth of the time
+    on single steps.
+
+    Virtual time is charged for forecasts, for aggregation, for looks at aggregated points (a
+    third of a sample for each point), and for training. Aggregation precedes the first epoch
+    and reduces that epoch's share. The correction has no effect if a pass would take all
+    workers equally long.
+
+    Args:
+        inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. A parameter
+            server needs a barrier after many steps, as in `FixedADACOMM`.
+        spread: How workers learn :math:`\min_j T_j`: "exact" or "gossip".
+        balancer: Algorithm 1, with its thresholds.
+        on_failure: Policy if more platforms have failed than the balancer allows (which only
+            `exact` can detect): "continue" without them, "halt" the run with a `PlatformError`,
+            or "reassign" each failed platform's data to a spare, or else to the fastest
+            platform that can reach it.
+        spares: Workers without data that stay idle until they get a failed platform's data.
+        reachable: For each worker, the ranks whose data it can reach; None for all of them.
+        max_keep_ratio: Share of its data that the fastest worker keeps each epoch, in (0, 1];
+            the other workers' shares are reduced in proportion. Below 1, models are averaged
+            more often: with 0.5, twice as often.
+        block_share: Share of the remaining epoch that is done between two forecasts, in (0, 1];
+            1 forecasts once per epoch, as the paper does.
+        correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weights all data
+            equally, but amplifies the noise of workers with few steps. At 1/2, with equal
+            amounts of data, the noise of all workers counts the same.
+        max_mean_factor: Limit on the mean of the factors over all workers, at least 1. If
+            speeds differ so much that `correction` would lead to a higher mean, the largest
+            :math:`\beta` within the limit is used. With a mean of 2, training diverges, because
+            each worker's change already leads close to its own minimum in the directions of
+            large curvature.
+        timeout: Seconds to wait for forecasts; None for 5 % of the duration of the worker's own
+            epoch. A failed platform does not wait.
+        max_age: Epochs after which `gossip` forgets the fastest worker; None for
+            :math:`2 (1 + \lceil \log_2 E \rceil)`.
+
+    Raises:
+        ValueError: If a number or rank is out of range, a name is unknown, settings contradict
+            each other (`spares` or `reachable` without "reassign"; "gossip" without
+            "continue"), or `inner` has no topology, a standby or several servers.
+
+    References:
+        Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
+        Departures: each worker computes its own ratio, without a central balancer; blocks,
+        `gossip`, spares, the treatment of steps and the behavior of failed platforms are ours;
+        the cost of the look at aggregated points is part of :math:`|X_i|`; the correction,
+        which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS 2020,
+        arXiv:2007.07481.
+    """
+
+    spread: Spread = "exact"
+    balancer: Balancer = Balancer()
+    on_failure: OnFailure = "continue"
+    spares: tuple[Rank, ...] = ()
+    reachable: Mapping[Rank, tuple[Rank, ...]] | None = None
+    max_keep_ratio: float = 1.0
+    block_share: float = 0.125
+    correction: float = 0.5
+    max_mean_factor: float = 1.3
+    timeout: Seconds | None = None
+    max_age: int | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            max_keep_ratio="in (0, 1]",
+            block_share="in (0, 1]",
+            correction="in [0, 1]",
+            max_mean_factor="at least 1",
+            timeout="above 0 or None",
+            max_age="at least 1 or None",
+        )
+        check_choices(self, spread=get_args(Spread), on_failure=get_args(OnFailure))
+        ways = (self.on_failure, self.spread)
+        require_valid(self.num_workers, self.spares, self.reachable, *ways)
+        require_fixed_roles(self.inner, self.num_workers)
+
+    @property
+    def traits(self) -> Traits:
+        """Traits of the inner algorithm, with `is_balanced` and `moves_data` set."""
+        moves_data = self.on_failure == "reassign"
+        return replace(self.inner.traits, is_balanced=True, moves_data=moves_data)
+
+    @property
+    def num_workers(self) -> int:
+        topology = self.inner.traits.topology
+        if topology is None:
+            raise ValueError(
+                f"EdgeGossip needs an algorithm with a topology, but {self.inner!r} has none; "
+                "name one in its traits"
+            )
+        return topology.num_workers
+
+    def init(self, rank: Rank, params: Tensor) -> BalancedState:
+        return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))
+
+    def role(self, rank: Rank) -> Role:
+        """Role in the inner algorithm; spares have no data and are not evaluated."""
+        role = self.inner.role(rank)
+        is_spare = rank in self.spares
+        return replace(role, has_data=False, is_evaluated=False) if is_spare else role
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """The inner algorithm's messages, and those that carry forecasts."""
+        inner = self.inner.schema(params)
+        if self.spread == "gossip":
+            return with_forecast(inner)
+        return {**inner, **forecast_schema(self.traits.num_rounds, self.num_workers)}
+
+    def handle(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                return self._start(state, event, now)
+            case Predicted():
+                state.throughput, state.is_predicting = event.throughput, False
+                return self._use_forecast(state, now)
+            case Trained():
+                return self._account(state, event, now)
+            case Received(message=Message(kind="forecast")):
+                state.hear_forecast(event.sender, event.message)
+                return self._reconsider(state, now)
+            case Received(message=Message(kind="spare-joined")):
+                return self._pass_on(state, WorkerJoined(event.sender, has_restarted=True), now)
+            case Received():
+                state.fastest.hear(event.message, self._max_age)
+                return self._pass_on(state, detach(event), now)
+            case TimerFired("forecast"):
+                return self._begin(state, now)
+            case TimerFired("rest"):
+                state.is_predicting = True
+                return [Predict()]
+            case Assigned():
+                return self._take_over(state, event, now)
+            case WorkerLost():
+                state.lost[event.rank] = None
+                return [*self._pass_on(state, event, now), *self._reconsider(state, now)]
+            case WorkerJoined():
+                return self._welcome(state, event, now)
+        return self._pass_on(state, event, now)
+
+    # Between the inner algorithm and the driver.
+
+    def _start(self, state: BalancedState, event: Started, now: Seconds) -> list[Effect]:
+        state.epoch_cost, state.layout = event.epoch_cost, event.layout
+        for spare in self.spares:
+            if spare != state.rank:
+                self._pass_on(state, WorkerLost(spare), now)
+        if state.rank in self.spares:
+            state.is_spare = True
+            return [Predict(), Finish()]
+        return self._pass_on(state, event, now)
+
+    def _pass_on(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
+        """Let the inner algorithm handle `event`, and hold back its training requests."""
+        effects = self.inner.handle(state.inner, event, now)
+        state.params, state.round = state.inner.params, state.inner.round
+        if state.is_spare:
+            return []  # the inner algorithm keeps its state up to date and must not send yet
+        carried: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case Train():
+                    state.waiting = effect
+                    state.is_predicting = not state.is_within_pass
+                    carried += [Predict()] if state.is_predicting else self._train_steps(state)
+                case Send() if self.spread == "gossip":
+                    carried.append(state.fastest.ride_on(effect, state.seconds))
+                case _:
+                    carried.append(effect)
+        return carried
+
+    # Forecasts.
+
+    @property
+    def _regulars(self) -> list[Rank]:
+        # A rank without data, such as a server, needs no forecast.
+        return [j for j in range(self.num_workers) if self.role(j).has_data]
+
+    @property
+    def _max_age(self) -> int:
+        return self.max_age or 2 * (1 + math.ceil(math.log2(max(2, self.num_workers))))
+
+    def _use_forecast(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        if state.plan is not None:
+            return self._go_on(state, now)
+        if state.rests_on(self.balancer.min_throughput, now):
+            return [SetTimer("rest", now + state.rest_seconds)]  # no news to announce
+        if self.spread == "gossip":
+            state.fastest.grow_older(self._max_age)
+            return self._begin(state, now)
+        return [*self._announce(state, now), *self._reconsider(state, now)]
+
+    def _announce(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        state.forecasts[state.rank] = own = state.own_forecast
+        timeout = state.patience(self.timeout, self.balancer.min_throughput)
+        timer = [] if state.is_spare else [SetTimer("forecast", now + timeout)]
+        return [*self._tell_all(state, own.message()), *timer]
+
+    def _tell_all(self, state: BalancedState, message: Message) -> list[Effect]:
+        others = sorted({*self._regulars, *self.spares} - {state.rank, *state.lost})
+        return [Send(j, message) for j in others]
+
+    def _reconsider(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        """React to news about another platform."""
+        if state.rank not in state.forecasts:
+            return []  # this worker's own forecast comes first
+        if state.is_spare:
+            return self._handle_failures(state, self._shares(state))
+        return self._begin(state, now) if state.has_heard_all(self._regulars) else []
+
+    # Training.
+
+    def _begin(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        """Compute this worker's share and train on it."""
+        if state.waiting is None or state.is_busy:
+            return []
+        if self.spread == "gossip":
+            own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
+            fastest, correction = state.fastest.seconds, Correction()
+            state.keep_ratio = state.step_ratio = 0.0 if has_failed else min(fastest, own) / own
+        else:
+            shares = self._shares(state)
+            if effects := self._handle_failures(state, shares):
+                return effects
+            fastest = shares.fastest_seconds
+            state.keep_ratio, state.step_ratio = shares.of(state.rank)
+            exponent = shares.stable_correction(self.correction, self.max_mean_factor)
+            correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
+        state.keep_ratio *= self.max_keep_ratio
+        cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
+        if not state.keep_ratio:
+            return [*cancel, *self._pause(state, fastest, now)]
+        if isinstance(state.waiting.work, Steps):
+            state.pass_left = state.keep_ratio * state.epoch_cost
+            return [*cancel, *self._train_steps(state)]
+        return [*cancel, self._train_epoch(state, correction, now)]
+
+    def _train_steps(self, state: BalancedState) -> list[Effect]:
+        train = state.take_waiting()
+        assert isinstance(train.work, Steps)
+        num_steps = max(1, round(state.step_ratio * self.max_keep_ratio * train.work.num_steps))
+        return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
+
+    def _train_epoch(self, state: BalancedState, by: Correction, now: Seconds) -> Effect:
+        state.plan = EpochPlan.begin(
+            state.take_waiting(),
+            keep_ratio=state.keep_ratio,
+            epoch_cost=state.epoch_cost,
+            throughput=state.throughput,
+            block_share=self.block_share,
+            now=now,
+            correction=by,
+            layout=state.layout,
+        )
+        return state.plan.first()
+
+    def _pause(self, state: BalancedState, fastest: Seconds, now: Seconds) -> list[Effect]:
+        """Act as a failed platform, which hardly trains and delays no other worker."""
+        if state.is_due_to_try(now):
+            return [replace(state.take_waiting(), work=Steps(1))]
+        if self.traits.is_synchronous:
+            return self._pass_on(state, Trained.skipped(state.take_waiting().params), now)
+        state.rest_seconds = fastest if fastest < math.inf else _REST
+        return [Finish(), SetTimer("rest", now + state.rest_seconds)]
+
+    def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
+        if event.has_gone_back:  # the plan belongs to other parameters
+            state.plan = None
+            return self._pass_on(state, event, now)
+        cost = event.cost or event.num_samples
+        state.pass_left -= cost
+        state.trained_at, state.step_cost = now, cost / max(1, event.num_steps)
+        if state.plan is None:
+            return self._pass_on(state, event, now)
+        state.plan.account(event)
+        return self._finish_epoch(state, now) if state.plan.is_done else [Predict()]
+
+    def _go_on(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        assert state.plan is not None
+        block = state.plan.next(state.throughput, now)
+        return self._finish_epoch(state, now) if block is None else [block]
+
+    def _finish_epoch(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        return self._pass_on(state, state.take_plan().result(now), now)
+
+    # Failures.
+
+    def _known(self, state: BalancedState) -> tuple[list[float], list[float]]:
+        slowest = self.balancer.min_throughput
+        return known_of(state.forecasts, state.lost, self.num_workers, slowest)
+
+    def _shares(self, state: BalancedState) -> Shares:
+        return self.balancer.balance(*self._known(state))
+
+    def _handle_failures(self, state: BalancedState, shares: Shares) -> list[Effect]:
+        """Apply the failure policy; give back inherited data once few platforms have failed."""
+        has_too_many = self.balancer.has_too_many_failures(shares)
+        if self.on_failure == "halt":
+            self.balancer.require_few_failures(shares)
+        if state.is_assigning or state.is_stranded(self._regulars):
+            return []
+        heirs = heirs_by(state.holdings, self.spares)
+        if has_too_many and self.on_failure == "reassign":
+            throughputs, _ = self._known(state)
+            heirs = choose_heirs(heirs, shares, throughputs, self.spares, self.reachable)
+        elif not has_too_many:
+            heirs = {f: j for f, j in heirs.items() if j in self.spares}
+        data = inherited_by(state.rank, heirs)
+        own = () if state.rank in self.spares else (state.rank,)
+        if data == state.inherited or not own + data:
+            return []
+        state.inherited, state.is_assigning = data, True
+        return [Assign(own + data)]
+
+    def _take_over(self, state: BalancedState, event: Assigned, now: Seconds) -> list[Effect]:
+        state.is_assigning = False
+        if state.is_stranded(self._regulars):
+            state.inherited = ()
+            return []
+        state.epoch_cost = event.epoch_cost
+        if state.is_spare:
+            state.is_spare = False
+            joined = self._tell_all(state, Message("spare-joined", 0))
+            sizes = event.num_samples, event.epoch_cost
+            return [*joined, *self._pass_on(state, Started(True, *sizes, state.layout), now)]
+        return [*self._announce(state, now), *self._begin(state, now)]
+
+    def _welcome(self, state: BalancedState, event: WorkerJoined, now: Seconds) -> list[Effect]:
+        state.lost.pop(event.rank, None)
+        if event.has_restarted:
+            state.forecasts.pop(event.rank, None)
+        has_joined = state.rank in self.spares and not state.is_spare
+        missed = [Message("spare-joined", 0)] if has_joined else []
+        if own := state.forecasts.get(state.rank):
+            missed.append(own.message())
+        told: list[Effect] = [Send(event.rank, message) for message in missed]
+        return told if event.rank in self.spares else [*told, *self._pass_on(state, event, now)]
+
+
+_REST: Seconds = 1.0  # pause of a failed platform that knows of no training worker

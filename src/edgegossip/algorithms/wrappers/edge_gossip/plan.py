@@ -1,0 +1,205 @@
+"""One balanced epoch, done in blocks so that it ends on time despite changing speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from edgegossip.contract.protocol import Epochs, Layout, Payload, Seconds, Train, Trained
+
+TOLERANCE = 0.02
+"""Tolerated deviation from a plan, as a share of the epoch; batches and forecasts are inexact
+anyway.
+"""
+
+MOST_BLOCKS = 12
+"""Ratio of the first block's size to the smallest, which bounds the number of blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    r"""Factor for an epoch's change of the parameters, from the share of data that was visited.
+
+    Attributes:
+        mean_keep_ratio: :math:`\bar r`, the mean share of all training workers; None (no
+            correction) if it is unknown.
+        exponent: :math:`\beta`; see `EdgeGossip`.
+    """
+
+    mean_keep_ratio: float | None = None
+    exponent: float = 0.0
+
+    def factor(self, kept: float, focus: float) -> float:
+        r"""Return :math:`(\bar r / r)^{\beta (1 - f)}`.
+
+        Args:
+            kept: The share that was actually done, :math:`r`; the planned share may be wrong
+                after a short slowdown.
+            focus: :math:`f`, the part of this share that was chosen for its high loss.
+        """
+        if self.mean_keep_ratio is None:
+            return 1.0
+        return float((self.mean_keep_ratio / kept) ** (self.exponent * (1 - focus)))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EpochPlan:
+    """Plan for one epoch: the work, its deadline, and the work done so far.
+
+    Attributes:
+        train: The requested training.
+        keep_ratio: Share of the worker's data that the pass visits.
+        epoch_cost: Cost of a pass over all data, in training samples.
+        cost: Total work, in training samples.
+        deadline: Planned end.
+        start: Start time.
+        block_share: Share of the remaining work that the next block does, in (0, 1].
+        done: Work done so far, in training samples.
+        num_samples: Samples processed.
+        num_steps: Steps taken.
+        total_loss: Sum of the losses over the steps.
+        params: Current parameters, [num_params].
+        outputs: As in `Trained`.
+        pass_samples: Total samples that the pass visits; 0 before the first block.
+        correction: Factor for the change of the parameters.
+        layout: Layout of `params`; see `Started`.
+        metrics: As in `Trained`, of the newest block.
+        has_changed: Whether the amount of work has been adjusted since the plan was made.
+    """
+
+    train: Train
+    keep_ratio: float
+    epoch_cost: float
+    cost: float
+    deadline: Seconds
+    start: Seconds
+    block_share: float
+    params: Tensor
+    outputs: Payload
+    done: float = 0.0
+    num_samples: int = 0
+    num_steps: int = 0
+    total_loss: float = 0.0
+    pass_samples: float = 0.0
+    correction: Correction = Correction()
+    layout: Layout | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    has_changed: bool = False
+
+    @classmethod
+    def begin(
+        cls,
+        train: Train,
+        *,
+        keep_ratio: float,
+        epoch_cost: float,
+        throughput: float,
+        block_share: float,
+        now: Seconds,
+        correction: Correction = Correction(),
+        layout: Layout | None = None,
+    ) -> EpochPlan:
+        """Plan `train` for this predicted `throughput`, in training samples per second."""
+        assert isinstance(train.work, Epochs)
+        cost = train.work.share * keep_ratio * epoch_cost
+        return cls(
+            train=train,
+            keep_ratio=keep_ratio,
+            epoch_cost=epoch_cost,
+            cost=cost,
+            deadline=now + cost / throughput,
+            start=now,
+            block_share=block_share,
+            params=train.params,
+            outputs={},
+            correction=correction,
+            layout=layout,
+        )
+
+    def first(self) -> Train:
+        """The first block, which begins the pass unless the request continues one."""
+        work = self.train.work
+        assert isinstance(work, Epochs)
+        share = work.share * self.block_share
+        return self._train(Epochs(share), begins_pass=self.train.begins_pass)
+
+    def account(self, event: Trained) -> None:
+        """Add the work of a block."""
+        if not self.num_steps:  # the first block paid for the look at aggregated points
+            look_cost = max(0.0, event.cost - event.num_samples)
+            self.pass_samples = self.keep_ratio * self.epoch_cost - look_cost
+        self.done += event.cost or event.num_samples
+        self.num_samples += event.num_samples
+        self.num_steps += event.num_steps
+        self.total_loss += event.loss * event.num_steps
+        self.params, self.outputs = event.params, event.outputs
+        self.metrics = event.metrics
+
+    @property
+    def is_done(self) -> bool:
+        """Whether less than one sample remains or, after a change of plan, less than half a
+        batch.
+        """
+        return self.cost - self.done < self._least
+
+    def next(self, throughput: float, now: Seconds) -> Train | None:
+        """The next block at this predicted speed; None if too little work remains.
+
+        Args:
+            throughput: Training samples per second.
+            now: Time on the worker's clock.
+        """
+        left = self.cost - self.done
+        affordable = throughput * max(0.0, self.deadline - now)
+        if abs(affordable - left) > TOLERANCE * self.cost:
+            left = affordable
+            self.cost, self.has_changed = self.done + left, True
+        if left < self._least:
+            return None
+        block = self.block_share * max(left, self.cost / MOST_BLOCKS)
+        amount = left if left < 1.5 * block else block
+        share = min(1.0, amount / self.pass_samples)
+        return self._train(Epochs(share), begins_pass=False)
+
+    def result(self, now: Seconds) -> Trained:
+        """The result of the requested training, combined from all blocks."""
+        return Trained(
+            params=self._corrected_params(),
+            before=self.train.params,
+            num_samples=self.num_samples,
+            num_steps=self.num_steps,
+            seconds=now - self.start,
+            loss=self.total_loss / self.num_steps,
+            outputs=self.outputs,
+            cost=self.done,
+            metrics=self.metrics,
+        )
+
+    def _corrected_params(self) -> Tensor:
+        assert isinstance(self.train.work, Epochs)
+        kept = self.done / (self.train.work.share * self.epoch_cost)
+        factor = self.correction.factor(kept, self.metrics.get("focus", 0.0))
+        if factor == 1.0:
+            return self.params
+        params = torch.lerp(self.train.params, self.params, factor)
+        return (
+            params if self.layout is None else self.layout.with_statistics(params, self.params)
+        )
+
+    @property
+    def _least(self) -> float:
+        # The last batch may be small, as planned. For less than half a batch, training would
+        # begin another pass.
+        return 0.5 * self.num_samples / self.num_steps if self.has_changed else 1.0
+
+    def _train(self, work: Epochs, *, begins_pass: bool) -> Train:
+        return replace(
+            self.train,
+            params=self.params,
+            work=work,
+            keep_ratio=self.keep_ratio,
+            begins_pass=begins_pass,
+        )

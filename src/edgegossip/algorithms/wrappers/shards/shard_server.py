@@ -1,0 +1,436 @@
+"""One of several servers: it holds a slice of the model and handles events in rank 0's order.
+
+All servers run the same algorithm, each on its own slice. No server decision depends on the
+entries of the model. Servers that receive the same events in the same order therefore make the
+same decisions: which workers to merge in a round, when to answer, and with which numbers. Rank
+0 puts events in order (`Leading`) and sends each as an *order*, which has no tensors; the
+pieces of commits and copies come from the workers themselves.
+
+An *epoch* is a sequence of orders from a common start. If a server has lost its slice, rank 0
+begins a new epoch. All servers then act like a single restarted server: each takes its slice of
+the newest model that any worker has.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from edgegossip.algorithms.server.state import (
+    PATIENCE,
+    RESEND,
+    SERVER,
+    ServerState,
+    is_possible,
+)
+from edgegossip.contract.errors import ServerLostError
+from edgegossip.contract.protocol import (
+    Effect,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    Message,
+    Rank,
+    Received,
+    Role,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    TimerFired,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+
+if TYPE_CHECKING:
+    from edgegossip.algorithms.server.parameter_server import ParameterServer
+
+TIMERS = (RESEND, PATIENCE, "window")
+"""Timers of the algorithms that the servers run."""
+WHAT = (
+    *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
+    *("lost", "lied", "joined", "restarted", *TIMERS),
+)
+"""Events that an order can name, by index in this tuple."""
+PIECES = ("commit", "copy")
+"""Kinds of messages that are sent to each server in pieces."""
+LABELS = ("life", "serial")
+"""Numbers that a piece has in addition to those of the whole message."""
+_GROWTH, _MOST_GROWN = 1.5, 14
+"""Factor by which the wait for a confirmation grows per failure, and its largest exponent."""
+_IDLE = "idle"
+"""An idle timer; without any timer, a host would consider slow workers silent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lead:
+    """State that rank 0 has in addition to that of a server.
+
+    Attributes:
+        orders: Orders that a server may not have carried out yet, by number.
+        held: Last report from each of the other servers about its pieces.
+        fresh: By kind, the workers (as keys) with a new piece that no order names yet.
+        ordered: Label of the last ordered commit of each worker.
+        put_off: Evaluations and timers that are ordered only while a worker trains; otherwise
+            they would keep the run open forever.
+        slices: Slices to evaluate, by evaluation and server.
+        num_looked: Number of this epoch's evaluations for which all slices have arrived.
+        num_asked: Number of running evaluations.
+        num_stale: Number of running evaluations that an earlier epoch requested.
+        heard: Epochs that other servers report while rank 0 knows no epoch.
+        is_timed: Whether the resend timer is set.
+        num_sends: Number of recent repeats, each of which lengthens the wait.
+    """
+
+    orders: dict[int, Message] = field(default_factory=dict)
+    held: dict[Rank, Message] = field(default_factory=dict)
+    fresh: dict[str, dict[Rank, None]] = field(
+        default_factory=lambda: {kind: {} for kind in PIECES}
+    )
+    ordered: dict[Rank, tuple[float, float]] = field(default_factory=dict)
+    put_off: list[tuple[str, dict[str, float]]] = field(default_factory=list)
+    slices: dict[int, dict[Rank, Tensor]] = field(default_factory=dict)
+    num_looked: int = 0
+    num_asked: int = 0
+    num_stale: int = 0
+    heard: dict[Rank, int] = field(default_factory=dict)
+    is_timed: bool = False
+    num_sends: int = 0
+
+    def patience(self, resend_after: Seconds | None) -> Seconds:
+        """Return the time to wait for a confirmation.
+
+        Fixed intervals would repeat messages on a full link faster than the link drains.
+        """
+        assert resend_after is not None
+        return resend_after * _GROWTH**self.num_sends
+
+    def slow_down(self) -> None:
+        """Wait longer, because no confirmation has arrived."""
+        self.num_sends = min(self.num_sends + 1, _MOST_GROWN)
+
+    def hasten(self) -> None:
+        """Wait less, because a confirmation has arrived.
+
+        If half of all messages are lost, a confirmation takes four tries on average. The wait
+        therefore shrinks by as many steps as three failures add.
+        """
+        self.num_sends = max(0, self.num_sends - 3)
+
+
+@dataclass(slots=True, kw_only=True)
+class SharingState(WorkerState):
+    """State of a server that holds a slice; `params` is the slice once it is known.
+
+    Attributes:
+        inner: State of the algorithm, as if this were the only server and its slice were the
+            model.
+        first: Slice of the initial model.
+        num_params: Number of entries of the whole model.
+        epoch: The current epoch; 0 while none is known.
+        num_orders: Number of orders carried out in this epoch.
+        chain: Digest of these orders.
+        early: Orders that arrived before their predecessors, by number.
+        num_answers: Number of answers given in this epoch.
+        num_looks: Number of evaluations requested in this epoch.
+        pieces: The newest piece of each worker, by kind; its tensors are dropped after use.
+        looks: Slices for evaluation that rank 0 may lack, by number of the evaluation.
+        lost: Unreachable ranks, as keys.
+        num_told: Number of reports sent to rank 0.
+        is_astray: Whether the server cannot carry out an order, so that rank 0 must begin a new
+            epoch.
+        has_finished: Whether the algorithm has finished.
+        lead: Additional state of rank 0.
+    """
+
+    inner: ServerState
+    first: Tensor
+    num_params: int
+    epoch: int = 1
+    num_orders: int = 0
+    chain: int = 0
+    early: dict[int, Message] = field(default_factory=dict)
+    num_answers: int = 0
+    num_looks: int = 0
+    pieces: dict[str, dict[Rank, Message]] = field(
+        default_factory=lambda: {kind: {} for kind in PIECES}
+    )
+    looks: dict[int, Tensor] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
+    num_told: int = 0
+    is_astray: bool = False
+    has_finished: bool = False
+    lead: Lead | None = None
+
+
+def label(piece: Message) -> tuple[float, float]:
+    """Key for comparing pieces of one worker: a newer piece has a larger key."""
+    return piece.numbers["life"], piece.numbers["serial"]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The behavior of each server if there are several.
+
+    Args:
+        algorithm: Algorithm with `num_servers` above 1.
+    """
+
+    algorithm: ParameterServer
+
+    @cached_property
+    def single(self) -> ParameterServer:
+        """The algorithm as one server sees it: the server is rank 0, and workers begin at rank
+        1.
+        """
+        return replace(self.algorithm, num_servers=1)
+
+    @property
+    def num_servers(self) -> int:
+        return self.algorithm.num_servers
+
+    @property
+    def num_workers(self) -> int:
+        return self.algorithm.num_workers
+
+    def outer(self, worker: Rank) -> Rank:
+        """The rank in the run that corresponds to a rank in `single`."""
+        return worker + self.num_servers - 1
+
+    def inner(self, rank: Rank) -> Rank:
+        """The rank of a worker in `single`; below 1 for a server."""
+        return rank - self.num_servers + 1
+
+    def role(self, rank: Rank) -> Role:
+        """See `Algorithm.role`."""
+        if rank >= self.num_servers:
+            return Role("worker", is_evaluated=False)
+        return Role(
+            "server",
+            has_data=False,
+            evaluates=self.algorithm.evaluates and rank == SERVER,
+            slice_index=rank,
+            num_slices=self.num_servers,
+        )
+
+    def init(self, rank: Rank, params: Tensor) -> SharingState:
+        """Build the state of server `rank`; `params` is the whole vector."""
+        num_params = params.numel()
+        own = params[self.role(rank).stretch(num_params)].clone()
+        inner = self.single.init_server(SERVER, own)
+        return SharingState(
+            rank=rank, params=own, inner=inner, first=own, num_params=num_params
+        )
+
+    # A server that follows.
+
+    def handle(self, state: SharingState, event: Event, now: Seconds) -> list[Effect]:
+        """Handle an event as a server other than rank 0."""
+        match event:
+            case Started():
+                state.epoch = 0 if event.has_rejoined else state.epoch
+                report = self._report(state) if event.has_rejoined else []
+                return [*report, SetTimer(_IDLE, now + self.algorithm.patience)]
+            case TimerFired(name) if name == _IDLE:
+                again = SetTimer(_IDLE, now + self.algorithm.patience)
+                return [] if state.has_finished else [again]
+            case Received():
+                return self._hear(state, event.sender, event.message, now)
+            case TimerFired() if SERVER in state.lost and not state.has_finished:
+                raise ServerLostError(
+                    f"server {state.rank} has waited {self.algorithm.patience:g} s for rank "
+                    f"{SERVER}, which is lost; start it again, and continue with --resume"
+                )
+            case WorkerLost(rank):
+                state.lost[rank] = None
+                if rank == SERVER:
+                    return [SetTimer(PATIENCE, now + self.algorithm.patience)]
+                return self._report(state) if rank >= self.num_servers else []
+            case WorkerJoined(rank):
+                state.lost.pop(rank, None)
+                if rank == SERVER:
+                    return [SetTimer(PATIENCE, math.inf), *self._report(state, again=True)]
+                return self._report(state) if rank >= self.num_servers else []
+        return []
+
+    def _hear(
+        self, state: SharingState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        if message.kind in PIECES and sender >= self.num_servers:
+            return self._report(state) if self.keep(state, sender, message) else []
+        if sender != SERVER:
+            return []
+        if message.kind == "hail":
+            return self._report(state, again=True)
+        return self._obey(state, message, now) if message.kind == "order" else []
+
+    def keep(self, state: SharingState, sender: Rank, piece: Message) -> bool:
+        """Keep a piece; return False if its form is wrong or a newer piece is known."""
+        kept, worker = state.pieces[piece.kind], self.inner(sender)
+        content = piece.payload["update" if piece.kind == "commit" else "params"]
+        if content.shape != state.first.shape or content.dtype != state.first.dtype:
+            return False
+        old = kept.get(worker)
+        if old is None or label(old) < label(piece):
+            kept[worker] = piece
+        elif label(old) > label(piece):
+            return False
+        elif not old.payload:  # it was used, and may be needed again
+            kept[worker] = piece
+        return True
+
+    def _obey(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
+        """Carry out an order, and the orders that have waited for it."""
+        numbers = order.numbers
+        if numbers["epoch"] < state.epoch or not is_possible(numbers["epoch"], now):
+            return []
+        effects: list[Effect] = []
+        if numbers["epoch"] > state.epoch:
+            effects += self.begin_epoch(state, int(numbers["epoch"]))
+        if numbers["index"] < state.num_orders:
+            return self._report(state)  # it is a repetition
+        state.early[int(numbers["index"])] = order
+        for look in [look for look in state.looks if look < numbers["num_looked"]]:
+            del state.looks[look]
+        while not state.is_astray and (ready := state.early.pop(state.num_orders, None)):
+            effects += self.carry_out(state, ready, now)
+        return [*effects, *self._report(state)]
+
+    def _report(self, state: SharingState, again: bool = False) -> list[Effect]:
+        """Report this server's pieces to rank 0; with `again`, also slices that rank 0 may
+        lack.
+        """
+        if SERVER in state.lost:
+            return []
+        none = Message("", 0, {}, {"life": 0.0, "serial": 0})
+        rows = [
+            [label(state.pieces[kind].get(j, none))[i] for j in self.single.workers]
+            for kind in PIECES
+            for i in range(2)
+        ]
+        missed = [float(self.outer(j) in state.lost) for j in self.single.workers]
+        state.num_told += 1
+        numbers = {
+            "epoch": state.epoch,
+            "num_orders": state.num_orders,
+            "is_astray": int(state.is_astray),
+            "told": state.num_told,
+        }
+        holds = torch.tensor([*rows, missed], dtype=torch.float64)
+        report = Send(SERVER, Message("holds", state.round, {"holds": holds}, numbers))
+        looks = state.looks if again else {}
+        return [report, *(self._slice(state, number) for number in looks)]
+
+    def _slice(self, state: SharingState, number: int) -> Send:
+        numbers = {"epoch": state.epoch, "look": number}
+        payload = {"params": state.looks[number]}
+        return Send(SERVER, Message("slice", state.round, payload, numbers))
+
+    # Common to all servers.
+
+    def begin_epoch(self, state: SharingState, epoch: int) -> list[Effect]:
+        """Forget the model, as a restarted server would.
+
+        Workers must resend the pieces of commits that the last epoch has used.
+        """
+        state.inner = self.single.init_server(SERVER, state.first)
+        state.epoch, state.num_orders, state.chain = epoch, 0, 0
+        state.num_answers, state.num_looks = 0, 0
+        state.early, state.looks, state.is_astray = {}, {}, False
+        commits = state.pieces["commit"]
+        state.pieces["commit"] = {j: piece for j, piece in commits.items() if piece.payload}
+        again = Message("again", state.round)
+        return [Send(j, again) for j in self.algorithm.workers if j not in state.lost]
+
+    def carry_out(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
+        """Pass the order's event to the algorithm if all required pieces are present."""
+        is_next = order.numbers["chain"] == state.chain
+        event = self._event(state, order.numbers) if is_next else None
+        if event is None:
+            # A newer piece has arrived, or a server has resumed from a checkpoint.
+            state.is_astray = True
+            return []
+        state.num_orders += 1
+        state.chain = next_chain(order)
+        at = order.numbers["at"]
+        effects = self.single.handle_as_server(state.inner, event, at)
+        if not state.inner.is_new:
+            state.params = state.inner.params
+        state.round = max(state.round, state.inner.round)
+        return [each for effect in effects for each in self._pass_on(state, effect)]
+
+    def _event(self, state: SharingState, numbers: Mapping[str, float]) -> Event | None:
+        """The event that an order names; None if there can be no such event here."""
+        what, worker = WHAT[int(numbers["what"])], int(numbers["worker"])
+        if what in TIMERS:
+            return TimerFired(what)
+        match what:
+            case "started" | "rejoined":
+                return Started(has_rejoined=what == "rejoined")
+            case "evaluated":
+                return Evaluated(numbers.get("loss", math.nan))
+            case _ if worker not in self.single.workers:
+                return None
+            case "pull":
+                return Received(worker, Message("pull", 0))
+            case "lost" | "lied":
+                return WorkerLost(worker, has_lied=what == "lied")
+            case "joined" | "restarted":
+                return WorkerJoined(worker, has_restarted=what == "restarted")
+            case "repeat" if numbers["number"] <= state.inner.newest(worker):
+                # A known commit asks for its answer again.
+                number = {"number": numbers["number"]}
+                return Received(worker, Message("commit", 0, numbers=number))
+            case "commit" | "copy":
+                piece = state.pieces[what].get(worker)
+                wanted = numbers["life"], numbers["serial"]
+                if piece is None or not piece.payload or label(piece) != wanted:
+                    return None
+                state.pieces[what][worker] = replace(piece, payload={})
+                own = {name: n for name, n in piece.numbers.items() if name not in LABELS}
+                # The same model may be reported twice, with different counts.
+                own["number"], round = numbers["number"], int(numbers["round"])
+                return Received(worker, replace(piece, round=round, numbers=own))
+        return None
+
+    def _pass_on(self, state: SharingState, effect: Effect) -> list[Effect]:
+        """Carry out an effect: each server acts for its slice, and rank 0 does everything
+        else.
+        """
+        is_leading = state.lead is not None
+        match effect:
+            case Send(worker, Message(kind="params") as answer):
+                numbers = {
+                    **answer.numbers,
+                    "epoch": state.epoch,
+                    "answer": state.num_answers,
+                }
+                state.num_answers += 1
+                return [Send(self.outer(worker), replace(answer, numbers=numbers))]
+            case Send(worker, message) if is_leading:
+                if message.kind == "show":
+                    message = replace(message, numbers={"epoch": state.epoch})
+                return [Send(self.outer(worker), message)]
+            case Evaluate(params):
+                number, state.num_looks = state.num_looks, state.num_looks + 1
+                state.looks[number] = params
+                return [] if is_leading else [self._slice(state, number)]
+            case Finish():
+                state.has_finished = True
+                return [effect]
+        return [effect] if is_leading else []
+
+
+def next_chain(order: Message) -> int:
+    """Compute the digest of an order and all its predecessors."""
+    fields = sorted(item for item in order.numbers.items() if item[0] != "num_looked")
+    return zlib.crc32(repr(fields).encode())

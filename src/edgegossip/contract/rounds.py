@@ -1,0 +1,567 @@
+"""Synchronous rounds: train, exchange with the neighbors, mix, repeat.
+
+`Synchronous` waits for the neighbors' messages, and handles lost messages, lost neighbors and
+returning ones. An algorithm derived from `RoundBased` defines its training (`work`), the
+payloads to send (`outgoing`) and how to mix the received ones (`mix`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar, cast
+
+from torch import Tensor
+
+from edgegossip.contract.algorithm import Algorithm, Traits
+from edgegossip.contract.mixing import MetropolisHastings, MixingRule
+from edgegossip.contract.protocol import (
+    Effect,
+    Event,
+    Finish,
+    Layout,
+    Message,
+    Payload,
+    Rank,
+    Received,
+    Seconds,
+    Send,
+    SetTimer,
+    Started,
+    Steps,
+    TimerFired,
+    Train,
+    Trained,
+    Work,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.contract.ranges import check_counts, check_ranges
+from edgegossip.contract.schema import MessageSpec, TensorSpec, lacks
+from edgegossip.contract.topology import Topology, longest_lead
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundState(WorkerState):
+    """State of a worker that waits for its neighbors.
+
+    Attributes:
+        exchange: Number of completed exchanges; a round has one or more.
+        is_exchanging: Whether the worker has sent its messages in this exchange and waits for
+            those of its neighbors.
+        inbox: Messages of this exchange and later ones, by exchange and sender.
+        first_exchange: By neighbor, the first exchange in which the worker waits for that
+            neighbor; 0 by default, infinite while the neighbor is lost.
+        lost: Workers that cannot be reached, as keys.
+        catch_up: Neighbors' answers while the worker catches up; None otherwise.
+        ahead: Catch-up messages from neighbors in later rounds, by sender.
+        layout: Layout of `params`, from `Started`.
+    """
+
+    exchange: int = 0
+    is_exchanging: bool = False
+    inbox: dict[int, dict[Rank, Payload]] = field(default_factory=dict)
+    first_exchange: dict[Rank, float] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
+    catch_up: dict[Rank, Message] | None = None
+    ahead: dict[Rank, Message] = field(default_factory=dict)
+    layout: Layout | None = None
+
+
+S = TypeVar("S", bound=RoundState)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronous(Algorithm[S], Generic[S]):
+    """Base of algorithms whose workers wait for all their neighbors in every round.
+
+    A round consists of training and one or more exchanges, in which all workers send, wait for
+    their neighbors' messages, and mix. A worker waits for its neighbors only. While no worker
+    is lost, neighbors are therefore at most one exchange apart on a constant undirected graph;
+    on other graphs, at most `connectivity.longest_lead`. Workers do not wait for a lost
+    neighbor, and mix without it. A returning worker adopts the parameters and round of its most
+    advanced neighbor, and tells all neighbors in which exchange it continues. A worker that was
+    only cut off, and is further behind than both that and a round, does the same after its
+    training, and the others do not wait for its missed rounds.
+
+    With three or more neighbors, the second-most-advanced neighbor counts, so a single lying
+    neighbor cannot send a worker to the end of the run.
+
+    Args:
+        topology: Graph of each exchange's messages.
+        num_rounds: Number of rounds until a worker finishes.
+        timeout: Seconds that a worker waits for its neighbors in one exchange before it
+            continues with the arrived messages. None waits indefinitely; safe only on lossless
+            links.
+
+    Raises:
+        ValueError: If a number is out of range, or a count is not whole.
+    """
+
+    topology: Topology
+    num_rounds: int
+    timeout: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self, "num_rounds")
+        check_ranges(self, num_rounds="at least 1", timeout="above 0 or None")
+
+    def init(self, rank: Rank, params: Tensor) -> S:
+        """Build a `RoundState`; an algorithm whose state has more fields builds its own."""
+        return cast("S", RoundState(rank=rank, params=params))
+
+    @abstractmethod
+    def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
+        """Update the state from the arrived payloads, which are keyed and ordered by rank."""
+
+    @abstractmethod
+    def work(self, state: S) -> Work | None:
+        """Training before the next exchange; None to exchange at once."""
+
+    @abstractmethod
+    def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        """Send this exchange's messages."""
+
+    @abstractmethod
+    def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        """Tell `receivers` in which exchange this worker continues ("catch-up").
+
+        A worker that has come back can continue from this message.
+        """
+
+    def remind(self, state: S, receiver: Rank, now: Seconds) -> list[Effect]:
+        """Answer a worker that is expected to skip rounds, but does not; nothing by default.
+
+        It may not know that it is far behind, because this worker has gone on without waiting
+        since it announced its round. Without an answer, both would train on without each other.
+        """
+        return []
+
+    @abstractmethod
+    def catch_up_with(self, state: S, payload: Payload) -> None:
+        """Continue from the most advanced neighbor's announcement."""
+
+    @abstractmethod
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Messages of `send` and `announce`, by kind; `params` ([num_params]) as for `init`."""
+
+    def message(self, kind: str, exchange: int, payload: Payload) -> Message:
+        """Make a message for `exchange`, with its round and, after the round's first exchange,
+        its place in the round.
+        """
+        round, place = divmod(exchange, self.exchanges_per_round)
+        return Message(kind, round, payload, {"exchange": place} if place else {})
+
+    def exchange_of(self, message: Message) -> int:
+        """The exchange of a message, counted from the first round."""
+        place = int(message.numbers.get("exchange", 0))
+        return message.round * self.exchanges_per_round + place
+
+    def start(self, state: S) -> Tensor:
+        """The parameters that training starts from, [num_params]."""
+        return state.estimate
+
+    def learn(self, state: S, trained: Trained) -> None:
+        """Update the state with the result of training."""
+        state.params = trained.params
+
+    def end(self, state: S) -> list[Effect]:
+        """Finish after the last round."""
+        return [Finish()]
+
+    @property
+    def exchanges_per_round(self) -> int:
+        """Number of exchanges in a round."""
+        return 1
+
+    @property
+    def total_rounds(self) -> int:
+        """Number of rounds until a worker finishes, including final rounds without training."""
+        return self.num_rounds
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            topology=self.topology,
+            num_rounds=self.total_rounds,
+            is_synchronous=True,
+        )
+
+    def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Started():
+                state.layout = event.layout
+                is_back = event.has_rejoined
+                return self._rejoin(state, now) if is_back else self._begin_round(state, now)
+            case Trained():
+                self.learn(state, event)
+                if self._is_behind(state):
+                    return self._skip(state, now)
+                return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
+            case Received(message=Message(kind="catch-up")):
+                return self._receive_catch_up(state, event.sender, event.message, now)
+            case Received():
+                return self._receive(state, event.sender, event.message, now)
+            case TimerFired("round"):
+                return self._time_out(state, now)
+            case WorkerLost():
+                state.lost[event.rank] = None
+                state.first_exchange[event.rank] = math.inf
+                state.ahead.pop(event.rank, None)
+                if event.has_lied:
+                    self._forget(state, event.rank)
+                return self._go_on(state, now)
+            case WorkerJoined():
+                state.lost.pop(event.rank, None)
+                return self._help_to_catch_up(state, event.rank, now)
+        return []
+
+    def _forget(self, state: S, rank: Rank) -> None:
+        """Drop unused messages of `rank`."""
+        for box in state.inbox.values():
+            box.pop(rank, None)
+        if state.catch_up is not None:
+            state.catch_up.pop(rank, None)
+
+    # One round.
+
+    def _begin_round(self, state: S, now: Seconds) -> list[Effect]:
+        """Begin the next round; go through rounds that need neither training nor waiting."""
+        effects: list[Effect] = []
+        while state.round < self.total_rounds:
+            if (work := self.work(state)) is not None:
+                return [*effects, Train(self.start(state), work)]
+            effects += self._exchange(state, now)
+            if not self._is_complete(state):
+                return effects
+            self._mix(state)
+        return [*effects, *self.end(state)]
+
+    def _exchange(self, state: S, now: Seconds) -> list[Effect]:
+        state.is_exchanging = True
+        neighbors = self.topology.out_neighbors(state.rank, state.exchange)
+        effects = self.send(state, [j for j in neighbors if j not in state.lost], now)
+        if self.timeout is not None:
+            effects.append(SetTimer("round", now + self.timeout))
+        return effects
+
+    def _is_complete(self, state: S) -> bool:
+        """Whether an exchange is under way and all awaited messages have arrived."""
+        arrived = state.inbox.get(state.exchange, {})
+        return state.is_exchanging and all(
+            j in arrived or state.first_exchange.get(j, 0) > state.exchange
+            for j in self.topology.in_neighbors(state.rank, state.exchange)
+        )
+
+    def _mix_if_complete(self, state: S, now: Seconds) -> list[Effect]:
+        return self._mix_and_go_on(state, now) if self._is_complete(state) else []
+
+    def _mix_and_go_on(self, state: S, now: Seconds) -> list[Effect]:
+        self._mix(state)
+        return self._begin_round(state, now)
+
+    def _mix(self, state: S) -> None:
+        arrived = state.inbox.pop(state.exchange, {})
+        # Rank order, not arrival order: float sums come out bit-identical everywhere.
+        neighbors = self.topology.in_neighbors(state.rank, state.exchange)
+        # An empty payload is only waited for.
+        self.mix(state, {j: arrived[j] for j in neighbors if arrived.get(j)})
+        state.is_exchanging = False
+        self._go_to(state, state.exchange + 1)
+
+    def _go_to(self, state: S, exchange: int) -> None:
+        state.exchange, state.round = exchange, exchange // self.exchanges_per_round
+
+    def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
+        # While catching up, a worker does not wait for a neighbor that joined later and also
+        # catches up, or both would wait for each other.
+        exchange = self.exchange_of(message)
+        effects: list[Effect] = []
+        if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
+            self._wait_for(state, sender, exchange)
+            if sender not in state.lost and state.first_exchange[sender] == math.inf:
+                effects = self.remind(state, sender, now)  # it is expected to skip rounds
+        neighbors = self.topology.in_neighbors(state.rank, exchange)
+        # Drop messages of workers that are not neighbors in that exchange.
+        if exchange >= state.exchange and sender in neighbors:
+            state.inbox.setdefault(exchange, {})[sender] = message.payload
+        return [*effects, *self._go_on(state, now)]
+
+    def _wait_for(self, state: S, sender: Rank, first: int) -> None:
+        """Wait for `sender`, which is back, from exchange `first` on."""
+        if sender in state.lost:
+            return  # its message is outdated
+        earlier = state.first_exchange.get(sender, 0)
+        if earlier == math.inf and self._will_skip(state, sender, first):
+            return  # it will announce the round in which it continues
+        # If it came back twice, its messages may arrive in the wrong order. Waiting too little
+        # does no harm, but waiting for a message that it never sends would last forever.
+        is_fresh = earlier == math.inf
+        state.first_exchange[sender] = first if is_fresh else max(earlier, first)
+
+    def _time_out(self, state: S, now: Seconds) -> list[Effect]:
+        if state.catch_up is not None:
+            return self._resume(state, now)
+        return self._mix_and_go_on(state, now) if state.is_exchanging else []
+
+    def _go_on(self, state: S, now: Seconds) -> list[Effect]:
+        if state.catch_up is not None:
+            return self._resume_if_complete(state, now)
+        if state.is_exchanging and self._is_behind(state):
+            return self._skip(state, now)
+        return self._mix_if_complete(state, now)
+
+    # Coming back.
+
+    def _help_to_catch_up(self, state: S, rank: Rank, now: Seconds) -> list[Effect]:
+        if state.catch_up is not None:
+            return []  # it answers after it has caught up itself, with its final round
+        is_neighbor = rank in self.topology.all_out_neighbors(state.rank)
+        return self.announce(state, [rank], now) if is_neighbor else []
+
+    def _rejoin(self, state: S, now: Seconds) -> list[Effect]:
+        state.catch_up = {}
+        timer = [] if self.timeout is None else [SetTimer("round", now + self.timeout)]
+        return [*timer, *self._resume_if_complete(state, now)]
+
+    def _receive_catch_up(
+        self, state: S, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        self._wait_for(state, sender, self.exchange_of(message))
+        if state.catch_up is not None:
+            state.catch_up[sender] = message
+        else:
+            state.ahead[sender] = message
+        return self._go_on(state, now)
+
+    def _resume_if_complete(self, state: S, now: Seconds) -> list[Effect]:
+        assert state.catch_up is not None
+        for j in self.topology.all_in_neighbors(state.rank):
+            if j not in state.catch_up and state.first_exchange.get(j, 0) < math.inf:
+                return []
+        return self._resume(state, now)
+
+    def _resume(self, state: S, now: Seconds) -> list[Effect]:
+        """Adopt the most advanced neighbor's parameters and round, if any neighbor answered."""
+        answers, state.catch_up = state.catch_up, None
+        if answers:
+            reached = {j: self.exchange_of(answer) for j, answer in answers.items()}
+            enough = min(self._quorum(state), len(answers))
+            furthest = sorted(reached.values())[-enough]
+            giver = min(j for j in answers if reached[j] == furthest)
+            self.catch_up_with(state, answers[giver].payload)
+            self._go_to(state, furthest)
+            state.inbox = {k: box for k, box in state.inbox.items() if k >= state.exchange}
+        neighbors = self.topology.all_out_neighbors(state.rank)
+        announcements = self.announce(state, [j for j in neighbors if j not in state.lost], now)
+        return [*announcements, *self._begin_round(state, now)]
+
+    # Skipping rounds.
+
+    def _is_behind(self, state: S) -> bool:
+        """Whether enough neighbors are ahead to show an absence of more than a round."""
+        if not state.ahead:
+            return False
+        state.ahead = {
+            j: message
+            for j, message in state.ahead.items()
+            if self._is_far(state.exchange, self.exchange_of(message))
+        }
+        return len(state.ahead) >= self._quorum(state)
+
+    def _quorum(self, state: S) -> int:
+        neighbors = self.topology.all_in_neighbors(state.rank)
+        return _enough(sum(j not in state.lost for j in neighbors))
+
+    def _skip(self, state: S, now: Seconds) -> list[Effect]:
+        """Join the others as if the worker had just come back."""
+        state.catch_up, state.ahead, state.is_exchanging = state.ahead, {}, False
+        return self._resume(state, now)
+
+    def _will_skip(self, state: S, other: Rank, exchange: int) -> bool:
+        """Whether `other` is so far behind its neighbors that it will skip rounds."""
+        if not self._is_far(exchange, state.exchange):
+            return False
+        own = self.topology.all_in_neighbors(state.rank)
+        near = {j for j in own if state.first_exchange.get(j, 0) <= state.exchange} - {other}
+        heard = [j for j in self.topology.all_in_neighbors(other) if j not in state.lost]
+        here = (near | {state.rank}).intersection(heard)
+        return len(here) >= _enough(len(heard))
+
+    def _is_far(self, behind: int, ahead: int) -> bool:
+        return ahead > behind + max(self.exchanges_per_round, longest_lead(self.topology))
+
+
+def _enough(num_neighbors: int) -> int:
+    """The number of neighbors that must agree: among three or more, one may lie."""
+    return 2 if num_neighbors >= 3 else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundBased(Synchronous[S], Generic[S]):
+    """`Synchronous` for algorithms that send tensors and mix the received ones into `params`.
+
+    Late tensors are dropped.
+    """
+
+    @abstractmethod
+    def outgoing(self, state: S, receiver: Rank) -> Payload:
+        """Payload for `receiver` in this exchange; empty to send nothing.
+
+        `receiver` waits for an empty payload too, but its `mix` does not see it.
+        """
+
+    def handed_over(self, state: S) -> Tensor:
+        """The parameters for a returning worker, [num_params]."""
+        return state.params
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec | Tensor]:
+        """Describe the payloads of `outgoing`, or give an example; needed only over a network.
+
+        Empty payloads are always allowed. An algorithm with optional tensors, or whose payloads
+        must not be empty, overrides `schema`.
+
+        Args:
+            params: [num_params].
+        """
+        raise lacks(self, "payload_schema")
+
+    def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
+        """Payloads of `outgoing`, and whole vectors for returning workers."""
+        whole = {"params": TensorSpec.like(params)}
+        return {
+            "params": self.exchanged(self.payload_schema(params), may_be_empty=True),
+            "catch-up": self.exchanged(whole),
+        }
+
+    def exchanged(
+        self,
+        tensors: Mapping[str, TensorSpec | Tensor],
+        optional: Mapping[str, TensorSpec] | None = None,
+        *,
+        may_be_empty: bool = False,
+    ) -> MessageSpec:
+        """Describe messages made by `message` that hold these tensors."""
+        places = range(1, self.exchanges_per_round)
+        return MessageSpec(
+            tensors,
+            optional or {},
+            optional_numbers={"exchange": places} if places else {},
+            # Not relative to the receiver, which may adopt the round, and whose own messages
+            # must then be allowed everywhere.
+            max_round=self.total_rounds,
+            may_be_empty=may_be_empty,
+        )
+
+    def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        return [
+            Send(j, self.message("params", state.exchange, self.outgoing(state, j)))
+            for j in receivers
+        ]
+
+    def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        next_sent = state.exchange + state.is_exchanging
+        message = self.message("catch-up", next_sent, {"params": self.handed_over(state)})
+        return [Send(j, message) for j in receivers]
+
+    def remind(self, state: S, receiver: Rank, now: Seconds) -> list[Effect]:
+        # In push-sum, an announcement gives mass away; here it is only a copy.
+        return self.announce(state, [receiver], now)
+
+    def catch_up_with(self, state: S, payload: Payload) -> None:
+        state.params = payload["params"]
+
+
+# Rounds with a fixed number of SGD steps.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSteps(Synchronous[S], Generic[S]):
+    """`Synchronous` for algorithms with the same number of SGD steps in each round.
+
+    Args:
+        local_steps: SGD steps between two exchanges, at least 1.
+
+    Raises:
+        ValueError: If a number is out of range, or a count is not whole.
+    """
+
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, "local_steps")
+        check_ranges(self, local_steps="at least 1")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, local_steps=self.local_steps)
+
+    def work(self, state: S) -> Work | None:
+        return Steps(self.local_steps)
+
+
+# Averaging with neighbors by a mixing matrix: the base of synchronous gossip.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighborAveraging(RoundBased[S], Generic[S]):
+    r"""Base of algorithms that send parameters to neighbors and average the received ones.
+
+    .. math:: x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j
+
+    Averaging keeps the workers' mean if :math:`W` is doubly stochastic, as Metropolis-Hastings
+    weights are on any undirected topology. A worker adds the weight of a lost or late neighbor
+    to its own.
+
+    Args:
+        topology: Undirected communication graph; may vary in time.
+        num_rounds: See `Synchronous`.
+        mixing: Rule that gives the rows of :math:`W`.
+        timeout: See `Synchronous`.
+
+    Raises:
+        ValueError: If the topology is directed, the rule does not average, or a number is out
+            of range.
+    """
+
+    mixing: MixingRule = MetropolisHastings()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.topology.is_directed:
+            raise ValueError(
+                f"{type(self).__name__} needs an undirected topology, got a directed one; "
+                "directed graphs need push-sum weights to keep the mean"
+            )
+        if not self.mixing.has_averaging_rows:
+            raise ValueError(
+                f"{type(self).__name__} averages: rows of its mixing matrix must add up to 1; "
+                f"{self.mixing} is for push-sum, choose MetropolisHastings() or Uniform()"
+            )
+
+    def outgoing(self, state: S, receiver: Rank) -> Payload:
+        return {"params": state.params}
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        return {"params": TensorSpec.like(params)}
+
+    def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
+        absent = self._absent(state).difference(inbox)
+        weights = self.mixing.weights(self.topology, state.rank, state.round, absent)
+        own_weight = 1 - sum(weights[j] for j in inbox)
+        mixed = own_weight * state.params
+        for j, payload in inbox.items():
+            mixed.add_(payload["params"], alpha=weights[j])
+        state.params = mixed
+
+    def _absent(self, state: S) -> set[Rank]:
+        """Workers that take no part in this exchange."""
+        # Neighbors agree on the exchange from which on they wait for a worker that is back, but
+        # each learns at a different time that it is back.
+        neighbors = self.topology.in_neighbors(state.rank, state.exchange)
+        first = state.first_exchange
+        return {*state.lost, *(j for j in neighbors if first.get(j, 0) > state.exchange)}

@@ -1,0 +1,649 @@
+"""Topologies: the workers that a worker sends to and receives from, in each round.
+
+Each topology comes from one of the functions below, such as `ring(8)`. Undirected and directed,
+static and varying graphs all have the same two methods, `out_neighbors(rank, round)` and
+`in_neighbors(rank, round)`. `edgegossip.contract.mixing` computes the mixing weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Protocol, TypeAlias
+
+import torch
+
+from edgegossip.contract.randomness import generator
+from edgegossip.contract.ranges import check_range, check_ranges
+
+Edge: TypeAlias = tuple[int, int]
+"""(i, j): an edge from worker i to worker j; in an undirected topology, also from j to i."""
+
+NeighborLists: TypeAlias = tuple[tuple[int, ...], ...]
+"""The neighbors of each rank, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Topology(ABC):
+    """A communication graph over workers ``0 .. num_workers - 1``; it repeats after `period`
+    rounds.
+
+    Attributes:
+        name: Call that makes the topology, such as ``ring(8)``; equal names mean equal graphs.
+            Only the name is compared and hashed, so a topology is a cheap dictionary key.
+        num_workers: Number of workers, at least 1. A single worker has no neighbors.
+        is_directed: Whether an edge may lack its reverse. An undirected topology has
+            ``in_neighbors == out_neighbors`` in every round.
+        period: Rounds after which the graph repeats; 1 if it never changes.
+
+    Raises:
+        ValueError: If `num_workers` is below 1.
+    """
+
+    name: str
+    num_workers: int = field(compare=False)
+    is_directed: bool = field(compare=False)
+    period: int = field(compare=False)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, num_workers="at least 1")
+
+    @abstractmethod
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        """Workers that `rank` sends to in `round`: ascending, never itself."""
+
+    @abstractmethod
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        """Workers that `rank` receives from in `round`: ascending, never itself."""
+
+    def out_degree(self, rank: int, round: int) -> int:
+        """Number of workers that `rank` sends to in `round`."""
+        return len(self.out_neighbors(rank, round))
+
+    def all_out_neighbors(self, rank: int) -> tuple[int, ...]:
+        """Workers that `rank` sends to in any round of the period."""
+        rounds = range(self.period)
+        return tuple(sorted({j for k in rounds for j in self.out_neighbors(rank, k)}))
+
+    def all_in_neighbors(self, rank: int) -> tuple[int, ...]:
+        """Workers that `rank` receives from in any round of the period."""
+        rounds = range(self.period)
+        return tuple(sorted({j for k in rounds for j in self.in_neighbors(rank, k)}))
+
+    def without(self, absent: Collection[int]) -> Topology:
+        """The same graph without the edges of some workers, which keep their ranks.
+
+        >>> complete(4).without([3]).out_neighbors(0, round=0)
+        (1, 2)
+        """
+        return RemainingTopology(
+            name=_name_without(self, absent),
+            num_workers=self.num_workers,
+            is_directed=self.is_directed,
+            period=self.period,
+            whole=self,
+            absent=frozenset(absent),
+        )
+
+    def __repr__(self) -> str:
+        return self.name if len(self.name) <= 80 else self.name[:77] + "..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ListedTopology(Topology):
+    """Stored neighbors: `outgoing[round % period][rank]`, ascending."""
+
+    outgoing: tuple[NeighborLists, ...] = field(compare=False)
+    incoming: tuple[NeighborLists, ...] = field(compare=False)
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.outgoing[round % self.period][rank]
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.incoming[round % self.period][rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RemainingTopology(Topology):
+    """The graph `whole` without the edges of the workers `absent`; see `Topology.without`."""
+
+    whole: Topology = field(compare=False)
+    absent: frozenset[int] = field(compare=False)
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self._present(rank, self.whole.out_neighbors(rank, round))
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self._present(rank, self.whole.in_neighbors(rank, round))
+
+    def _present(self, rank: int, neighbors: tuple[int, ...]) -> tuple[int, ...]:
+        if rank in self.absent:
+            return ()
+        return tuple(j for j in neighbors if j not in self.absent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CompleteTopology(Topology):
+    """The neighbors of each of `ranks` are all others of them, computed on request.
+
+    Storing the edges of 10,000 workers would take 800 MB.
+    """
+
+    ranks: tuple[int, ...] = field(compare=False)
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        place = bisect_left(self.ranks, rank)
+        is_present = self.ranks[place : place + 1] == (rank,)
+        return self.ranks[:place] + self.ranks[place + 1 :] if is_present else ()
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.out_neighbors(rank, round)
+
+    def out_degree(self, rank: int, round: int) -> int:
+        place = bisect_left(self.ranks, rank)
+        return len(self.ranks) - 1 if self.ranks[place : place + 1] == (rank,) else 0
+
+    def without(self, absent: Collection[int]) -> Topology:
+        # Degrees still take no listing of neighbors.
+        return replace(
+            self,
+            name=_name_without(self, absent),
+            ranks=tuple(rank for rank in self.ranks if rank not in absent),
+        )
+
+
+def ring(num_workers: int) -> Topology:
+    """Each worker exchanges messages with its predecessor and its successor.
+
+    Two workers share one edge; a single worker has none.
+
+    >>> ring(5).out_neighbors(0, round=0)
+    (1, 4)
+    """
+    pairs = ((rank, (rank + 1) % num_workers) for rank in range(num_workers))
+    return _undirected(f"ring({num_workers})", num_workers, pairs)
+
+
+def torus(rows: int, columns: int) -> Topology:
+    """A grid with wraparound in both directions; rank = row * columns + column.
+
+    A side of length two has single edges, and a side of length one has none: ``torus(1, n)`` is
+    a ring.
+
+    Raises:
+        ValueError: If `rows` or `columns` is below 1.
+
+    >>> torus(3, 4).out_neighbors(0, round=0)
+    (1, 3, 4, 8)
+    """
+    if min(rows, columns) < 1:
+        raise ValueError(f"rows and columns must be at least 1, got {rows} and {columns}")
+    pairs = []
+    for row, column in itertools.product(range(rows), range(columns)):
+        rank = row * columns + column
+        pairs.append((rank, row * columns + (column + 1) % columns))
+        pairs.append((rank, (row + 1) % rows * columns + column))
+    return _undirected(f"torus({rows}, {columns})", rows * columns, pairs)
+
+
+def star(num_workers: int) -> Topology:
+    """Worker 0 exchanges messages with all other workers, which have no other neighbor.
+
+    >>> star(4).out_neighbors(0, round=0), star(4).out_neighbors(3, round=0)
+    ((1, 2, 3), (0,))
+    """
+    pairs = [(0, rank) for rank in range(1, num_workers)]
+    return _undirected(f"star({num_workers})", num_workers, pairs)
+
+
+def complete(num_workers: int) -> Topology:
+    """Every worker exchanges messages with every other worker.
+
+    Neighbors are listed on request, in time proportional to their number.
+
+    >>> complete(4).out_neighbors(1, round=0)
+    (0, 2, 3)
+    """
+    return CompleteTopology(
+        name=f"complete({num_workers})",
+        num_workers=num_workers,
+        is_directed=False,
+        period=1,
+        ranks=tuple(range(num_workers)),
+    )
+
+
+def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
+    """A random connected graph in which every worker has `degree` neighbors.
+
+    The pairing model gives every worker `degree` stubs, and joins stubs in random pairs. Pairs
+    that would make a loop or a double edge are drawn again among the remaining stubs. A draw
+    that gets stuck or is not connected is discarded. For degrees much smaller than
+    `num_workers`, all such graphs are about equally likely.
+
+    Args:
+        num_workers: Number of workers; ``num_workers * degree`` must be even.
+        degree: Neighbors of each worker, in ``2 .. num_workers - 1``; with one or two
+            workers, ``num_workers - 1``.
+        seed: Equal seeds produce equal graphs.
+
+    Raises:
+        ValueError: If no such graph exists.
+
+    References:
+        Steger & Wormald, "Generating random regular graphs quickly", Combinatorics, Probability
+        and Computing 1999. Here stubs are joined in batches, as in NetworkX. If the graph has
+        more than half of all possible edges, the missing edges are drawn instead.
+
+    >>> random_regular(6, degree=3, seed=0).out_neighbors(0, round=0)
+    (1, 4, 5)
+    """
+    smallest = min(2, num_workers - 1)
+    if not smallest <= degree < num_workers or num_workers * degree % 2:
+        raise ValueError(
+            f"no connected graph of {num_workers} workers has degree {degree}: degree must be "
+            f"in {smallest}..{num_workers - 1} and num_workers * degree even"
+        )
+    name = f"random_regular({num_workers}, degree={degree}, seed={seed})"
+    draws = generator(seed, "random_regular")
+    while True:
+        topology = _undirected(name, num_workers, _draw_regular(num_workers, degree, draws))
+        if len(reached(topology, topology.out_neighbors)) == num_workers:
+            return topology
+
+
+def directed_ring(num_workers: int) -> Topology:
+    """Each worker sends to its successor.
+
+    >>> directed_ring(4).out_neighbors(3, round=0), directed_ring(4).in_neighbors(3, round=0)
+    ((0,), (2,))
+    """
+    return _hopping(f"directed_ring({num_workers})", num_workers, [_powers(num_workers)[:1]])
+
+
+def directed_exponential(num_workers: int) -> Topology:
+    """Each worker sends to the workers 1, 2, 4, ... ranks ahead: few edges, short paths.
+
+    References:
+        Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep
+        Training", NeurIPS 2021, arXiv:2110.13363 (the static exponential graph).
+
+    >>> directed_exponential(8).out_neighbors(0, round=0)
+    (1, 2, 4)
+    """
+    return _hopping(f"directed_exponential({num_workers})", num_workers, [_powers(num_workers)])
+
+
+def one_peer_exponential(num_workers: int) -> Topology:
+    """In round k, each worker sends to the worker ``2 ** (k % period)`` ranks ahead.
+
+    The period is ``ceil(log2(num_workers))``. If `num_workers` is a power of two, weights of
+    1/2 average exactly within one period, at the cost of one message per worker and round.
+
+    References:
+        Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+        arXiv:1811.10792; Ying et al., NeurIPS 2021, arXiv:2110.13363.
+
+    >>> [one_peer_exponential(8).out_neighbors(0, round) for round in range(4)]
+    [(1,), (2,), (4,), (1,)]
+    """
+    phases = [[hop] for hop in _powers(num_workers)] or [[]]
+    return _hopping(f"one_peer_exponential({num_workers})", num_workers, phases)
+
+
+def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) -> Topology:
+    """Make the topology with these edges, each given once.
+
+    Args:
+        num_workers: Number of workers.
+        edges: Pairs (i, j). Undirected edges also lead back from j to i.
+        directed: Whether an edge leads from i to j only.
+
+    Raises:
+        ValueError: If an edge names a rank out of range, is a loop or a duplicate, or if some
+            worker cannot reach all other workers.
+
+    >>> path = from_edges(3, [(0, 1), (1, 2)])
+    >>> path.out_neighbors(1, round=0)
+    (0, 2)
+    """
+    return from_edges_by_round(num_workers, [edges], directed)
+
+
+def from_edges_by_round(
+    num_workers: int, edges_by_round: Iterable[Iterable[Edge]], directed: bool = False
+) -> Topology:
+    """Make the topology with edges ``edges_by_round[k % period]`` in round k.
+
+    Arguments and errors are those of `from_edges`; the edges of all rounds together must
+    connect every worker to every other one, but those of a single round need not.
+
+    Raises:
+        ValueError: If there is no round, or in the cases that `from_edges` names.
+
+    >>> pairs = from_edges_by_round(4, [[(0, 1), (2, 3)], [(1, 2), (0, 3)]])
+    >>> pairs.out_neighbors(0, round=0), pairs.out_neighbors(0, round=1)
+    ((1,), (3,))
+    """
+    phases = [_checked(num_workers, edges, directed) for edges in edges_by_round]
+    if not phases:
+        raise ValueError("edges_by_round must have at least one round, got none")
+    name = f"from_edges_by_round({num_workers}, {phases}, directed={directed})"
+    if not directed:
+        phases = [phase + [(j, i) for i, j in phase] for phase in phases]
+    topology = _listed(name, num_workers, phases, directed)
+    require_connected(topology)
+    return topology
+
+
+# Building and checking.
+
+
+def _name_without(topology: Topology, absent: Collection[int]) -> str:
+    return f"{topology.name}.without({sorted(absent)})"
+
+
+def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:
+    """Make edges both ways for each pair, without the duplicates and loops of small graphs."""
+    edges = {edge for i, j in pairs if i != j for edge in ((i, j), (j, i))}
+    return _listed(name, num_workers, [edges], is_directed=False)
+
+
+def _hopping(name: str, num_workers: int, hops_by_round: Iterable[Sequence[int]]) -> Topology:
+    """Let every worker send to the workers `hops` ranks ahead."""
+    phases = [
+        [(rank, (rank + hop) % num_workers) for rank in range(num_workers) for hop in hops]
+        for hops in hops_by_round
+    ]
+    return _listed(name, num_workers, phases, is_directed=True)
+
+
+def _listed(
+    name: str, num_workers: int, phases: Sequence[Collection[Edge]], is_directed: bool
+) -> Topology:
+    """The topology of the edges i -> j in `phases[round % period]`."""
+
+    def by_first(edges: Iterable[Edge]) -> NeighborLists:
+        neighbors: list[list[int]] = [[] for _ in range(num_workers)]
+        for i, j in edges:
+            neighbors[i].append(j)
+        return tuple(tuple(sorted(ranks)) for ranks in neighbors)
+
+    outgoing = incoming = tuple(by_first(edges) for edges in phases)
+    if is_directed:
+        incoming = tuple(by_first((j, i) for i, j in edges) for edges in phases)
+    return ListedTopology(
+        name=name,
+        num_workers=num_workers,
+        is_directed=is_directed,
+        period=len(phases),
+        outgoing=outgoing,
+        incoming=incoming,
+    )
+
+
+def _powers(num_workers: int) -> list[int]:
+    """1, 2, 4, ... below `num_workers`: ``ceil(log2(num_workers))`` of them."""
+    return [2**k for k in range((num_workers - 1).bit_length())]
+
+
+def _draw_regular(num_workers: int, degree: int, draws: torch.Generator) -> set[Edge]:
+    """Draw pairs (i, j), i < j, with every worker in `degree` of them."""
+    if degree > num_workers / 2:  # sampling the few missing edges is faster
+        left_out = _draw_regular(num_workers, num_workers - 1 - degree, draws)
+        return set(itertools.combinations(range(num_workers), 2)) - left_out
+    while (pairs := _join_stubs(num_workers, degree, draws)) is None:
+        pass
+    return pairs
+
+
+def _join_stubs(num_workers: int, degree: int, draws: torch.Generator) -> set[Edge] | None:
+    """Join stubs in random pairs; None if the remaining stubs cannot be joined."""
+    pairs: set[Edge] = set()
+    stubs = [rank for rank in range(num_workers) for _ in range(degree)]
+    while stubs:
+        order = torch.randperm(len(stubs), generator=draws).tolist()
+        shuffled = [stubs[place] for place in order]
+        stubs = []
+        for i, j in zip(shuffled[::2], shuffled[1::2], strict=True):
+            pair = (min(i, j), max(i, j))
+            if i == j or pair in pairs:
+                stubs += pair
+            else:
+                pairs.add(pair)
+        if stubs and pairs.issuperset(itertools.combinations(sorted(set(stubs)), 2)):
+            return None
+    return pairs
+
+
+def _checked(num_workers: int, edges: Iterable[Edge], directed: bool) -> list[Edge]:
+    """The edges in ascending order, undirected ones as (smaller, larger)."""
+    seen: set[Edge] = set()
+    for i, j in edges:
+        if not (0 <= i < num_workers and 0 <= j < num_workers and i != j):
+            raise ValueError(
+                f"edge ({i}, {j}) must join two different ranks in 0..{num_workers - 1}; "
+                "correct the edge or raise num_workers"
+            )
+        edge = (i, j) if directed else (min(i, j), max(i, j))
+        if edge in seen:
+            raise ValueError(
+                f"edge ({i}, {j}) comes twice; list each edge once, and where i -> j and "
+                "j -> i are two edges, pass directed=True"
+            )
+        seen.add(edge)
+    return sorted(seen)
+
+
+# Connectivity: whether all workers reach each other, and in how many rounds.
+
+
+class Graph(Protocol):
+    """Part of `Topology` needed here; `core.topology` imports this module, not vice versa."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def period(self) -> int: ...
+
+    @property
+    def is_directed(self) -> bool: ...
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]: ...
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]: ...
+
+
+def require_connected(topology: Graph) -> None:
+    """Raise ValueError unless all workers can reach each other; separate parts never agree.
+
+    >>> from edgegossip.contract.topology import ring
+    >>> require_connected(ring(4))
+    """
+    for neighbors, cannot in (
+        (topology.out_neighbors, "cannot reach"),
+        (topology.in_neighbors, "cannot be reached by"),
+    ):
+        if missing := set(range(topology.num_workers)) - reached(topology, neighbors):
+            raise ValueError(
+                f"worker 0 {cannot} worker {min(missing)} in any number of rounds; "
+                "add edges until every worker can reach every other one"
+            )
+
+
+def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
+    """Worker 0 and all workers that it reaches through `neighbors`, directly or indirectly."""
+    reached, frontier = {0}, [0]
+    while frontier and len(reached) < topology.num_workers:
+        rank = frontier.pop()
+        for round in range(topology.period):
+            fresh = set(neighbors(rank, round)) - reached
+            reached |= fresh
+            frontier += fresh
+    return reached
+
+
+@lru_cache(maxsize=64)
+def longest_lead(topology: Graph) -> int:
+    """Maximum number of rounds that a worker can be ahead of a present neighbor.
+
+    All workers wait for the messages of their in-neighbors in each round. `flooding_time`
+    rounds after a worker has sent, every worker has waited for its message, directly or
+    indirectly.
+
+    >>> from edgegossip.contract.topology import directed_ring, ring
+    >>> longest_lead(ring(8)), longest_lead(directed_ring(8))
+    (1, 7)
+    """
+    if not topology.is_directed and topology.period == 1:
+        return 1
+    if len(reached(topology, topology.out_neighbors)) < topology.num_workers:
+        return (topology.num_workers - 1) * topology.period
+    return flooding_time(topology)
+
+
+@lru_cache(maxsize=64)
+def flooding_time(topology: Graph) -> int:
+    """Rounds until all workers know everything, from any initial round; at least 1.
+
+    In each round every worker sends everything that it knows to its out-neighbors. The graph
+    must be connected (see `require_connected`); otherwise this would never end.
+
+    >>> from edgegossip.contract.topology import complete, directed_ring, one_peer_exponential
+    >>> [flooding_time(make(8)) for make in (complete, directed_ring, one_peer_exponential)]
+    [1, 7, 3]
+    """
+    return max(_flooding_time(topology, first) for first in range(topology.period))
+
+
+def _flooding_time(topology: Graph, first: int) -> int:
+    ranks = range(topology.num_workers)
+    known, everything = [1 << rank for rank in ranks], (1 << len(ranks)) - 1  # sets, as bits
+    num_rounds = 0
+    while num_rounds == 0 or any(each != everything for each in known):
+        told = known.copy()
+        for rank in ranks:
+            for receiver in topology.out_neighbors(rank, first + num_rounds):
+                told[receiver] |= known[rank]
+        known, num_rounds = told, num_rounds + 1
+    return num_rounds
+
+
+# Varying graphs, drawn at random once.
+#
+# A drawn sequence repeats after its period, so every worker can compute the graph of each round
+# by itself. All workers must be able to reach each other.
+
+
+def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
+    """In each round every worker sends to one random other worker and receives from one.
+
+    A round's edges are a permutation without fixed points; all such permutations are equally
+    likely.
+
+    Args:
+        num_workers: Number of workers; a single worker has no neighbors.
+        period: Number of rounds drawn, at least 1; few rounds may not connect the graph.
+        seed: Equal seeds produce equal graphs.
+
+    Raises:
+        ValueError: If a number is out of range, or the drawn graph is not connected.
+
+    References:
+        Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
+        arXiv:1811.10792, have one peer per round; de Vos et al., "Epidemic Learning", NeurIPS
+        2023, arXiv:2310.01972, draw graphs in which all degrees are equal (EL-Oracle).
+
+    >>> rounds = random_one_peer(4, period=3, seed=0)
+    >>> [rounds.out_neighbors(0, round) for round in range(4)]
+    [(3,), (1,), (3,), (3,)]
+    """
+    check_range("num_workers", num_workers, "at least 1")
+    check_range("period", period, "at least 1")
+    draws = generator(seed, "random_one_peer")
+    rounds = [_draw_receivers(num_workers, draws) for _ in range(period)]
+    return _joined(
+        f"random_one_peer({num_workers}, period={period}, seed={seed})",
+        num_workers,
+        rounds,
+        "choose a longer period or another seed",
+    )
+
+
+def intermittent(base: Topology, availability: float, period: int, seed: int) -> Topology:
+    """A graph with random links: chance decides in each round whether a link is present.
+
+    Both directions of an undirected link appear together.
+
+    Args:
+        base: Graph with all links; it may itself vary.
+        availability: Probability of each link in a round, in (0, 1].
+        period: Number of rounds drawn, at least 1; a multiple of the base's period.
+        seed: Equal seeds produce equal graphs.
+
+    Raises:
+        ValueError: If a number is out of range, or the drawn graph is not connected.
+
+    >>> from edgegossip.contract.topology import directed_ring
+    >>> ring = intermittent(directed_ring(3), availability=0.5, period=4, seed=0)
+    >>> [ring.out_neighbors(0, round) for round in range(4)]
+    [(1,), (1,), (1,), ()]
+    """
+    check_range("period", period, "at least 1")
+    check_range("availability", availability, "in (0, 1]")
+    if period % base.period:
+        raise ValueError(
+            f"period must be a multiple of that of {base.name}, {base.period}, got {period}"
+        )
+    draws = generator(seed, "intermittent")
+    rounds = []
+    for round in range(period):
+        edges = [
+            (rank, neighbor)
+            for rank in range(base.num_workers)
+            for neighbor in base.out_neighbors(rank, round)
+            if base.is_directed or rank < neighbor
+        ]
+        is_there = torch.rand(len(edges), generator=draws) < availability
+        rounds.append([edges[place] for place in is_there.nonzero().flatten().tolist()])
+    return _joined(
+        f"intermittent({base.name}, availability={availability}, period={period}, seed={seed})",
+        base.num_workers,
+        rounds,
+        "choose a longer period, a higher availability or another seed",
+        is_directed=base.is_directed,
+    )
+
+
+def _draw_receivers(num_workers: int, draws: torch.Generator) -> list[Edge]:
+    """Draw a permutation without fixed points; about a third of all permutations have none."""
+    if num_workers == 1:
+        return []
+    ranks = torch.arange(num_workers)
+    receivers = ranks
+    while bool((receivers == ranks).any()):
+        receivers = torch.randperm(num_workers, generator=draws)
+    return list(enumerate(receivers.tolist()))
+
+
+def _joined(
+    name: str,
+    num_workers: int,
+    rounds: Sequence[Sequence[Edge]],
+    advice: str,
+    *,
+    is_directed: bool = True,
+) -> Topology:
+    try:
+        topology = from_edges_by_round(num_workers, rounds, is_directed)
+    except ValueError as error:
+        reason = str(error).partition(";")[0]
+        raise ValueError(f"{name} is not connected: {reason}; {advice}") from None
+    return replace(topology, name=name)

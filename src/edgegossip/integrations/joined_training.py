@@ -1,0 +1,114 @@
+"""A `TrainingLoop` within a framework's own training, event by event."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from edgegossip.contract.errors import UsageError
+from edgegossip.real.script_worker import AlgorithmOrMaker, ScriptWorker
+from edgegossip.real.training_loop import TrainingLoop
+
+_LOG = logging.getLogger("edgegossip.integrations")
+
+
+class JoinedTraining:
+    """Opens a loop when a framework begins to train, and closes it at the end.
+
+    Args:
+        algorithm: See `ScriptWorker.training_loop`.
+        worker: This process; None reads the variables that `edgegossip script` sets.
+        num_samples: Number of samples in an epoch; None for the framework's number.
+        options: Other arguments of `TrainingLoop`.
+
+    Attributes:
+        num_samples: Number of samples in an epoch, once training has begun.
+    """
+
+    def __init__(
+        self,
+        algorithm: AlgorithmOrMaker,
+        worker: ScriptWorker | None,
+        num_samples: int | None,
+        options: dict[str, Any],
+    ) -> None:
+        self._algorithm = algorithm
+        self._worker = worker or ScriptWorker.from_environment()
+        self._options = options
+        self._given = num_samples
+        self._loop: TrainingLoop | None = None
+        self._optimizers: Sequence[Optimizer] = ()
+        self.num_samples = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the model has its final parameters."""
+        return self._loop is not None and self._loop.is_over
+
+    def begin(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        num_samples: int | None,
+        num_steps: int,
+        num_processes: int,
+    ) -> None:
+        """Meet the other workers, and load the initial parameters into the model.
+
+        Args:
+            model: Model that the framework trains.
+            optimizers: Optimizers, whose state is cleared after training has gone back.
+            num_samples: Number of samples in an epoch, if the framework knows.
+            num_steps: Optimizer steps that the framework will take.
+            num_processes: Number of processes among which the framework itself splits this
+                training.
+
+        Raises:
+            UsageError: If `num_processes` is above 1, or the number of samples is unknown.
+        """
+        self.end()
+        if num_processes > 1:
+            raise UsageError(
+                f"this training is split among {num_processes} processes of the framework, "
+                "which would all be one worker; train each worker in one process"
+            )
+        number = num_samples if self._given is None else self._given
+        if number is None:
+            raise UsageError(
+                "the training data has no known length, and epochs are counted in samples; "
+                "give the callback num_samples"
+            )
+        self.num_samples = number
+        self._optimizers = optimizers
+        loop = self._worker.training_loop(
+            model, self._algorithm, num_samples=number, num_steps=num_steps, **self._options
+        )
+        self._loop = loop.__enter__()
+        atexit.register(self.end)  # a script that fails must not keep its process
+
+    def step(self, loss: float | None, num_samples: int) -> None:
+        """Record an optimizer step; see `TrainingLoop.step`."""
+        assert self._loop is not None
+        self._loop.step(loss, num_samples)
+        if self._loop.has_gone_back:
+            for optimizer in self._optimizers:
+                optimizer.state.clear()
+
+    def end(self) -> None:
+        """Leave the run; warn if that is before its end."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        atexit.unregister(self.end)
+        if not loop.is_over:
+            _LOG.warning(
+                "training ended after %d rounds, before the algorithm did: this model is "
+                "not the common one; give the algorithm fewer rounds, or train longer",
+                loop.rounds,
+            )
+        loop.__exit__(None, None, None)

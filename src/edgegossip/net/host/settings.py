@@ -1,0 +1,91 @@
+"""Settings of a host, which do not depend on the algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from edgegossip.contract.protocol import Predicted, Rank, Seconds
+from edgegossip.contract.ranges import check_counts, check_range, check_ranges
+from edgegossip.net.host.introduction import Introduction
+from edgegossip.net.runtime import RealRuntime, Runtime
+
+MIB = 2**20
+
+
+class Forecaster(Protocol):
+    """Answers `Predict`, as `machine.monitor.Monitor` does."""
+
+    def trained(self, start: Seconds, end: Seconds, cost: float) -> None:
+        """Record training of `cost` samples, from `start` to `end` on the host's clock."""
+
+    def forecast(self, now: Seconds) -> Predicted:
+        """Forecast for the work that begins at `now` on the host's clock."""
+
+
+Chore: TypeAlias = Callable[[Seconds], Seconds]
+"""A chore that runs between two events: it gets the time and returns when it is next due.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """Settings of one worker's host.
+
+    Args:
+        run: 8 bytes that identify this run; messages of other runs are rejected.
+        introduction: This worker's introduction; other workers' introductions must have equal
+            settings.
+        meet_seconds: Seconds to wait for missing workers before beginning without them, and for
+            lost workers to return if fewer than `min_workers` are left.
+        min_to_begin: Number of workers, including this one, that a run needs to begin. Workers
+            in `ended` count.
+        min_workers: Number of workers that a run needs to continue.
+        ended: Workers that have already finished; the others do not wait for them.
+        max_seconds: Time limit, counted from the beginning of the run.
+        ending_seconds: Seconds beyond `max_seconds` for the last messages of an algorithm that
+            knows the limit; training is then no longer awaited.
+        checkpoint_seconds: Seconds between checkpoints.
+        quiet_seconds: Seconds between two reports of counts at the end; the run ends after
+            twice this time without a change.
+        settle_seconds: Seconds for which counts may disagree before a worker leaves anyway.
+        max_waiting_bytes: Limit, in bytes, on messages that wait for one receiver, and on
+            arrived messages that the algorithm still needs. There is always room for three of
+            the largest messages. See `Holding` for None.
+        max_log_bytes: Limit, in bytes, on messages kept per worker for resending; an eighth of
+            it without checkpoints.
+        runtime: Clock, inbox and threads.
+
+    Raises:
+        ValueError: If `run` is not 8 bytes, or a number is out of range.
+    """
+
+    run: bytes
+    introduction: Introduction = Introduction()
+    meet_seconds: Seconds = 60.0
+    min_to_begin: int = 1
+    min_workers: int = 1
+    ended: tuple[Rank, ...] = ()
+    max_seconds: Seconds = math.inf
+    ending_seconds: Seconds = 0.0
+    checkpoint_seconds: Seconds = 60.0
+    quiet_seconds: Seconds = 0.05
+    settle_seconds: Seconds = 2.0
+    max_waiting_bytes: int | None = None
+    max_log_bytes: int = 64 * MIB
+    runtime: Runtime = RealRuntime()
+
+    def __post_init__(self) -> None:
+        if len(self.run) != 8:
+            raise ValueError(f"run must be 8 bytes, got {len(self.run)}")
+        for name in ("meet_seconds", "max_seconds", "checkpoint_seconds"):
+            check_range(name, getattr(self, name), "above 0")
+        check_counts(self, "max_waiting_bytes")
+        check_ranges(
+            self,
+            min_to_begin="at least 1",
+            min_workers="at least 1",
+            max_waiting_bytes="at least 1 or None",
+        )

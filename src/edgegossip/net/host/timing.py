@@ -1,0 +1,266 @@
+"""Timers and periodic chores of one worker."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from edgegossip.contract.protocol import (
+    Evaluated,
+    Event,
+    Predicted,
+    Rank,
+    Seconds,
+    TimerFired,
+    Trained,
+)
+from edgegossip.net.host.receiving import Post
+from edgegossip.net.host.settings import Chore, HostSettings
+
+
+class Chores:
+    """Periodic chores; each runs immediately the first time.
+
+    >>> chores = Chores([lambda now: now + 5.0])
+    >>> chores.do_due(2.0)
+    >>> chores.next_at
+    7.0
+    """
+
+    next_at: Seconds
+    """Time at which the next chore is due; infinity if none is."""
+
+    def __init__(self, chores: Iterable[Chore]) -> None:
+        self._due = [(0.0, chore) for chore in chores]
+        self.next_at = 0.0 if self._due else math.inf
+
+    def do_due(self, now: Seconds) -> None:
+        """Run all due chores."""
+        if now >= self.next_at:
+            self._due = [(chore(now) if at <= now else at, chore) for at, chore in self._due]
+            self.next_at = min(at for at, _ in self._due)
+
+
+class Alarms:
+    """Keeps timers by name; setting a name again replaces its timer.
+
+    >>> alarms = Alarms()
+    >>> alarms.set("round", 2.0)
+    >>> alarms.set("round", 3.0)
+    >>> alarms.next_at, alarms.pop_due(2.5), alarms.pop_due(3.0)
+    (3.0, [], ['round'])
+    """
+
+    next_at: Seconds
+    """Time at which the next timer is due; infinity if none is."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, Seconds] = {}
+        self._look()
+
+    def set(self, name: str, at: Seconds) -> None:
+        """Set timer `name` to fire at `at`; infinity cancels it."""
+        self._times.pop(name, None)
+        if at < math.inf:
+            self._times[name] = at
+        self._look()
+
+    def pop_due(self, now: Seconds) -> list[str]:
+        """Remove the due timers; return their names, the earliest first."""
+        if now < self.next_at:
+            return []
+        due = sorted((at, name) for name, at in self._times.items() if at <= now)
+        for _, name in due:
+            del self._times[name]
+        self._look()
+        return [name for _, name in due]
+
+    def state_dict(self) -> dict[str, Seconds]:
+        return dict(self._times)
+
+    def load_state_dict(self, state: dict[str, Seconds]) -> None:
+        self._times = dict(state)
+        self._look()
+
+    def _look(self) -> None:
+        self.next_at = min(self._times.values(), default=math.inf)
+
+
+# Patience: the time that a worker waits for silent workers before giving up on them.
+
+
+_MEMORY = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Patience:
+    """A deadline learned from the training and waiting times of past rounds.
+
+    The deadline is `factor` times the longest training or wait of the last ten rounds, plus
+    `slack`; waits never raise it above `first`. The transport usually notices lost machines
+    long before that; this deadline is for silent workers and lost messages.
+
+    A waiting worker announces itself ten times per `slack`, so that workers that wait
+    for the same silent worker do not consider this one silent, too. After `factor` deadlines,
+    announcements no longer count: a message was lost, and workers wait for each other.
+
+    Args:
+        factor: At least 1.
+        slack: Seconds, above 0.
+        first: Seconds to wait during the first round; also the limit up to which waits raise
+            the deadline.
+
+    >>> patience = Patience(factor=3.0, slack=1.0)
+    >>> patience.watch(True, now=5.0)
+    >>> patience.watch(False, now=7.0)
+    >>> patience.next_round(now=7.0)
+    >>> patience.deadline
+    7.0
+    """
+
+    factor: float = 3.0
+    slack: Seconds = 10.0
+    first: Seconds = 600.0
+    _rounds: deque[Seconds] = field(default_factory=lambda: deque(maxlen=_MEMORY), init=False)
+    _worked: Seconds = field(default=0.0, init=False)
+    _waited: Seconds = field(default=0.0, init=False)
+    _longest_work: Seconds = field(default=0.0, init=False)
+    _since: Seconds | None = field(default=None, init=False)
+    _has_given_up: bool = field(default=False, init=False)
+    look_at: Seconds = field(default=math.inf, init=False)
+    """Time of the next announcement and check for silent workers; infinity if not waiting."""
+
+    def __post_init__(self) -> None:
+        if not (self.factor >= 1 and self.slack > 0 and self.first > 0):
+            raise ValueError(f"factor must be >= 1, slack and first > 0, got {self}")
+
+    def worked(self, seconds: Seconds) -> None:
+        """Record the duration of a piece of training."""
+        self._worked += seconds
+        self._longest_work = max(self._longest_work, self._worked)
+
+    def watch(self, is_waiting: bool, now: Seconds) -> None:
+        """Record whether only a message can wake the worker."""
+        if is_waiting and self._since is None:
+            self._since, self._has_given_up = now, False
+            self.look_again(now)
+        elif not is_waiting and self._since is not None:
+            self._end_wait(now)
+            self._since, self.look_at = None, math.inf
+
+    def _end_wait(self, now: Seconds) -> None:
+        assert self._since is not None
+        if not self._has_given_up:  # otherwise it says nothing about the others' durations
+            self._waited = max(self._waited, now - self._since)
+
+    def next_round(self, now: Seconds) -> None:
+        """Record the end of a round, even if the worker did not wait in it.
+
+        A worker that never trains, such as a parameter server, then waits for the next round.
+        """
+        if self._since is not None:
+            self._end_wait(now)
+            self._since, self._has_given_up = now, False
+        self._rounds.append(max(self._worked, self._waited))
+        self._worked = self._waited = 0.0
+
+    @property
+    def deadline(self) -> Seconds:
+        """Seconds for which the other workers may be silent."""
+        if not self._rounds:
+            return self.first
+        longest = max(*self._rounds, self._worked, self._waited)
+        # If a worker were always just in time, waits would multiply each other.
+        limit = max(self.first, self.factor * self._longest_work + self.slack)
+        return min(self.factor * longest + self.slack, limit)
+
+    def look_again(self, now: Seconds) -> None:
+        """Postpone `look_at`."""
+        self.look_at = now + self.slack / 10
+
+    def silent(
+        self, heard_at: Mapping[Rank, Seconds], spoke_at: Mapping[Rank, Seconds], now: Seconds
+    ) -> list[Rank]:
+        """List the workers to give up on; see `is_over`."""
+        return [r for r, at in heard_at.items() if self.is_over(at, spoke_at[r], now)]
+
+    def is_over(self, heard_at: Seconds, spoke_at: Seconds, now: Seconds) -> bool:
+        """Whether to give up on a worker that was last heard from at these times.
+
+        Args:
+            heard_at: Time at which its last algorithm message arrived.
+            spoke_at: Time at which its last status arrived.
+            now: Current time on the clock of the wait.
+        """
+        assert self._since is not None
+        silent = now - max(self._since, heard_at, spoke_at)
+        # Its messages in the meantime may be useless, so speaking alone does not reset the
+        # limit.
+        waited = now - self._since
+        is_over = silent >= self.deadline or waited >= self.factor * self.deadline
+        self._has_given_up |= is_over
+        return is_over
+
+
+# The end of a run: the time at which a finished worker may leave.
+
+
+_PATIENCE = 10.0
+"""Time for which a finished worker stays to answer, as a multiple of the run so far."""
+
+
+class Ending:
+    """Decides whether the run is over, and when to report progress to the other workers.
+
+    A finished worker stays until all workers have finished and all messages have arrived (or
+    nothing has happened for `settle_seconds`), because other workers may need its answers. It
+    leaves earlier only if at least half of all present workers, including itself, have finished
+    and the rest take ten times as long again. A single worker's claims must not hold up the
+    other workers forever, even in a run of two.
+
+    Args:
+        settings: Durations of waits.
+        post: Source of the other workers' reports.
+    """
+
+    def __init__(self, settings: HostSettings, post: Post) -> None:
+        self.has_finished = False
+        self._settings = settings
+        self._post = post
+        self._finished_at: Seconds = math.inf
+        self._trained_at: Seconds = math.inf
+        self._changed_at: Seconds = math.inf
+
+    def changed(self, now: Seconds, event: Event | None = None) -> None:
+        """Record the time of an event; timers, evaluations and forecasts do not count."""
+        if not isinstance(event, TimerFired | Evaluated | Predicted):
+            self._changed_at = now
+        if isinstance(event, Trained):
+            self._trained_at = now
+
+    def finish(self, now: Seconds) -> None:
+        """Record that the worker has no work of its own left."""
+        # A wait between its last training and its end is a part of the wait for the others.
+        self.has_finished, self._finished_at = True, min(now, self._trained_at)
+
+    @property
+    def tell_at(self) -> Seconds:
+        """Time of the next report of counts, unless an event comes first."""
+        return self._changed_at + self._settings.quiet_seconds
+
+    def is_over(self, now: Seconds) -> bool:
+        """Whether no other worker needs this one any more."""
+        if not self.has_finished:
+            return False
+        quiet, settings = now - self._changed_at, self._settings
+        if quiet > 2 * settings.quiet_seconds and self._post.is_over:
+            return True
+        unfinished, active = self._post.peers.unfinished, self._post.peers.active
+        if not unfinished and quiet > settings.settle_seconds:
+            return True  # the counts still disagree, so a message was lost in flight
+        # One that goes on sending after its end keeps nobody for ever, either.
+        are_few = 2 * len(unfinished) <= len(active) + 1
+        latest = (1 + _PATIENCE) * self._finished_at + settings.settle_seconds
+        return are_few and now > latest

@@ -1,0 +1,373 @@
+"""The last sound parameters, kept so that bad messages cannot end this worker's run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgegossip.contract.errors import LocalProtocolError, TrainingError, no_validation_data
+from edgegossip.contract.protocol import (
+    Assign,
+    Assigned,
+    Evaluate,
+    Evaluated,
+    Event,
+    Predict,
+    Predicted,
+    Rank,
+    Seconds,
+    Span,
+    Started,
+    Train,
+    Trained,
+)
+from edgegossip.contract.trainer import Trainer
+from edgegossip.net.host.settings import Forecaster
+from edgegossip.net.runtime import Background, Life, Runtime, Sink
+
+_LOG = logging.getLogger("edgegossip.net")
+_MEMORY = 10
+_CREDIT = 6
+_SLACK = 0.1
+"""Difference of losses that is always allowed, as a share of the first loss."""
+
+
+class Footing:
+    """Keeps the last sound parameters, to which a worker can go back.
+
+    Training fails if a loss or parameters are not finite. If a sender can be blamed, the worker
+    continues from the last parameters for which the mean of the last ten losses was at most
+    twice the lowest such mean. The newest parameters are not safe, because bad values act for a
+    while before they are fatal. One sender is blamed and muted. For the next five failures no
+    sender is blamed, because the same values may have spread through other workers. A worker
+    that fails because of its own learning rate or data therefore still fails, only later.
+
+    Args:
+        params: Initial parameters, [num_params].
+        blame: Mutes the sender to blame; returns False if there is none.
+        went_well: Called with the parameters after sound training.
+    """
+
+    def __init__(
+        self,
+        params: Tensor,
+        blame: Callable[[], bool],
+        went_well: Callable[[Tensor], None],
+    ) -> None:
+        self.params = params
+        self._blame = blame
+        self._went_well = went_well
+        self._losses: deque[float] = deque(maxlen=_MEMORY)
+        self._lowest = math.inf
+        self._slack = 0.0
+        self._credit = 0
+
+    def whole(self, estimate: Tensor) -> Tensor:
+        """Return `estimate`, or the last sound parameters if it is a slice, [num_params]."""
+        return estimate if estimate.shape == self.params.shape else self.params
+
+    def check(self, event: Trained) -> None:
+        """Record the result of training.
+
+        Raises:
+            TrainingError: If the parameters are not finite.
+        """
+        if not math.isfinite(event.params.sum().item()) and not event.params.isfinite().all():
+            raise TrainingError(
+                "the parameters became infinite or NaN; try a smaller learning rate"
+            )
+        self._losses.append(event.loss)
+        mean = sum(self._losses) / len(self._losses)
+        if self._lowest == math.inf:
+            self._slack = _SLACK * abs(mean)
+        self._lowest = min(self._lowest, mean)
+        if mean - self._lowest <= max(abs(self._lowest), self._slack):
+            self.params = event.params
+            self._went_well(event.params)
+
+    def go_back(self, request: Train, seconds: Seconds, error: TrainingError) -> Trained:
+        """Answer a failed `Train` with the last sound parameters.
+
+        Raises:
+            TrainingError: If no sender can be blamed; this is the given `error`.
+        """
+        # A stage's training inputs come from others, even where its parameters do not.
+        if not request.inputs and torch.equal(request.params, self.params):
+            raise error  # no other worker has influenced these
+        if self._credit == 0 and not self._blame():
+            raise error
+        self._credit = (self._credit or _CREDIT) - 1
+        _LOG.warning("%s: going back to the last sound parameters", error)
+        self._losses.clear()
+        return Trained(
+            params=self.params,
+            before=self.params,
+            num_samples=0,
+            num_steps=0,
+            seconds=seconds,
+            loss=self._lowest if math.isfinite(self._lowest) else 0.0,
+            has_gone_back=True,
+        )
+
+
+# Work on a host's own machine: training, evaluating and forecasting.
+
+
+_LEAVE_OFF: Seconds = 10.0
+_QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
+Judge = Callable[[Tensor], tuple[float, Mapping[str, float]]]
+
+
+@dataclass(slots=True, eq=False)
+class Completed:
+    """Background work that has ended: it yields an event, or has failed."""
+
+    event: Callable[[Seconds], Event] | None = None
+    error: BaseException | None = None
+
+
+class Work:
+    """Carries out one worker's effects on its own machine, in the background.
+
+    Args:
+        rank: Rank of the worker.
+        trainer: Trains on its own thread. Other threads may call `cancel` at any time, read its
+            properties and `state_dict` while it sets up, and call `load_state_dict` and
+            `start_over` while it is idle.
+        items: Queue of `Completed` items for `take`.
+        forecaster: Answers `Predict` and learns how long training takes; None if unused.
+        evaluate: Answers `Evaluate` with loss and metrics; None if it is never requested.
+        runtime: Provides the threads and the forecaster's clock.
+
+    Attributes:
+        footing: Sound parameters to go back to when training fails; with None, the worker
+            never goes back.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        trainer: Trainer,
+        items: Sink,
+        forecaster: Forecaster | None,
+        evaluate: Judge | None,
+        runtime: Runtime,
+    ) -> None:
+        self.is_busy = False  # training, or taking over another worker's data
+        self._rank = rank
+        self._trainer = trainer
+        self._items = items
+        self._forecaster = forecaster
+        self._evaluate = evaluate
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self.footing: Footing | None = None
+        # The training that runs, or will run after setting up, and the time of its request.
+        self._training: tuple[Train, Seconds] | None = None
+        self._asked: list[Evaluate | Predict | Assign] = []  # requests without an answer
+        self._lock = threading.Lock()  # guards the two below
+        self._is_set_up = self._is_put_off = False
+        self._bench = runtime.background(f"train {rank}")
+        self._judge: Background | None = None
+
+    def in_training(self) -> list[tuple[Rank, Seconds]]:
+        """The worker and the time since which it trains; empty if it does not."""
+        return [] if self._training is None else [(self._rank, self._training[1])]
+
+    def started(self, has_rejoined: bool, has_data: bool, life: Life) -> Started:
+        """Return the worker's first event; begin to set up its data, if any."""
+        if not has_data:
+            return Started(has_rejoined, life=life)
+        self._beside(self._bench, self._set_up)
+        trainer = self._trainer
+        return Started(
+            has_rejoined, trainer.num_samples, trainer.epoch_cost, trainer.layout, life
+        )
+
+    def train(self, effect: Train, now: Seconds, progress: float) -> None:
+        """Begin to train; `Trained` follows. `progress` is passed to `Trainer.train`."""
+        if self.is_busy:
+            raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
+        self.is_busy, self._training = True, (effect, now)
+        trainer = self._trainer
+
+        def job() -> Callable[[Seconds], Event]:
+            self._set_up()
+            began = self._clock()
+            cost = trainer.cost(effect)
+            result = trainer.train(effect, progress)
+            span = (began, self._clock())
+            return lambda end: self._trained(result.event(effect.params, end - now, cost), span)
+
+        self._beside(self._bench, job)
+
+    def _set_up(self) -> None:
+        self._trainer.set_up()
+        with self._lock:
+            if self._is_put_off:
+                raise TrainingError(f"worker {self._rank} was told to stop")
+            self._is_set_up = True
+
+    def put_off(self) -> bool:
+        """Until the checkpoint is resumed, postpone the work that waits for the setup.
+
+        Returns False if the setup has ended; the caller should then wait for the work.
+        """
+        with self._lock:
+            self._is_put_off = not self._is_set_up
+            return self._is_put_off
+
+    def _trained(self, event: Trained, span: Span) -> Trained:
+        self.is_busy = False
+        if self._forecaster is not None:
+            self._forecaster.trained(*span, event.cost)
+        return event
+
+    def ask(self, effect: Evaluate | Predict | Assign) -> None:
+        """Begin to answer a request; `Evaluated`, `Predicted` or `Assigned` follows."""
+        self._asked.append(effect)
+        match effect:
+            case Evaluate():
+                self._evaluate_beside(effect)
+            case Predict():
+                predicted = self._predict()
+                self._items.put(Completed(lambda now: predicted))
+            case Assign():
+                self._assign(effect)
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether any request is unanswered."""
+        return bool(self._asked)
+
+    def ask_again(self, now: Seconds, progress: float) -> None:
+        """Repeat requests unanswered at the checkpoint; start postponed training."""
+        asked, self._asked = self._asked, []
+        for effect in asked:
+            self.ask(effect)
+        if self._training is not None:
+            self.train(self._training[0], now, progress)
+
+    def forget_questions(self) -> None:
+        """Drop all open requests."""
+        self._asked, self._training = [], None
+
+    def _evaluate_beside(self, effect: Evaluate) -> None:
+        evaluate = self._evaluate
+        if evaluate is None:
+            raise no_validation_data(self._rank)
+        self._judge = self._judge or self._runtime.background(f"evaluate {self._rank}")
+
+        def job() -> Callable[[Seconds], Event]:
+            loss, metrics = evaluate(effect.params)
+            return lambda now: Evaluated(loss, metrics)
+
+        self._beside(self._judge, job)
+
+    def _predict(self) -> Predicted:
+        if self._forecaster is None:
+            raise LocalProtocolError(
+                f"worker {self._rank} asked to Predict, but this run has no monitor; give a "
+                "TrainingLoop forecaster=edgegossip.Monitor(...)"
+            )
+        return self._forecaster.forecast(self._clock())
+
+    def _assign(self, effect: Assign) -> None:
+        if self.is_busy:
+            raise LocalProtocolError(
+                f"worker {self._rank} asked for other data while it trains"
+            )
+        self.is_busy = True
+        trainer = self._trainer
+
+        def job() -> Callable[[Seconds], Event]:
+            trainer.assign(effect.ranks)
+            self._is_set_up = False
+            assigned = Assigned(trainer.num_samples, trainer.epoch_cost)
+            return partial(self._assigned, assigned)
+
+        self._beside(self._bench, job)
+        self._beside(self._bench, self._set_up)
+
+    def _assigned(self, event: Assigned, now: Seconds) -> Assigned:
+        self.is_busy = False
+        return event
+
+    def take(self, done: Completed, now: Seconds) -> Event:
+        """Return the event that `done` yields.
+
+        Raises:
+            BaseException: If the work has failed.
+        """
+        try:
+            event = self._event(done, now)
+            if isinstance(event, Trained) and self.footing is not None:
+                self.footing.check(event)
+        except TrainingError as error:
+            event = self._go_back(error, now)
+        if isinstance(event, Trained):
+            self._training = None
+        if question := _QUESTIONS.get(type(event)):
+            self._asked.remove(next(a for a in self._asked if isinstance(a, question)))
+        return event
+
+    def _event(self, done: Completed, now: Seconds) -> Event:
+        if done.error is not None:
+            raise done.error
+        assert done.event is not None
+        return done.event(now)
+
+    def _go_back(self, error: TrainingError, now: Seconds) -> Trained:
+        """Go back to sound parameters, if another worker can be blamed for `error`."""
+        if self.footing is None or self._training is None:
+            raise error
+        request, began = self._training
+        event = self.footing.go_back(request, now - began, error)
+        self._trainer.start_over()
+        self.is_busy = False
+        return event
+
+    def _beside(
+        self, bench: Background, job: Callable[[], Callable[[Seconds], Event] | None]
+    ) -> None:
+        def work() -> Completed | None:
+            if self._is_put_off:
+                return None
+            try:
+                event = job()
+            except BaseException as error:  # the host must hear of any error
+                return Completed(error=error)
+            return Completed(event) if event else None
+
+        bench.submit(work, self._note)
+
+    def _note(self, done: Completed | None) -> None:
+        if done is not None:
+            self._items.put(done)
+
+    def close(self) -> None:
+        """Stop working; a process must not end in the middle of a step."""
+        self._trainer.cancel()
+        for background in filter(None, (self._bench, self._judge)):
+            background.close(_LEAVE_OFF)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """State of the trainer and the open requests, while nothing trains."""
+        trainer = self._trainer.state_dict()
+        put_off = None if self._training is None else self._training[0]
+        return {"trainer": trainer, "asked": [*self._asked], "train": put_off}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`; see `ask_again`."""
+        self._trainer.load_state_dict(state["trainer"])
+        self._asked, put_off = list(state["asked"]), state["train"]
+        self._training = None if put_off is None else (put_off, 0.0)

@@ -1,0 +1,168 @@
+"""Access control on each link: only messages from the rank named in the certificate pass."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.identity.certificates import holder_name
+from edgegossip.net.identity.tls import Credentials
+
+_Rule: TypeAlias = dict[str, object]
+
+
+class _Keys(NamedTuple):
+    """Run names in permitted keys: for messages, and for liveliness tokens."""
+
+    data_runs: tuple[str, ...]
+    alive_runs: tuple[str, ...]
+
+    def data(self, rest: str) -> list[str]:
+        return [f"edgegossip/{run}/data/{rest}" for run in self.data_runs]
+
+    def alive(self, rest: str) -> list[str]:
+        return [f"edgegossip/{run}/alive/{rest}" for run in self.alive_runs]
+
+
+def bound_name(run: str) -> str:
+    """The part of a run's name that certificates can be bound to.
+
+    >>> bound_name("night:0123456789abcdef"), bound_name("mine")
+    ('night', 'mine')
+    """
+    return run.partition(":")[0]
+
+
+def known_holders(num_workers: int, run_names: Sequence[str]) -> dict[str, Rank | None]:
+    """Common names of the permitted certificates, with their ranks; None stands for a router.
+
+    Args:
+        num_workers: Number of workers in the run.
+        run_names: Names of runs whose bound certificates are valid; unbound certificates
+            always are.
+    """
+    return {
+        holder_name(rank, name): rank
+        for rank in (*range(num_workers), None)
+        for name in (None, *run_names)
+    }
+
+
+def zenoh_security(
+    credentials: Credentials,
+    run: str,
+    num_workers: int,
+    run_names: Sequence[str] | None = None,
+) -> dict[str, object]:
+    """Zenoh settings that let a worker speak only for its own rank.
+
+    Both ends of every link check this, by the common name in the other end's certificate:
+    worker R can send messages from R, subscribe to the inbox of R, receive messages to R, and
+    declare itself alive as R. Everything else is dropped. A router relays messages, so it may
+    speak for all workers, but it holds each worker to the same rules.
+
+    Host names are not compared, because certificates would then need all names and addresses
+    that discovery may find. An impostor with another worker's certificate gets only that
+    worker's messages, from any machine.
+
+    A certificate that is bound to a run has a different common name, which is unknown in other
+    runs. Files are passed by content, so that the validated contents are used even if a file is
+    replaced in the meantime.
+
+    Args:
+        credentials: Credentials of this worker or router.
+        run: Name of the run in the keys, or "*" for a router, which serves all runs. Messages
+            go to `edgegossip/RUN/data/RECEIVER/SENDER`; tokens are
+            `edgegossip/RUN/alive/RANK/N`.
+        num_workers: Number of workers in the run.
+        run_names: Names of runs whose bound certificates are valid; only routers may have
+            several.
+
+    Returns:
+        Values for zenoh's configuration, by key.
+    """
+    identity = credentials.identity
+    certificate, key = _base64(identity.certificate), _base64(identity.key)
+    # Tokens of other runs are readable, so that a worker can report those runs.
+    runs: dict[str | None, _Keys] = {None: _Keys((run,), ("*",))}
+    for name in [bound_name(run)] if run_names is None else run_names:
+        named = (name, f"{name}:$*")
+        runs[name] = _Keys((run,) if run_names is None else named, named)
+    return {
+        # Discovery could otherwise lead to a plain link.
+        "transport/link/protocols": ["tls"],
+        # A second link of a session has the rights of the first. With more than one link
+        # allowed, zenoh verifies by a key of its own that both belong to one session. With a
+        # single one, an attacker could take over the id of a called session and its link.
+        "transport/unicast/max_links": 2,
+        "transport/link/tls": {
+            "root_ca_certificate_base64": _base64(credentials.anchors()),
+            "enable_mtls": True,
+            "listen_certificate_base64": certificate,
+            "listen_private_key_base64": key,
+            "connect_certificate_base64": certificate,
+            "connect_private_key_base64": key,
+            "verify_name_on_connect": False,
+            "close_link_on_expiration": True,
+        },
+        "access_control": _access_control(runs, num_workers),
+    }
+
+
+def _access_control(runs: Mapping[str | None, _Keys], num_workers: int) -> dict[str, object]:
+    rules, subjects, policies = [], [], []
+    for run_name, keys in runs.items():
+        common = _common_rules(run_name, keys)
+        rules += common
+        for rank in (*range(num_workers), None):
+            name = holder_name(rank, run_name)
+            own = _own_rules(name, "*" if rank is None else str(rank), keys)
+            rules += own
+            subjects.append({"id": name, "cert_common_names": [name]})
+            policies.append(
+                {"subjects": [name], "rules": [rule["id"] for rule in (*common, *own)]}
+            )
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": subjects,
+        "policies": policies,
+    }
+
+
+def _common_rules(run_name: str | None, keys: _Keys) -> list[_Rule]:
+    both = ["ingress", "egress"]
+    watch = ["declare_liveliness_subscriber", "liveliness_query"]
+    # This name differs from any holder's, so that the rules of the two cannot be confused.
+    where = "any run" if run_name is None else f"run {run_name}"
+    return [
+        _allow(f"watch in {where}", both, watch, ["edgegossip/*/alive/**"]),
+        _allow(f"alive in {where}", ["egress"], ["liveliness_token"], keys.alive("*/*")),
+        _allow(f"inbox in {where}", ["egress"], ["declare_subscriber"], keys.data("*/*")),
+    ]
+
+
+def _own_rules(name: str, rank: str, keys: _Keys) -> list[_Rule]:
+    return [
+        _allow(f"alive {name}", ["ingress"], ["liveliness_token"], keys.alive(f"{rank}/*")),
+        _allow(f"inbox {name}", ["ingress"], ["declare_subscriber"], keys.data(f"{rank}/*")),
+        _allow(f"from {name}", ["ingress"], ["put"], keys.data(f"*/{rank}")),
+        _allow(f"to {name}", ["egress"], ["put"], keys.data(f"{rank}/*")),
+    ]
+
+
+def _allow(name: str, flows: list[str], messages: list[str], keys: list[str]) -> _Rule:
+    return {
+        "id": name,
+        "permission": "allow",
+        "flows": flows,
+        "messages": messages,
+        "key_exprs": keys,
+    }
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

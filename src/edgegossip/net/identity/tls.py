@@ -1,0 +1,380 @@
+"""Files for mutual TLS, which identify a worker and its peers beyond one machine."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.protocol import Rank
+from edgegossip.net.address import Address
+from edgegossip.net.identity.certificates import (
+    authority_paths,
+    common_name,
+    holder_folder,
+    holder_name,
+    holder_paths,
+    is_pair,
+    parse_certificates,
+    parse_key,
+    parse_serial,
+    read_file,
+)
+from edgegossip.net.identity.revocation import (
+    Revocations,
+    authority_id,
+    constrain,
+    list_path,
+    parse_lists,
+)
+
+_LOG = logging.getLogger("edgegossip.net")
+_SOON = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityFiles:
+    """Validated contents of a worker's or router's files.
+
+    Args:
+        ca: Certificates of the authorities, in PEM.
+        certificate: The worker's certificate, in PEM.
+        key: The worker's private key, in PEM.
+    """
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @property
+    def authorities(self) -> list[x509.Certificate]:
+        return x509.load_pem_x509_certificates(self.ca)
+
+    @property
+    def holder(self) -> x509.Certificate:
+        return x509.load_pem_x509_certificates(self.certificate)[0]
+
+    @property
+    def end(self) -> datetime:
+        """End of the certificate's validity."""
+        return self.holder.not_valid_after_utc
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Credentials of a worker or router, and the invalid certificates that it knows about.
+
+    Args:
+        identity: Contents of the files.
+        revocations: Certificates revoked by the authorities.
+        banned: Serial numbers of further certificates that this machine rejects.
+        run_names: Names of runs whose bound certificates are valid; unbound certificates
+            always are.
+    """
+
+    identity: IdentityFiles
+    revocations: Revocations
+    banned: frozenset[int] = frozenset()
+    run_names: frozenset[str] = frozenset()
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether this worker's own certificate is revoked."""
+        return self._revokes(self.identity.holder)
+
+    def is_of(self, rank: Rank, certificate: x509.Certificate) -> bool:
+        """Whether `certificate` was issued by an authority for worker `rank` of this run."""
+        names = (holder_name(rank, name) for name in (None, *self.run_names))
+        return common_name(certificate.subject) in names and any(
+            has_signed(authority, certificate) for authority in self.identity.authorities
+        )
+
+    def flaw(self, certificate: x509.Certificate, now: datetime) -> str | None:
+        """The reason why an issued certificate is invalid at `now`; None if it is valid."""
+        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        if not begin <= now <= end:
+            return f"valid from {_moment(begin)} to {_moment(end)}"
+        is_out = certificate.serial_number in self.banned or self._revokes(certificate)
+        return "revoked" if is_out else None
+
+    def _revokes(self, certificate: x509.Certificate) -> bool:
+        return any(
+            certificate.serial_number in self._revoked(authority)
+            and has_signed(authority, certificate)
+            for authority in self.identity.authorities
+        )
+
+    def _revoked(self, authority: x509.Certificate) -> frozenset[int]:
+        revoked = self.revocations.get(authority_id(authority))
+        return revoked.serials if revoked else frozenset()
+
+    def anchors(self) -> bytes:
+        """The authorities in PEM, constrained so that TLS rejects revoked certificates.
+
+        Raises:
+            NetworkError: If there are more revocations than TLS supports.
+        """
+        anchors = []
+        for authority in self.identity.authorities:
+            constrained = constrain(authority, self.banned | self._revoked(authority))
+            anchors.append(constrained.public_bytes(Encoding.PEM))
+        return b"".join(anchors)
+
+
+@dataclass(frozen=True, slots=True)
+class TLS:
+    """The files that identify a worker or router and its peers; all in PEM.
+
+    Any authority works if it signs workers' certificates directly, with ``worker-R`` as common
+    name and an elliptic-curve key. A holder of the name ``edgegossip-router`` can impersonate
+    any worker. A revocable certificate needs the DNS name ``SERIAL.edgegossip``, with its
+    serial number in hex. All its DNS names must be well-formed. Revocation lists must be
+    complete, not delta or partitioned.
+
+    Args:
+        ca: Certificate of the authority, or of both authorities during a change.
+        certificate: Certificate of the worker or router.
+        key: Private key, without a password.
+        revoked: The authorities' lists of revoked certificates, if the file exists.
+        banned: Serial numbers of further certificates to reject.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    revoked: Path | None = None
+    banned: frozenset[int] = frozenset()
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path | str, rank: Rank | None, banned: Iterable[int] = ()
+    ) -> TLS:
+        """The files of worker `rank`, or of routers, as `edgegossip certs` names them.
+
+        They are in `folder` itself, or in its own folder there (``worker-R`` or ``router``).
+
+        >>> TLS.from_folder("certs", 2).certificate.as_posix()
+        'certs/worker-2.pem'
+        """
+        folder = Path(folder)
+        if (own := holder_folder(folder, rank)).is_dir():
+            folder = own
+        return cls(
+            authority_paths(folder)[0],
+            *holder_paths(folder, rank),
+            list_path(folder),
+            frozenset(banned),
+        )
+
+    def check(self, rank: Rank | None, run_names: Collection[str] | None = None) -> Credentials:
+        """Validate the files before the start; with an invalid file, links would never open.
+
+        A key that other users can read, or a certificate that expires soon, causes a warning.
+
+        Args:
+            rank: Worker that the certificate must be for; None for routers.
+            run_names: Names of runs that the certificate may be bound to; None for any run.
+
+        Raises:
+            NetworkError: If a file is missing or damaged; if the certificate is not for
+                worker `rank` (or routers), is bound to other runs, is revoked, is not valid
+                now, is not signed by an authority in `ca`, or does not match `key`; or if the
+                revocation list is not from an authority in `ca`.
+        """
+        identity = self.identity(rank, run_names)
+        self.warn(identity)
+        revocations, names = self.revocations(identity), frozenset(run_names or ())
+        credentials = Credentials(identity, revocations, self.banned, names)
+        if credentials.is_revoked:
+            raise NetworkError(
+                f"{self.certificate} has been revoked, and no other worker accepts it; issue "
+                "a new one"
+            )
+        credentials.anchors()
+        return credentials
+
+    def contents(self) -> list[bytes | None]:
+        """Contents of the files, valid or not; None for a file that cannot be read."""
+        contents: list[bytes | None] = []
+        for path in (self.ca, self.certificate, self.key, self.revoked):
+            try:
+                contents.append(None if path is None else path.read_bytes())
+            except OSError:
+                contents.append(None)
+        return contents
+
+    def identity(self, rank: Rank | None, run_names: Collection[str] | None) -> IdentityFiles:
+        """Read the identity; see `check`.
+
+        Raises:
+            NetworkError: See `check`.
+        """
+        for path in (self.ca, self.certificate, self.key):
+            if not path.exists():
+                which = "--router" if rank is None else f"--rank {rank}"
+                raise NetworkError(
+                    f"{path} is missing; make it where the authority is (edgegossip certs "
+                    f"issue {which}) and copy its folder to this machine"
+                )
+        identity = IdentityFiles(
+            *(read_file(path) for path in (self.ca, self.certificate, self.key))
+        )
+        certificate = parse_certificates(identity.certificate, self.certificate)[0]
+        self._check_name(certificate, rank, run_names)
+        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        now = datetime.now(UTC)
+        if not begin <= now <= end:
+            raise NetworkError(
+                f"{self.certificate} is valid from {_moment(begin)} to {_moment(end)}, and it "
+                f"is {_moment(now)} here; set the clock, or issue another"
+            )
+        self._check_signature(certificate, parse_certificates(identity.ca, self.ca))
+        if not is_pair(certificate, parse_key(identity.key, self.key)):
+            raise NetworkError(
+                f"{self.key} is not the key of {self.certificate}; copy both from one place"
+            )
+        return identity
+
+    def revocations(
+        self, identity: IdentityFiles, in_force: Revocations | None = None
+    ) -> Revocations:
+        """Read the authorities' revocations; see `parse_lists`.
+
+        Raises:
+            NetworkError: See `check`.
+        """
+        if self.revoked is None:
+            return {}
+        content = read_file(self.revoked) if self.revoked.exists() else b""
+        return parse_lists(content, self.revoked, identity.authorities, in_force)
+
+    def _check_name(
+        self,
+        certificate: x509.Certificate,
+        rank: Rank | None,
+        run_names: Collection[str] | None,
+    ) -> None:
+        name = common_name(certificate.subject)
+        holder, _, run_name = name.partition("@")
+        if holder != holder_name(rank):
+            raise NetworkError(
+                f"{self.certificate} is for {name!r}, not for {holder_name(rank)!r}; give "
+                "its own certificate, or another --rank"
+            )
+        if run_name and run_names is not None and run_name not in run_names:
+            option = "--run" if rank is None else "--name"
+            raise NetworkError(
+                f"{self.certificate} is valid only in runs named {run_name!r}; give {option} "
+                f"{run_name}, or give another certificate"
+            )
+
+    def _check_signature(
+        self, certificate: x509.Certificate, authorities: Sequence[x509.Certificate]
+    ) -> None:
+        if not any(has_signed(authority, certificate) for authority in authorities):
+            names = " or ".join(repr(common_name(each.subject)) for each in authorities)
+            raise NetworkError(
+                f"{self.certificate} is signed by {common_name(certificate.issuer)!r} and not "
+                f"by the authority in {self.ca}, {names}; all workers need certificates of "
+                "one authority"
+            )
+
+    def warn(self, identity: IdentityFiles) -> None:
+        """Log warnings about the identity; see `check`."""
+        if self.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            _LOG.warning(
+                "other users of this machine can read %s, and then impersonate its owner; "
+                "use: chmod 600 %s",
+                self.key,
+                self.key,
+            )
+        if identity.end - datetime.now(UTC) < _SOON:
+            _LOG.warning(
+                "%s expires on %s, and links close then; replace it before",
+                self.certificate,
+                _moment(identity.end),
+            )
+
+
+def has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    """Whether `authority` has issued `certificate` directly."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def _moment(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M} UTC"
+
+
+def load_tls(
+    folder: Path | str | None,
+    rank: Rank | None,
+    run_names: Collection[str] = (),
+    ban: Iterable[str] = (),
+) -> TLS | None:
+    """Find and validate the files of worker `rank`, or of routers; see `require_tls`.
+
+    Args:
+        folder: Folder of the files; None if there are none.
+        rank: The worker; None for a router.
+        run_names: Names of runs that its certificate may be bound to.
+        ban: Serial numbers, in hex, of certificates to reject.
+
+    Raises:
+        NetworkError: See `TLS.check`; also if `ban` is given without `folder`.
+        ValueError: If a serial number in `ban` is malformed.
+    """
+    banned = [parse_serial(each) for each in ban]
+    if folder is None:
+        if banned:
+            raise NetworkError("--ban rejects certificates, so it needs --tls FOLDER")
+        return None
+    tls = TLS.from_folder(folder, rank, banned)
+    tls.check(rank, run_names)
+    return tls
+
+
+def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
+    """Refuse to start if strangers could eavesdrop or take part.
+
+    Args:
+        address: Endpoints at which this worker listens, and to which it connects.
+        tls: Its certificates, if any.
+        insecure: Whether the user has allowed plain connections.
+
+    Raises:
+        NetworkError: If `address` reaches beyond this machine with neither `tls` nor
+            `insecure`, or has endpoints that do not match `tls`.
+    """
+    endpoints = (*address.listen, *address.connect)
+    encrypted = [endpoint for endpoint in endpoints if endpoint.startswith("tls/")]
+    if tls is None and encrypted:
+        raise NetworkError(
+            f"{encrypted[0]} needs certificates; make them with: edgegossip certs init"
+        )
+    if tls is not None and len(encrypted) < len(endpoints):
+        plain = next(endpoint for endpoint in endpoints if endpoint not in encrypted)
+        raise NetworkError(
+            f"{plain} is not encrypted; with certificates, every endpoint is tls/HOST:PORT"
+        )
+    if tls is not None or (address.is_loopback and not address.multicast):
+        return
+    where = "multicast discovery" if address.multicast else ", ".join(endpoints)
+    if not insecure:
+        raise NetworkError(
+            f"{where} reaches beyond this machine, where anyone could read and send; make "
+            "certificates (edgegossip certs init), or give --insecure in a network that you "
+            "trust"
+        )
+    _LOG.warning("nothing is encrypted, and no peer has to prove who it is: %s", where)

@@ -1,0 +1,366 @@
+"""The links of a session, with a known fact about each."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Generic, TypeAlias, TypeVar
+
+import zenoh
+
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.net.address import is_loopback
+from edgegossip.net.transport import Incarnation
+
+T = TypeVar("T")
+Ends: TypeAlias = tuple[str, str, str]
+"""The session at the other end of a link, and the addresses of both ends."""
+
+
+class KnownLinks(Generic[T]):
+    """Follows the links of a session.
+
+    Args:
+        know: Returns the value to store for a link, or None to omit the link.
+
+    Attributes:
+        known: Stored values by the ends of each link. The dict is replaced, never changed,
+            because zenoh's threads write while other threads read.
+    """
+
+    def __init__(self, know: Callable[[zenoh.Link], T | None]) -> None:
+        self._know = know
+        self.known: dict[Ends, T] = {}
+
+    def follow(self, session: zenoh.Session) -> None:
+        """Follow `session` until it is closed or another one is followed."""
+        self.known = {}
+        # At once, without a thread of its own: a link must be known before its messages arrive.
+        linked = zenoh.handlers.Callback(self._linked, indirect=False)
+        session.info.declare_link_events_listener(linked, history=True)
+
+    def _linked(self, event: zenoh.LinkEvent) -> None:
+        link, known = event.link, dict(self.known)
+        ends = (str(link.zid), str(link.src), str(link.dst))
+        fact = self._know(link) if event.kind == zenoh.SampleKind.PUT else None
+        if fact is None:
+            known.pop(ends, None)
+        else:
+            known[ends] = fact
+        self.known = known
+
+
+# Find the links of a session that lead beyond this machine.
+
+
+class Reach:
+    """Follows the links of a session; links within this machine use no network card."""
+
+    def __init__(self) -> None:
+        self._links = KnownLinks(lambda link: not _is_within(str(link.src), str(link.dst)))
+
+    def follow(self, session: zenoh.Session) -> None:
+        """Follow `session` until it is closed or another one is followed."""
+        self._links.follow(session)
+
+    def leave_machine(self, session_id: str | None) -> bool:
+        """Whether traffic with a session leaves this machine.
+
+        Without a link to that session, any external link counts, because the path leads over a
+        router or is not known yet.
+        """
+        links = self._links.known
+        direct = [leaves for (other, *_), leaves in links.items() if other == session_id]
+        return any(direct or links.values())
+
+
+def _is_within(source: str, destination: str) -> bool:
+    """Whether both ends of a link are on this machine, so that its traffic stays internal."""
+    return is_loopback(source) or _host(source) == _host(destination)
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0]
+
+
+# Dead links: they lead to a closed session, stay up, and never carry a message.
+
+
+_FIRST = 0x10000
+_NUM_DIGITS = len(f"{_FIRST:x}")
+_MAX_DOUBLINGS = 10
+
+
+def new_session_id(rank: Rank, incarnation: Incarnation = 0) -> str:
+    """Draw the id of a session of `rank`; the id contains the rank and the incarnation.
+
+    >>> len(new_session_id(3)), new_session_id(3, 0xBEEF)[:21]
+    (27, '10003000000000000beef')
+    """
+    return f"{_FIRST + rank:x}{incarnation:016x}{secrets.token_hex(3)}"
+
+
+def process_of(session_id: str | None) -> Incarnation | None:
+    """The incarnation in a session's id; None if it is not the session of a worker.
+
+    >>> process_of(new_session_id(3, 17)), process_of("c0ffee"), process_of(None)
+    (17, None, None)
+    """
+    if session_id is None or len(session_id) != _NUM_DIGITS + 22:
+        return None
+    return int(session_id[_NUM_DIGITS : _NUM_DIGITS + 16], 16)
+
+
+class DeadLinks:
+    """Detects links to workers that show no sign of life.
+
+    A zenoh session that closes during an incoming connection may admit the new link after it
+    has closed all other links. The new link then lives as long as the process. The caller
+    believes that it has reached the worker, and never connects to the worker's next session.
+    Only the caller can end this, by opening a new session.
+
+    A malicious worker could cause such renewals by linking without a sign of life, so the wait
+    doubles each time.
+
+    Args:
+        patience: Seconds for which a link may lack a sign of life. A leaving worker withdraws
+            its token and then stays for at most a lease.
+    """
+
+    def __init__(self, patience: Seconds) -> None:
+        self._patience = patience
+        self._num_found = 0
+        self._links = KnownLinks(_rank)
+        self._mute_since: dict[Rank, Seconds] = {}
+
+    def follow(self, session: zenoh.Session) -> None:
+        """Follow `session` until it is closed or another one is followed."""
+        self._mute_since = {}
+        self._links.follow(session)
+
+    def find(self, absent: Collection[Rank]) -> Rank | None:
+        """Look for a worker whose link has lacked a sign of life for too long."""
+        mute, now = {*self._links.known.values()}.intersection(absent), time.monotonic()
+        self._mute_since = {rank: self._mute_since.get(rank, now) for rank in mute}
+        patience = self._patience * 2 ** min(self._num_found, _MAX_DOUBLINGS)
+        found = [rank for rank, since in self._mute_since.items() if now - since > patience]
+        if not found:
+            return None
+        self._num_found += 1
+        return min(found)
+
+
+def _rank(link: zenoh.Link) -> Rank | None:
+    """Read the rank from the other end's session id; None if that end is not a worker."""
+    zid = str(link.zid)
+    return int(zid[:_NUM_DIGITS], 16) - _FIRST if len(zid) == len(new_session_id(0)) else None
+
+
+# Expired links: opened with a certificate in its last second, and never closed by zenoh.
+
+
+_LOG = logging.getLogger("edgegossip.net")
+
+
+class ExpiredLinks:
+    """Detects links whose other end may have reopened them with an expiring certificate.
+
+    zenoh closes all links of a certificate at the beginning of the second in which it expires.
+    TLS accepts the certificate until the end of that second. A link that is opened in between
+    may stay for good (zenoh 1.10), and only a new session, with new handshakes, ends it. zenoh
+    tells no end of a certificate, so every session is suspect whose link was closed and
+    reopened within one second of this machine's clock. A worker closes its own links before
+    its certificate expires, so honest workers cause this only if their clock is late.
+
+    A malicious worker could cause renewals by reopening its links often, so the wait doubles
+    each time. It can hide its expiry by opening another session in that second.
+
+    Args:
+        clock: Returns the time of day in seconds since 1970, as certificates have it.
+    """
+
+    def __init__(self, clock: Callable[[], Seconds] = time.time) -> None:
+        self._clock = clock
+        self._num_found = 0
+        self._lock = threading.Lock()
+        self._closed_in: dict[str, int] = {}
+        self._suspects: dict[Ends, tuple[int, str]] = {}
+
+    def follow(self, session: zenoh.Session) -> None:
+        """Follow `session` until it is closed or another one is followed."""
+        with self._lock:
+            self._closed_in, self._suspects = {}, {}
+        linked = zenoh.handlers.Callback(self._linked, indirect=False)
+        session.info.declare_link_events_listener(linked, history=False)
+
+    def find(self) -> bool:
+        """Whether a link may have outlived its certificate; logs whose link it is."""
+        wait = 2 ** min(self._num_found, _MAX_DOUBLINGS)
+        now = int(self._clock())
+        with self._lock:
+            self._closed_in = {zid: at for zid, at in self._closed_in.items() if at == now}
+            names = {name for at, name in self._suspects.values() if now >= at + wait}
+        if not names:
+            return False
+        self._num_found += 1
+        _LOG.warning(
+            "the certificate of %s may have expired: its link was closed and reopened within a "
+            "second; all links are reopened, which only valid certificates permit",
+            ", ".join(sorted(names)),
+        )
+        return True
+
+    def _linked(self, event: zenoh.LinkEvent) -> None:
+        link = event.link
+        ends = (str(link.zid), str(link.src), str(link.dst))
+        self.take(ends, link.auth_identifier, is_open=event.kind == zenoh.SampleKind.PUT)
+
+    def take(self, ends: Ends, name: str | None, *, is_open: bool) -> None:
+        """Note that a link of a certificate's holder was opened or closed just now."""
+        now = int(self._clock())
+        with self._lock:
+            if not is_open:
+                self._closed_in[ends[0]] = now
+                self._suspects.pop(ends, None)
+            elif name is not None and self._closed_in.get(ends[0]) == now:
+                self._suspects[ends] = (now, name)
+
+
+# Relaying: with certificates, a worker speaks only for itself, so only routers relay.
+
+
+def warn_without_relay(session: zenoh.Session, holders: Mapping[str, Rank | None]) -> None:
+    """Warn if a worker that does not listen is linked to another worker, and not to a router.
+
+    Nobody calls such a worker, and the other worker cannot relay: each end of a link drops
+    messages that name another sender than the certificate.
+
+    Args:
+        session: Session of a worker that does not listen and has certificates.
+        holders: Ranks of the permitted certificates, by common name; None for routers.
+    """
+    told: set[Rank] = set()
+
+    def linked(event: zenoh.LinkEvent) -> None:
+        rank = holders.get(event.link.auth_identifier or "")
+        if event.kind != zenoh.SampleKind.PUT or rank is None or rank in told:
+            return
+        told.add(rank)
+        _LOG.warning(
+            "this worker reaches only worker %d, because it does not listen, and workers with "
+            "certificates do not relay; to reach the others too, give --listen tls/0.0.0.0:0 "
+            "(any free port), or --connect with the endpoint of a router",
+            rank,
+        )
+
+    session.info.declare_link_events_listener(linked, history=True)
+
+
+# Strangers: peers outside the run, which zenoh rejects and this module reports.
+
+
+Refused: TypeAlias = Callable[[Rank | None, str], None]
+"""Called from any thread for a stranger, with its claimed rank (if any) and a reason."""
+
+_TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
+
+
+def log_refused_connections() -> None:
+    """Let zenoh print a line for every connection that TLS rejects.
+
+    Connections with a wrong authority, with an expired or missing certificate, or without TLS
+    fail before there is a session. Zenoh reports these only in its log on standard output. The
+    environment variable RUST_LOG has priority.
+    """
+    zenoh.init_log_from_env_or(
+        # Access control drops declarations of others, but not their later withdrawal, which
+        # zenoh then calls unknown. Such lines name no peer, and nothing is to be done.
+        "error,zenoh::net::routing::hat=off,zenoh::api::session=off,"
+        "zenoh_link_tls::unicast=warn,zenoh_link_commons::tls=warn"
+    )
+
+
+def report_strangers(
+    session: zenoh.Session,
+    run: str,
+    num_workers: int,
+    holders: Mapping[str, Rank | None],
+    refused: Refused,
+) -> None:
+    """Call `refused` for links of peers outside the run and for workers of other runs.
+
+    Their messages are dropped. Reports end when the session is closed.
+
+    Args:
+        session: Session of a worker.
+        run: Name of the run in the keys.
+        num_workers: Number of workers in the run.
+        holders: Ranks of the permitted certificates, by common name.
+        refused: Called once for each stranger.
+    """
+    report_links(session, holders, lambda reason: refused(None, reason))
+    report = _once(refused)
+
+    def appeared(sample: zenoh.Sample) -> None:
+        match = _TOKEN.fullmatch(str(sample.key_expr))
+        if match and match[1] != run:
+            rank = int(match[2])
+            reason = (
+                f"a sign of life in run {match[1][:80]!r}, whose recipe or --name differs from "
+                f"this run, {run!r}"
+            )
+            report(rank if rank < num_workers else None, reason)
+
+    session.liveliness().declare_subscriber("edgegossip/*/alive/*/*", appeared, history=True)
+
+
+def report_links(
+    session: zenoh.Session, holders: Mapping[str, Rank | None], refused: Callable[[str], None]
+) -> None:
+    """Call `refused` once for each link of a peer that is neither a worker nor a router.
+
+    This includes links that join another peer's session. Zenoh verifies with only a short key
+    that both links belong to one session.
+
+    Args:
+        session: Session of a worker or a router.
+        holders: Ranks of the permitted certificates, by common name.
+        refused: Called with the reason.
+    """
+    num_workers = len({rank for rank in holders.values() if rank is not None})
+    names: dict[str, str] = {}
+    report = _once(lambda _, reason: refused(reason))
+
+    def linked(event: zenoh.LinkEvent) -> None:
+        name, session_id = event.link.auth_identifier, str(event.link.zid)
+        if event.kind != zenoh.SampleKind.PUT:
+            names.pop(session_id, None)
+        elif name is None:
+            return
+        elif name not in holders and "@" in name:
+            report(None, f"a link from {name[:80]!r}, which is valid only in other runs")
+        elif name not in holders:
+            report(
+                None,
+                f"a link from {name[:80]!r}, which is not one of the {num_workers} workers",
+            )
+        elif names.setdefault(session_id, name) != name:
+            report(None, f"a link from {name!r} in a session of {names[session_id]!r}")
+
+    session.info.declare_link_events_listener(linked, history=True)
+
+
+def _once(refused: Refused) -> Refused:
+    """Wrap `refused` so that it gets each reason once, and at most a thousand reasons."""
+    told: set[tuple[Rank | None, str]] = set()
+
+    def report(rank: Rank | None, reason: str) -> None:
+        if (rank, reason) not in told and len(told) < 1000:
+            told.add((rank, reason))
+            refused(rank, reason)
+
+    return report

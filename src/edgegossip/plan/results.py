@@ -1,0 +1,200 @@
+"""The results of a plan: table, recommendation, commands and figures."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from edgegossip.plan.candidates import Proposal
+from edgegossip.plan.ranking import Outlook, no_winner, ranked, reason
+from edgegossip.plan.study import Stage
+from edgegossip.report import units
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.scoreboard import metric_of, unit_of, values_of
+from edgegossip.runs.study import Row
+
+SHOWN = 5
+"""Number of candidates whose curves are drawn."""
+
+
+def ranking_rows(rows: Mapping[str, Row]) -> list[Row]:
+    return [row for row in rows.values() if "rung" not in row]
+
+
+def print_ranking(order: Sequence[Outlook], target: float) -> None:
+    """Print the ranked table."""
+    table = RichTable(box=None, padding=(0, 1))
+    metric = order[0].metric
+    goal = units.metric_value(target, metric)
+    for column in ("", f"time to {goal}", "sent", "idle", metric.name):
+        justify: Any = "right" if column else "left"
+        table.add_column(column, justify=justify, no_wrap=bool(column))
+    for each in order:
+        table.add_row(
+            escape(each.run),
+            each.told_time,
+            units.data_size(each.num_bytes),
+            units.percent(each.idle, 0),
+            units.metric_value(each.value, metric),
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def advice(
+    target: float,
+    order: Sequence[Outlook],
+    stage: Stage,
+    proposals: Mapping[str, Sequence[Proposal]],
+) -> Iterator[str]:
+    """Write the recommendation, its reason, and the commands.
+
+    Args:
+        target: Value of the metric to reach.
+        order: Candidates, best first.
+        stage: The machines.
+        proposals: Settings that were tried for each algorithm.
+    """
+    best = order[0]
+    goal = units.metric_value(target, best.metric)
+    if (why := no_winner(order, goal)) is not None:
+        is_missed = math.isinf(best.seconds)
+        change = "a lower" if best.metric.higher_is_better == is_missed else "a higher"
+        remedy = f"give {change} --target" + (", or more --max-seconds" if is_missed else "")
+        yield f"{why}; {remedy}"
+        return
+    yield f"best: {best.run}: {goal} after {best.told_time}"
+    yield reason(order)
+    tried = proposals[best.only]
+    chosen = next(each for each in tried if each.label == best.run)
+    yield from _at_an_end(chosen, tried)
+    yield (
+        f"these commands stop after {units.seconds(stage.seconds)}, like the runs of this "
+        "plan; raise their time limit to train for longer"
+    )
+    yield f"try it on this machine: {chosen.command('launch', stage.seconds)}"
+    start = chosen.command("worker", stage.seconds)
+    endpoints = [machine.endpoint for machine in stage.machines]
+    if None in endpoints:
+        yield f"on machine R: {start} --rank R"
+        return
+    for rank, machine in enumerate(stage.machines):
+        others = " ".join(each for each in endpoints[:rank] if each)
+        connect = f" --connect {others}" if others else ""
+        yield (f"on {machine.name}: {start} --rank {rank} --listen {machine.endpoint}{connect}")
+
+
+def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
+    """Yield a note for each setting whose best value is the smallest or largest tried."""
+    for index in range(0, len(chosen.point), 2):
+        option, value = chosen.point[index : index + 2]
+        others = {each.point[index + 1] for each in tried}
+        if len(others) > 1 and all(map(_is_number, others)):
+            for end, extreme in (("least", min), ("greatest", max)):
+                if value == extreme(others, key=float):
+                    yield f"note: {option} {value} is the {end} value tried; extend the range"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
+    ranking = ranking_rows(rows)
+    if not ranking:
+        return Exhibits()
+    goal, order = ranked(ranking, target)
+    metric = order[0].metric
+    first = min(row["seed"] for row in ranking)
+    shown = {each.run for each in order[:SHOWN]}
+    curves = tuple(
+        Series(name=row["run"], x=tuple(row["times"]), y=tuple(values_of(row)))
+        for row in ranking
+        if row["seed"] == first and row["run"] in shown
+    )
+    panel = Panel(
+        title="The best candidates",
+        kind="lines",
+        x_label="virtual time",
+        x_unit="seconds",
+        y_label=metric.name,
+        y_unit=unit_of(metric),
+        series=curves,
+    )
+    figure = Figure(
+        name="plan",
+        heading=f"{units.capitalized(metric.name)} over time",
+        caption="On virtual machines like the given ones; one seed.",
+        panels=(panel,),
+    )
+    return Exhibits(
+        figures=(figure,), tables=(_ranking_table(order, goal), *_tuning_tables(rows))
+    )
+
+
+def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
+    metric = order[0].metric
+    return Table(
+        heading="Candidates, best first",
+        columns=(
+            ("run", "text"),
+            ("time to target", "seconds"),
+            ("soonest", "seconds"),
+            ("latest", "seconds"),
+            (metric.name, unit_of(metric)),
+            ("sent", "bytes"),
+            ("samples", "number"),
+            ("idle", "percent"),
+            ("busiest uplink", "percent"),
+        ),
+        rows=tuple(_line(each) for each in order),
+        note="Medians over seeds that were not used to choose settings, measured on held-out "
+        f"training samples; the target is "
+        f"{units.metric_value(goal, metric, 2)}. {reason(order)} Sent "
+        "and samples: of all machines, up to the target. Idle: share of the machines' capacity "
+        "that does not train; a server's machine does not. Busiest uplink: share of time in "
+        "which it sends.",
+    )
+
+
+def _line(each: Outlook) -> tuple[str | float | None, ...]:
+    times = (each.seconds, min(each.times), max(each.times))
+    known = (None if math.isinf(time) else time for time in times)
+    counts = (each.num_bytes, each.samples, each.idle, each.uplink)
+    return (each.run, *known, each.value, *counts)
+
+
+def _tuning_tables(rows: Mapping[str, Row]) -> Iterator[Table]:
+    tried = [row for row in rows.values() if "rung" in row]
+    if not tried:
+        return
+    metric = metric_of(tried[0])
+    lines = [
+        (
+            row["run"],
+            f"{row['rung']} of {row['num_rungs']}",
+            row["times"][-1] if row["times"] else None,
+            metric.best(values_of(row)) if row["times"] else None,
+        )
+        for row in tried
+    ]
+    yield Table(
+        heading="Tuning",
+        columns=(
+            ("run", "text"),
+            ("rung", "text"),
+            ("duration", "seconds"),
+            (f"best {metric.name}", unit_of(metric)),
+        ),
+        rows=tuple(lines),
+        note="Each rung keeps the best third, for runs that are three times as long; a dash: "
+        "it diverged.",
+    )

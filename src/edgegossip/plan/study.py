@@ -1,0 +1,266 @@
+"""The runs of a plan: a ladder of short runs for each candidate, and whole runs of the best."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Seconds, Steps, Train
+from edgegossip.plan.candidates import Proposal
+from edgegossip.plan.halving import Cost, HalvingRung, Ladder, Ranking
+from edgegossip.plan.machines import Machine, links_between
+from edgegossip.plan.ranking import (
+    by,
+    curve,
+    default_target,
+    diverged,
+    in_order,
+    ranked,
+    use_of_machines,
+)
+from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.process import one_intra_op_thread
+from edgegossip.runs.runner import run
+from edgegossip.runs.study import Cell, Row, Session
+from edgegossip.runs.tracking import Progress, Status
+from edgegossip.training.task import Workload
+
+LOOKS = 60
+"""Number of evaluations in a whole run."""
+LEAST_LOOKS = 20
+"""Minimum number of evaluations in a short run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The machines, and the common settings of all runs on them.
+
+    Args:
+        machines: One for each rank.
+        measured: Samples per second of this machine, for relative speeds.
+        seconds: Duration of a whole run.
+        held_out: Share of the training samples on which runs are judged; 0 for the test split.
+        target: Value of the metric to reach; None for the default.
+    """
+
+    machines: tuple[Machine, ...]
+    measured: float
+    seconds: Seconds
+    held_out: float
+    target: float | None
+
+    @property
+    def speeds(self) -> list[float]:
+        """Samples per second of each machine."""
+        return [each.platform(self.measured).throughput for each in self.machines]
+
+    def experiment(self, proposal: Proposal, seed: int, share: float = 1.0) -> Experiment:
+        """Make the experiment that runs a proposal on these machines."""
+        seconds = share * self.seconds
+        experiment = proposal.experiment(seed, seconds)
+        dataset = experiment.task.dataset
+        if self.held_out:
+            dataset = without_test_data(dataset, self.held_out)
+        return replace(
+            experiment,
+            task=replace(experiment.task, dataset=dataset),
+            platforms=tuple(each.platform(self.measured) for each in self.machines),
+            links=links_between(self.machines),
+            max_seconds=seconds,
+            evaluation_interval=seconds / max(LEAST_LOOKS, round(LOOKS * share)),
+            evaluation_epochs=None,
+            profiles={},
+        )
+
+    def row(self, proposal: Proposal, seed: int, share: float, session: Session) -> Row:
+        """Run a proposal and return its row; the run may diverge."""
+        found: dict[str, Any] = {
+            "run": proposal.label,
+            "algorithm": proposal.only,
+            "seed": seed,
+            "share": share,
+        }
+        experiment = self.experiment(proposal, seed, share)
+        try:
+            results = session.run(experiment)
+        except TrainingError as error:  # it has diverged: a result, and not a failed plan
+            lost = diverged(experiment.task.metric)
+            return {**found, **lost, "idle": 0.0, "uplink": 0.0, "error": str(error)}
+        use = {} if share < 1 else use_of_machines(session.folder, self.speeds)
+        return {**found, **curve(results), **use}
+
+
+def cells_of(
+    stage: Stage,
+    proposals: Mapping[str, Sequence[Proposal]],
+    ladders: Mapping[str, Ladder],
+    seeds: Sequence[int],
+) -> tuple[Cell, ...]:
+    """All runs: the rungs of each candidate, then whole runs of its best setting.
+
+    The seeds of rungs begin with `TUNING_SEED`.
+    """
+    tuning, last = list[Cell](), dict[str, list[str]]()
+    for only, ladder in ladders.items():
+        some = tuple(proposals[only][: ladder.num_settings])
+        before, seed = list[str](), TUNING_SEED
+        for number, rung in enumerate(ladder.rungs, start=1):
+            step = _Step(stage, some, only, number, len(ladder.rungs))
+            rung_seeds = range(seed, seed + rung.num_seeds)
+            cells = [*step.cells(rung, rung_seeds, before)]
+            tuning += cells
+            before, seed = [cell.name for cell in cells], seed + rung.num_seeds
+        last[only] = before
+    # The goal of the last rungs is the same for all candidates.
+    after = tuple(name for names in last.values() for name in names)
+    ranking = [
+        Cell(
+            name=f"{only}/seed{seed}",
+            group="ranking",
+            work=partial(_rank, stage, tuple(proposals[only]), seed),
+            after=after,
+        )
+        for only in proposals
+        for seed in seeds
+    ]
+    return (*tuning, *ranking, *_finals(stage, proposals, ranking, seeds))
+
+
+def _finals(
+    stage: Stage,
+    proposals: Mapping[str, Sequence[Proposal]],
+    ranking: Sequence[Cell],
+    seeds: Sequence[int],
+) -> Iterator[Cell]:
+    """More seeds for the best candidates, because few seeds rank close candidates by chance."""
+    every = tuple(each for some in proposals.values() for each in some)
+    race = Ranking(len(proposals), len(seeds))
+    for place in range(race.num_finalists):
+        for seed in range(max(seeds) + 1, max(seeds) + 1 + race.num_final_seeds):
+            yield Cell(
+                name=f"finalist{place + 1}/seed{seed}",
+                group="ranking",
+                work=partial(_run_finalist, stage, every, place, seed),
+                after=tuple(cell.name for cell in ranking),
+            )
+
+
+def _run_finalist(
+    stage: Stage, proposals: Sequence[Proposal], place: int, seed: int, session: Session
+) -> Row:
+    _, order = ranked(session.rows.values(), stage.target)
+    known = {each.label: each for each in proposals}
+    run = order[min(place, len(order) - 1)].run
+    return {**stage.row(known[run], seed, 1.0, session), "is_final": True}
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One rung of a candidate's ladder."""
+
+    stage: Stage
+    proposals: tuple[Proposal, ...]
+    only: str
+    number: int
+    num_rungs: int
+
+    def cells(
+        self, rung: HalvingRung, seeds: Sequence[int], before: Sequence[str]
+    ) -> Iterator[Cell]:
+        """One cell for each setting and seed, after the cells of the previous rung."""
+        folder = f"tuning/{self.only}/rung{self.number}"
+        for place in range(rung.num_settings):
+            for seed in seeds:
+                yield Cell(
+                    name=f"{folder}/{place + 1}/seed{seed}",
+                    group="tuning",
+                    work=partial(self._work, place, rung.share, seed),
+                    after=tuple(before),
+                )
+
+    def _work(self, place: int, share: float, seed: int, session: Session) -> Row:
+        proposal = best_of(self.proposals, session.rows, self.stage.target, place)
+        found = self.stage.row(proposal, seed, share, session)
+        return {**found, "rung": self.number, "num_rungs": self.num_rungs}
+
+
+def _rank(stage: Stage, proposals: tuple[Proposal, ...], seed: int, session: Session) -> Row:
+    proposal = best_of(proposals, session.rows, stage.target)
+    return stage.row(proposal, seed, 1.0, session)
+
+
+def best_of(
+    proposals: Sequence[Proposal],
+    rows: Mapping[str, Row],
+    target: float | None,
+    place: int = 0,
+) -> Proposal:
+    """The proposal of one algorithm at a place in the ranking, by default the best.
+
+    Args:
+        proposals: Proposals of one algorithm, in the order that applies before any run.
+        rows: Rows of the rungs, of any algorithms.
+        target: Value of the metric to reach; None for the default.
+        place: Place in the ranking, from 0.
+    """
+    mine = by("algorithm", rows.values()).get(proposals[0].only)
+    if mine is None:
+        return proposals[place]
+    order = in_order(mine, default_target(rows.values()) if target is None else target)
+    known = {each.label: each for each in proposals}
+    return known[order[min(place, len(order) - 1)]]
+
+
+# How long it takes.
+
+
+def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float:
+    """Measure the training samples per second of one core of this machine."""
+    ranks = experiment.data_ranks
+    workload = Workload(experiment.task, ranks, experiment.seed, experiment.algorithm.role)
+    trainer, params = workload.make_trainer(ranks[0]), workload.initial_params(ranks[0])
+    num_samples, began = 0, None
+    with one_intra_op_thread():
+        while began is None or time.perf_counter() - began < seconds:
+            result = trainer.train(Train(params, Steps(5)))
+            if began is None:  # the first steps are a warmup
+                began = time.perf_counter()
+            else:
+                num_samples += result.num_samples
+    return num_samples / (time.perf_counter() - began)
+
+
+def measured_cost(stage: Stage, proposal: Proposal, seconds: Seconds = 1.0) -> Cost:
+    """Time the beginning of a proposal's whole run, for at least `seconds` seconds."""
+    watch, began = _Watch(seconds), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
+        experiment = stage.experiment(proposal, TUNING_SEED)
+        run(experiment, out=Path(folder) / "pilot", num_threads=0, progress=watch)
+    (first, _), *_, (last, time_there) = watch.seen  # the first one is at time 0
+    whole = (last - first) * stage.seconds / time_there
+    return Cost(start=first - began, whole=whole)
+
+
+class _EnoughError(Exception):
+    """Signals that enough of a run has been timed."""
+
+
+class _Watch(Progress):
+    """Ends a run after some seconds, at one of its evaluations."""
+
+    def __init__(self, seconds: Seconds) -> None:
+        self.seen: list[tuple[float, Seconds]] = []
+        self._seconds = seconds
+
+    def update(self, status: Status) -> None:
+        self.seen.append((time.perf_counter(), status.time))
+        if len(self.seen) > 1 and self.seen[-1][0] - self.seen[0][0] >= self._seconds:
+            raise _EnoughError

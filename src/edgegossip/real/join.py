@@ -1,0 +1,168 @@
+"""Joining a run over Zenoh, with a monitor, as `edgegossip worker` does."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.machine.allocation import keep_freed_memory
+from edgegossip.machine.counters import SystemCounters
+from edgegossip.machine.monitor import Monitor
+from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.profile import Profile
+from edgegossip.machine.profiling import TimedTraining
+from edgegossip.machine.telemetry import Journal, open_telemetry
+from edgegossip.net.address import Address
+from edgegossip.net.identity.access import bound_name
+from edgegossip.net.identity.certificates import parse_serial
+from edgegossip.net.identity.tls import load_tls
+from edgegossip.net.zenoh.session import LEASE, require_lease
+from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.introducing import run_key
+from edgegossip.real.worker import WorkerSettings, take_part
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.files import require_unlocked
+from edgegossip.runs.process import intra_op_threads
+from edgegossip.training.sampling.accuracy_aware import PLAIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """A worker's connection to the other workers.
+
+    Args:
+        address: Endpoints at which this worker listens, and to which it connects.
+        tls: Folder with ca.pem and this rank's certificate and key; None for plain links.
+        ban: Serial numbers, in hex, of certificates to reject.
+        insecure: Allow plain links beyond this machine.
+        lease: See `ZenohTransport`; slow links need a longer lease.
+
+    Raises:
+        ValueError: If `lease` is out of range, or a serial number in `ban` is malformed.
+    """
+
+    address: Address
+    tls: Path | str | None = None
+    ban: tuple[str, ...] = ()
+    insecure: bool = False
+    lease: Seconds = LEASE
+
+    def __post_init__(self) -> None:
+        require_lease(self.lease)
+        for serial in self.ban:
+            parse_serial(serial)
+
+
+def join(
+    experiment: Experiment,
+    rank: Rank,
+    *,
+    out: Path | str,
+    connection: Connection,
+    settings: WorkerSettings = WorkerSettings(),
+    profile: Path | str | None = None,
+    telemetry: str = "memory",
+    recipe: str | None = None,
+    command: str | None = None,
+) -> str:
+    """Run worker `rank` of `experiment` on this machine, until the end of the run.
+
+    This does the same as ``edgegossip worker``, for the caller's own experiment::
+
+        eg.join(
+            experiment,
+            rank=1,
+            out="run/workers/1",
+            connection=eg.Connection(
+                address=eg.Address(
+                    listen=("tls/0.0.0.0:7447",), connect=("tls/first-machine:7447",)
+                ),
+                tls="certs",
+            ),
+        )
+
+    Args:
+        experiment: The workers' common experiment, equal on all machines.
+        rank: Rank of this worker.
+        out: Folder of this worker; a restart with the same folder resumes.
+        connection: Connection to the other workers.
+        settings: Settings of this worker.
+        profile: Profile of this machine from `edgegossip profile`; None to learn its speed
+            during the run.
+        telemetry: Where to store a sample of the machine's load each minute: a .jsonl file, a
+            redis:// URL, or "memory".
+        recipe: Name of the recipe, for the record.
+        command: Command of this worker, for the record.
+
+    Returns:
+        The reason for the end: "finished", "time limit" or "interrupted".
+
+    Raises:
+        NetworkError: If this machine cannot take part, or may not do so without TLS.
+        RunFolderError: If `out` cannot be written, has other contents, or is in use.
+        TrainingError: If a loss is not finite.
+        DataError: If the profile is unusable.
+        ValueError: If `rank` is out of range.
+        ServerLostError: If the server is lost and does not return in time.
+        PlatformError: If too many platforms have failed for the algorithm.
+    """
+    require_unlocked(Path(out))  # before seconds of measuring
+    run = run_key(experiment, recipe, settings.name)
+    tls = load_tls(connection.tls, rank, [bound_name(run)], connection.ban)
+    keep_freed_memory()
+    transport = ZenohTransport(
+        run=run,
+        rank=rank,
+        num_workers=experiment.num_workers,
+        address=connection.address,
+        security=tls,
+        insecure=connection.insecure,
+        lease=connection.lease,
+    )
+    counters = SystemCounters(lambda: transport.network_bytes)
+    alone = seconds_per_sample(experiment, rank, threads=settings.threads)
+    predictor = PerformancePredictor(seconds_alone=alone)
+    if profile is not None:
+        predictor.fit(Profile.read(profile))
+    with (
+        closing(open_telemetry(telemetry, run)) as store,
+        Monitor(predictor, counters=counters, journal=Journal(store, rank)) as monitor,
+    ):
+        return take_part(
+            experiment,
+            rank,
+            transport,
+            out=out,
+            settings=settings,
+            forecaster=monitor,
+            recipe=recipe,
+            command=command,
+        )
+
+
+def seconds_per_sample(
+    experiment: Experiment, rank: Rank, seconds: Seconds = 1.0, threads: int = 1
+) -> Seconds | None:
+    """Train for about `seconds`, without effect, and return the time per sample.
+
+    Returns None if no worker with the role of `rank` has data, or if it cannot train alone. The
+    first forecast uses this time; later forecasts use measurements. A spare, which has no data
+    until another worker of its role fails, is timed on such a worker's data.
+    """
+    role = experiment.algorithm.role
+    alike = [r for r in experiment.data_ranks if role(r).name == role(rank).name]
+    if not alike:
+        return None
+    rank = rank if rank in alike else alike[0]
+    task = replace(experiment.task, accuracy_aware=PLAIN)
+    workload = replace(experiment, task=task).workload((rank,))
+    trainer, params = workload.make_trainer(rank), workload.initial_params(rank)
+    if trainer.trial(params, num_steps=1) is None:
+        return None
+    training = TimedTraining(trainer, params)
+    with intra_op_threads(threads):
+        training.run(0.01)  # the first step also makes what later steps use
+        start, end, cost = training.run(seconds)
+    return (end - start) / cost

@@ -1,0 +1,457 @@
+"""Taking part in a run from the caller's own training loop."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import NetworkError, TrainingError, UsageError
+from edgegossip.contract.protocol import Epochs, Layout, Rank, Role, Seconds, Steps, Train
+from edgegossip.contract.ranges import check_range
+from edgegossip.contract.trainer import Trainer, TrainingResult
+from edgegossip.models.flat import FlatModel, described, frozen_sample
+from edgegossip.net.host.host import Host
+from edgegossip.net.host.introduction import Introduction
+from edgegossip.net.host.settings import Forecaster, HostSettings
+from edgegossip.net.transport import Transport
+from edgegossip.real.agreement import Agreement, agreement_of
+from edgegossip.real.final_average import FinalAverage, FinalState, ending_seconds
+from edgegossip.real.introducing import compared_tensors, run_id, sketch
+from edgegossip.runs.describe import describe, flatten, versions
+
+_LOG = logging.getLogger("edgegossip.real")
+Validate: TypeAlias = Callable[
+    [nn.Module], float | tuple[float, float] | tuple[float, Mapping[str, float]]
+]
+"""Returns a model's mean loss on validation data, alone or with metrics or an accuracy."""
+
+
+class TrainingLoop:
+    """Exchanges a model with other workers while the caller's loop trains it.
+
+    Call `step` after each optimizer step. When the algorithm's current piece of work is done,
+    the model is exchanged: a synchronous algorithm makes `step` wait for the other workers, and
+    an asynchronous one sends in the background. Afterwards the model has the parameters for
+    further training; the optimizer keeps its state. Once `is_over` is true, the parameters are
+    final; a later `step` undoes further training.
+
+    Each worker begins with the parameters of its own `model`; make them equal, for example with
+    ``torch.manual_seed(0)`` before making the model. Different ones are allowed, with a warning
+    in the log, because a script that is started again may load a checkpoint. Algorithms that
+    exchange only changes, such as `DiLoCo`, may keep such a difference to the end. Names,
+    shapes, types and order of the exchanged tensors must be equal.
+
+    The final parameters are those that the algorithm leaves on this worker. After synchronous
+    algorithms that average over all workers, all workers have the same parameters; after other
+    algorithms, such as GoSGD, each worker has its own. `final_average` gives all workers in
+    reach of each other the mean of their models, or the server's model. Workers wait for the
+    slowest one; afterwards `agreement` tells which workers have the mean.
+
+    A rank whose role has no data, such as a server, does not train: entering the `with` block
+    waits until the run is over.
+
+    Missing, lost and returned workers are logged (``edgegossip.net``), and so is the run's end
+    (``edgegossip.real``, level INFO). After an exception in the `with` block, including
+    Ctrl+C, the worker tells the others and leaves the run, and the exception propagates.
+
+    Args:
+        model: Model that the caller trains; its parameters are moved into one vector, in place.
+            Frozen parameters (``requires_grad = False``) are not sent, and must be equal on all
+            workers.
+        algorithm: Algorithm, with equal settings on all workers; a worker with other settings
+            is rejected and ends with an error that names the setting.
+        rank: Rank of this worker.
+        num_workers: Number of all workers.
+        transport: Transport of the messages.
+        num_samples: Number of this worker's samples, from which epochs are counted; 0 for a
+            rank whose role has no data.
+        name: Name of the run, equal for all workers.
+        forecaster: A `Monitor` of this machine, for `EdgeGossip`.
+        meet_seconds: Seconds to wait for missing workers before beginning without them.
+        min_workers: Minimum number of workers, including this one, to begin and to continue;
+            with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
+            begin and may continue without any.
+        max_seconds: Time limit in seconds, counted from the beginning of the run.
+        final_average: At the end, average the models of all evaluated workers; each of them
+            sends its model once to all others.
+        evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
+            or a pair: this loss, and metrics by name (or an accuracy). It is called on another
+            thread, with a copy of `model` in evaluation mode.
+        has_buffers: Also exchange floating-point buffers (running means).
+        torch_device: Device of the model; by default the one that it is on.
+
+    Raises:
+        ValueError: If `rank` is out of range, the algorithm is for a different number of
+            workers, `num_samples` is too small for the role, or a rank with a slice of the
+            model lacks `final_average`.
+
+    >>> import edgegossip as eg
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> alone = eg.EpochGossip(topology=eg.complete(1), num_rounds=2)
+    >>> transport = eg.MemoryNetwork().transport(0)
+    >>> with eg.TrainingLoop(model, alone, 0, 1, transport, num_samples=8) as loop:
+    ...     while not loop.is_over:
+    ...         loss = model(torch.ones(4, 2)).square().mean()
+    ...         optimizer.zero_grad()
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         loop.step(loss.item(), num_samples=4)
+    >>> loop.rounds
+    2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        algorithm: Algorithm[Any],
+        rank: Rank,
+        num_workers: int,
+        transport: Transport,
+        *,
+        num_samples: int,
+        name: str = "",
+        forecaster: Forecaster | None = None,
+        meet_seconds: Seconds = 60.0,
+        min_workers: int | None = None,
+        max_seconds: Seconds = math.inf,
+        final_average: bool = False,
+        evaluate: Validate | None = None,
+        has_buffers: bool = True,
+        torch_device: torch.device | str | None = None,
+    ) -> None:
+        _check_workers(algorithm, rank, num_workers)
+        _check_role(algorithm.role(rank), rank, num_samples, final_average=final_average)
+        if torch_device is None:
+            torch_device = next((each.device for each in model.parameters()), "cpu")
+        # The caller's batches keep their memory format, so the weights keep theirs.
+        flat = partial(
+            FlatModel, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
+        )
+        judge = evaluate and partial(_judge, evaluate, flat(copy.deepcopy(model)))
+        self._flat = flat(model)
+        self._work = _OwnWork(num_samples, Layout(self._flat.num_trained))
+        params = self._flat.params.to("cpu", copy=True)
+        chosen = {
+            "num_workers": num_workers,
+            "algorithm": describe(algorithm),
+            "num_params": len(params),
+            "final_average": final_average,
+            **compared_tensors(described(self._flat.module, has_buffers)),
+        }
+        settings = HostSettings(
+            run=run_id(f"training loop {name}"),
+            introduction=_introduction(chosen, self._flat.module, params, max_seconds),
+            meet_seconds=meet_seconds,
+            min_to_begin=min_workers or 2,
+            min_workers=min_workers or 1,
+            max_seconds=max_seconds,
+            ending_seconds=ending_seconds(max_seconds) if final_average else 0.0,
+        )
+        if final_average:
+            algorithm = FinalAverage(
+                inner=algorithm, num_workers=num_workers, ends_at=max_seconds
+            )
+        self._algorithm = algorithm
+        host = partial(Host, settings=settings, forecaster=forecaster, evaluate=judge)
+        self._host: Host[Any] = host(
+            algorithm, rank, num_workers, params, self._work, transport
+        )
+        self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)
+        self._error: BaseException | None = None
+        self._present: _Piece | None = None
+        self.is_over = False
+
+    @property
+    def rounds(self) -> int:
+        """Completed rounds of the algorithm."""
+        return int(self._host.state.round)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """Which workers share the final average; None without one, or before the end."""
+        return agreement_of(self._algorithm, self._host) if self.is_over else None
+
+    @property
+    def progress(self) -> float:
+        """Completed share of the run, in [0, 1], for the learning rate.
+
+        In a given round, all workers of a synchronous algorithm have the same value.
+        """
+        return self._work.progress
+
+    @property
+    def batch_ratio(self) -> float:
+        """Size of the next batch relative to the usual one; `BatchTune` sets it by speed.
+
+        A loop may ignore this and keep its batch size.
+        """
+        return self._work.request.batch_ratio
+
+    @property
+    def rate_ratio(self) -> float:
+        """Learning rate of the next step relative to the usual one, by default 1."""
+        return self._work.request.rate_ratio
+
+    @property
+    def momentum(self) -> float | None:
+        """Momentum of the next step, if the algorithm sets one."""
+        return self._work.request.momentum
+
+    @property
+    def has_gone_back(self) -> bool:
+        """Whether the last `step` put the last sound parameters into the model."""
+        return self._work.has_gone_back
+
+    def step(self, loss: float | None, num_samples: int) -> None:
+        """Record an optimizer step; exchange the model when an exchange is due.
+
+        If another worker's message makes the loss infinite or NaN, the model goes back to the
+        last sound parameters. In that case (see `has_gone_back`), call
+        ``optimizer.state.clear()``, because momentum is not finite either.
+
+        Args:
+            loss: Loss of the batch; None for all steps if it is unknown. Then only the
+                parameters show whether training has failed.
+            num_samples: Samples in the batch.
+
+        Raises:
+            TrainingError: If the loss is not finite and no other worker can be blamed, or if
+                the run has failed.
+            UsageError: If the `with` block has not begun.
+        """
+        if self.is_over:
+            self._flat.load(self._host.state.estimate)  # undo this step
+            return
+        if (piece := self._present) is None:
+            raise UsageError(
+                "call step within the loop's block: with TrainingLoop(...) as loop"
+            )
+        self._work.has_gone_back = False
+        if loss is not None and not math.isfinite(loss):
+            wrong = f"the loss became {loss}; try a smaller learning rate"
+            self._work.done.put(TrainingError(wrong))
+            self._take_next()
+            return
+        piece.add(loss, num_samples)
+        if piece.is_done or self._is_ending:
+            self._work.done.put(piece.result(self._flat))
+            self._take_next()
+        elif not self._thread.is_alive():  # the run is over, or has failed
+            self._take_next()
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the final average has begun; training then no longer counts."""
+        state = self._host.state
+        return isinstance(state, FinalState) and state.is_ending
+
+    def _take_next(self) -> None:
+        """Wait for the next training request, and load its initial parameters."""
+        piece = self._work.pieces.get()
+        if piece is None:
+            self.is_over = True
+            if self._error is not None:
+                raise self._error
+            self._flat.load(self._host.state.estimate)
+            return
+        self._present = piece
+        with torch.no_grad():
+            self._flat.load(piece.params)
+
+    def _run(self) -> None:
+        host = self._host
+        try:
+            reason = host.run()
+            _LOG.info("worker %d: %s after %d rounds", host.rank, reason, self.rounds)
+            if (agreement := agreement_of(self._algorithm, host)) is not None:
+                agreement.log()
+            if host.meeting.shortage is not None:
+                raise NetworkError(host.meeting.shortage)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._work.pieces.put(None)
+
+    def __enter__(self) -> Self:
+        if self._thread.ident is not None:
+            raise UsageError(
+                "a TrainingLoop is one part in one run, which has begun; make another loop, "
+                "with a transport of its own"
+            )
+        self._thread.start()
+        try:
+            self._take_next()
+        except BaseException as error:  # the wait for others was interrupted or failed
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the run, even before its end."""
+        self._host.stop()
+        self._work.cancel()
+        self._thread.join()
+
+
+def _check_workers(algorithm: Algorithm[Any], rank: Rank, num_workers: int) -> None:
+    if not 0 <= rank < num_workers:
+        raise ValueError(f"rank must be in 0..{num_workers - 1}, got {rank}")
+    topology = algorithm.traits.topology
+    if topology is not None and topology.num_workers != num_workers:
+        raise ValueError(
+            f"the algorithm's topology has {topology.num_workers} workers, but {num_workers} "
+            f"take part; make the algorithm for {num_workers}. A script's worker.training_loop "
+            "also takes a function (of n, steps) that makes it for n"
+        )
+
+
+def _check_role(role: Role, rank: Rank, num_samples: int, *, final_average: bool) -> None:
+    """Raise `ValueError` if a loop cannot play this role with these arguments."""
+    if role.num_slices > 1 and not final_average:
+        raise ValueError(
+            f"rank {rank} has only a slice of the model, and would end without a model; "
+            "give all ranks final_average=True"
+        )
+    check_range("num_samples", num_samples, f"at least {int(role.has_data)}")
+
+
+def _introduction(
+    chosen: Mapping[str, Any], model: nn.Module, params: Tensor, max_seconds: Seconds
+) -> Introduction:
+    """Settings to compare with other workers; a difference in the others is only a warning.
+
+    Loops may begin with different parameters, because each begins with its caller's model: a
+    script that is started again may have loaded a checkpoint.
+    """
+    limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
+    frozen = frozen_sample(model)
+    stays = {} if frozen is None else {"frozen parameters": sketch(frozen)}
+    return Introduction(
+        settings={**flatten(chosen), **stays},
+        versions={**versions(), **limits, "initial parameters": sketch(params)},
+    )
+
+
+def _judge(
+    evaluate: Validate, model: FlatModel, params: Tensor
+) -> tuple[float, Mapping[str, float]]:
+    """Measure `params` ([num_params]) with the caller's function."""
+    with torch.no_grad():
+        model.load(params)
+        found = evaluate(model.module.eval())
+    loss, metrics = found if isinstance(found, tuple) else (found, {})
+    if not isinstance(metrics, Mapping):
+        metrics = {"accuracy": metrics}
+    return float(loss), {name: float(value) for name, value in metrics.items()}
+
+
+class _Piece:
+    """Work requested by the algorithm."""
+
+    def __init__(self, params: Tensor, num_steps: float, num_due: float) -> None:
+        self.params = params
+        self._num_steps = 0
+        self._num_samples = 0
+        self._total_loss = 0.0
+        self._steps_due = num_steps
+        self._samples_due = num_due
+
+    def add(self, loss: float | None, num_samples: int) -> None:
+        """Record a step."""
+        self._num_steps += 1
+        self._num_samples += num_samples
+        self._total_loss += loss or 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return self._num_steps >= self._steps_due or self._num_samples >= self._samples_due
+
+    def result(self, model: FlatModel) -> TrainingResult:
+        """Result so far; parameters are copied."""
+        return TrainingResult(
+            model.params.to("cpu", copy=True),
+            self._num_samples,
+            self._num_steps,
+            self._total_loss / self._num_steps,
+            cost=float(self._num_samples),  # a batch may end beyond what was asked for
+        )
+
+
+class _OwnWork(Trainer):
+    """A `Trainer` that leaves training to the caller's loop, which runs in another thread."""
+
+    def __init__(self, num_samples: int, layout: Layout) -> None:
+        self.progress = 0.0
+        self.request = Train(torch.empty(0), Steps(1))
+        self._layout = layout
+        self.pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[TrainingResult | TrainingError | None] = (
+            queue.SimpleQueue()
+        )
+        self._num_samples = num_samples
+        self._batch_size = 1.0
+        self.has_gone_back = False
+
+    def start_over(self) -> None:
+        """Set `has_gone_back`, which tells the caller's loop to clear its optimizer's state."""
+        self.has_gone_back = True
+
+    @property
+    def num_samples(self) -> int:
+        return self._num_samples
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def cost(self, request: Train) -> float:
+        if isinstance(request.work, Epochs):
+            return request.work.share * request.keep_ratio * self._num_samples
+        return request.work.num_steps * self._batch_size
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        """Pass the work to the loop, and wait until it is done."""
+        self.progress, self.request = progress, request
+        num_steps, num_due = math.inf, math.inf
+        if isinstance(request.work, Epochs):
+            num_due = self.cost(request)
+        else:
+            num_steps = request.work.num_steps
+        self.pieces.put(_Piece(request.params, num_steps, num_due))
+        result = self.done.get()
+        if result is None:
+            raise _LoopLeftError
+        if isinstance(result, TrainingError):
+            raise result
+        self._batch_size = result.num_samples / result.num_steps
+        return result
+
+    def cancel(self) -> None:
+        self.done.put(None)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Has no effect, because optimizer and data belong to the caller."""
+
+
+class _LoopLeftError(Exception):
+    """The caller has left its loop before the end of the run."""

@@ -1,0 +1,430 @@
+"""Experiments and comparisons, as plain values."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import warnings
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+from edgegossip.contract.algorithm import Algorithm, Setting
+from edgegossip.contract.errors import UsageError, unknown_name
+from edgegossip.contract.metrics import MetricSpec
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.ranges import check_range, check_ranges, check_type
+from edgegossip.data.local import Local
+from edgegossip.machine.profile import Profile
+from edgegossip.models.blocks import drawn_from, hooks
+from edgegossip.runs.results import Evaluation
+from edgegossip.sim.fault import Faults
+from edgegossip.sim.link import Links
+from edgegossip.sim.platform import Platform
+from edgegossip.training.learner import Learner
+from edgegossip.training.loss import forward_pair
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.stacked import DENSE, StackedLearner, leaves
+from edgegossip.training.step import PLAIN_STEP
+from edgegossip.training.task import Task, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One run of one algorithm on one task.
+
+    Args:
+        task: Task to learn.
+        algorithm: Algorithm of the workers.
+        platforms: Hardware of each worker; their number is the number of workers.
+        links: Links between the workers.
+        faults: Script of the faults.
+        profiles: Profiles of some workers' platforms, for the forecasts of EdgeGossip, made by
+            `sim.profile` or measured. A worker without one learns the effect of loads during
+            the run. Only the simulator uses them; real workers have ``--profile``.
+        seed: Seed of everything random in the run, except faults and algorithms, which have
+            seeds of their own.
+        max_seconds: Virtual seconds after which the run is cut off; None to let the algorithm
+            finish. Algorithms are compared fairly at equal time.
+        until: Target of the averaged model that ends the simulated run earlier: a `LossTarget`
+            or a `MetricTarget`.
+        evaluation_interval: Virtual seconds between two evaluations of the averaged model,
+            which begin at 0; None for a quarter of the slowest worker's epoch. Another
+            evaluation is made at the end.
+        evaluation_epochs: Epochs of all workers together between two evaluations, instead of
+            `evaluation_interval`. This is fair to runs whose rounds differ greatly in duration.
+        name: Name of the run; None for the algorithm's name in lower case, e.g. "epoch-gossip".
+
+    Raises:
+        ValueError: If the task or algorithm has the wrong type, such as a class instead of its
+            instance; if a number or rank is out of range, there is no worker, the topology has
+            a different number of workers, the task's models do not match the algorithm's roles,
+            both evaluation settings are given, `until` names an unknown metric, or the
+            algorithm moves data that must not be moved.
+    """
+
+    task: Task
+    algorithm: Algorithm[Any]
+    platforms: tuple[Platform, ...]
+    links: Links = Links()
+    faults: Faults = Faults()
+    profiles: Mapping[Rank, Profile] = field(default_factory=dict)
+    seed: int = 0
+    max_seconds: Seconds | None = None
+    until: RunTarget | None = None
+    evaluation_interval: Seconds | None = None
+    evaluation_epochs: float | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_type("task", self.task, Task, "Task(dataset=dataset, model=make_model)")
+        example = "Gossip(topology=ring(8), num_rounds=100)"
+        check_type("algorithm", self.algorithm, Algorithm, example)
+        if not self.platforms:
+            raise ValueError("platforms is empty; a run needs at least one worker")
+        for name in ("max_seconds", "evaluation_interval", "evaluation_epochs"):
+            check_range(name, getattr(self, name), "above 0 and finite, or None")
+        if self.evaluation_interval is not None and self.evaluation_epochs is not None:
+            raise ValueError("give one of evaluation_interval and evaluation_epochs")
+        links = {rank for pair in self.links.overrides for rank in pair}
+        named = {"faults": self.faults.ranks, "links": links, "profiles": set(self.profiles)}
+        for name, ranks in named.items():
+            if strangers := sorted(ranks - set(range(self.num_workers))):
+                raise ValueError(
+                    f"{name} name worker {strangers[0]}; ranks are 0..{self.num_workers - 1}"
+                )
+        setting = Setting(
+            momentum=getattr(self.task.optimizer, "momentum", 0.0),
+            drops_messages=bool(self.faults.drops),
+        )
+        for warning in self.algorithm.warnings(setting):
+            warnings.warn(warning, stacklevel=3)
+        topology = self.algorithm.traits.topology
+        if topology is not None and topology.num_workers != self.num_workers:
+            raise ValueError(
+                f"the topology {topology!r} has {topology.num_workers} workers, but there are "
+                f"{self.num_workers} platforms; make them equal"
+            )
+
+        if isinstance(self.until, MetricTarget):
+            self.until.find(self.task.chosen_first)
+        self._require_models_of_roles()
+        dataset = self.task.dataset
+        moves = self.algorithm.traits.moves_data
+        if moves and isinstance(dataset, Local) and not dataset.may_share:
+            raise ValueError(
+                "on_failure='reassign' lets workers read the data of failed ones, and Local "
+                "data is not shared; choose on_failure='continue', or allow it with "
+                "--may-share-data, which is Local(may_share=True)"
+            )
+
+    def _require_models_of_roles(self) -> None:
+        roles = [self.algorithm.role(rank) for rank in range(self.num_workers)]
+        held = {self.task.part(role.name) for role in roles}
+        evaluated = {self.task.part(role.name) for role in roles if role.is_evaluated}
+        if missing := held.union(self.task.models) - evaluated:
+            raise ValueError(
+                f"the model has a part {min(missing)!r}, but no worker that is evaluated holds "
+                f"it; the roles are {sorted({role.name for role in roles})}"
+            )
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.platforms)
+
+    @property
+    def roles(self) -> list[str]:
+        """The name of each rank's role."""
+        return [self.algorithm.role(rank).name for rank in range(self.num_workers)]
+
+    @property
+    def run_name(self) -> str:
+        return self.name or algorithm_name(self.algorithm)
+
+    def workload(self, reads: Container[Rank] | None = None) -> Workload:
+        """Prepare the task for this run.
+
+        Args:
+            reads: The workers whose `Local` data this process may read; None for all workers.
+        """
+        return Workload(self.task, self.data_ranks, self.seed, self.algorithm.role, reads)
+
+    @property
+    def data_ranks(self) -> list[Rank]:
+        """The workers that get a shard of the training data."""
+        return [rank for rank in range(self.num_workers) if self.algorithm.role(rank).has_data]
+
+
+def algorithm_name(algorithm: Algorithm[Any]) -> str:
+    """The name of an algorithm in lower case.
+
+    >>> from edgegossip.algorithms.gossip.gosgd import GoSGD
+    >>> from edgegossip.contract.topology import complete
+    >>> algorithm_name(GoSGD(topology=complete(4), num_rounds=10))
+    'gosgd'
+    """
+    # A hyphen before a word, but none within GoSGD and DiLoCo.
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z]{2})", "-", type(algorithm).__name__).lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Several runs of one task, side by side.
+
+    Args:
+        experiments: Experiments by the name of the run.
+        baseline: Name of the reference run for speed-ups.
+        target: Target of the task's chosen metric; None for the baseline's best value minus
+            `target_gap`, or plus `target_gap` if lower values are better.
+        target_gap: Distance of the target from the baseline's best value, in [0, 1]: a
+            difference for metrics in percent, and a part of the value for other metrics.
+        bytes_reference: Name of a dense run with one step per round, which defines the bytes of
+            uncompressed push-sum; None to compute no ratios of bytes. See `Traffic.ratios`.
+        tunable: For some runs, by name, arguments of the recipe that matter in addition to
+            `lr`, with the values that `edgegossip plan` tries, the most promising first.
+
+    Raises:
+        ValueError: If a run's name cannot be a folder's; `baseline`, `bytes_reference` or
+            `tunable` names an unknown run; the reference has several local steps; a number is
+            out of range; or runs have different metrics.
+    """
+
+    experiments: Mapping[str, Experiment]
+    baseline: str
+    target: float | None = None
+    target_gap: float = 0.005
+    bytes_reference: str | None = None
+    tunable: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.experiments:
+            if not _RUN_NAME.fullmatch(name):
+                raise ValueError(
+                    f"a run cannot be called {name!r}, which is also the name of its folder; "
+                    "use letters, digits, spaces and -_.,=%+ only"
+                )
+        for role in ("baseline", "bytes_reference"):
+            name = getattr(self, role)
+            if name is not None and name not in self.experiments:
+                raise ValueError(unknown_name(role, name, self.experiments))
+        for name in self.tunable:
+            if name not in self.experiments:
+                raise ValueError(unknown_name("run in tunable", name, self.experiments))
+        if self.bytes_reference is not None:
+            traits = self.experiments[self.bytes_reference].algorithm.traits
+            if traits.local_steps not in (1, None):
+                raise ValueError(
+                    f"bytes_reference {self.bytes_reference!r} has "
+                    f"local_steps={traits.local_steps}; "
+                    "name a run that sends after each step"
+                )
+        self._check_target()
+
+    def _check_target(self) -> None:
+        chosen = {name: each.task.metric for name, each in self.experiments.items()}
+        for name, metric in chosen.items():
+            if metric != self.metric:
+                raise ValueError(
+                    f"{name} is measured by {metric.name}, and {self.baseline} by "
+                    f"{self.metric.name}; give the tasks of a comparison one target_metric"
+                )
+        check_range("target_gap", self.target_gap, "in [0, 1]")
+        if self.metric.is_share:
+            check_range("target", self.target, "in [0, 1] or None")
+        elif self.target is not None and not math.isfinite(self.target):
+            raise ValueError(f"target must be finite or None, got {self.target!r}")
+
+    @property
+    def metric(self) -> MetricSpec:
+        """The chosen metric of all runs."""
+        return self.experiments[self.baseline].task.metric
+
+
+_RUN_NAME = re.compile(r"(?!figures$)(?!\.)[\w .,=%+-]+")
+
+
+def throughput_bound(platforms: tuple[Platform, ...]) -> float:
+    """Ratio of samples per second without waiting to samples per second with a barrier.
+
+    For E platforms of speeds v_i, this ratio is ``sum(v_i) / (E * v_min)``, if a barrier
+    follows each epoch of equal shards and communication is free.
+
+    >>> from edgegossip.sim.platform import uneven
+    >>> throughput_bound(uneven(4))
+    2.38
+    """
+    speeds = [platform.total_throughput for platform in platforms]
+    return round(sum(speeds) / (len(speeds) * min(speeds)), 6)
+
+
+# Targets that end a run, for measuring the time to them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTarget:
+    """A target loss that ends a run, for measurements of the time to this loss.
+
+    Args:
+        loss: Upper limit for the mean loss of the last `num_looks` evaluations, above 0.
+        num_looks: Number of evaluations in the mean, at least 1; a single one is noisy.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    loss: float
+    num_looks: int = 10
+
+    def __post_init__(self) -> None:
+        check_ranges(self, loss="above 0 and finite", num_looks="at least 1")
+
+    def is_reached(self, losses: Sequence[float]) -> bool:
+        """Whether a run with these losses, in order of time, has reached the target.
+
+        >>> LossTarget(loss=1.0, num_looks=2).is_reached([3.0, 1.5, 0.5])
+        True
+        """
+        last = losses[-self.num_looks :]
+        return len(last) == self.num_looks and sum(last) <= self.loss * self.num_looks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricTarget:
+    """A target of a metric that ends a run, for measurements of the time to this target.
+
+    Args:
+        value: Value that the mean of the last `num_looks` evaluations must reach: from below if
+            higher values are better, otherwise from above.
+        metric: Name of the metric; None for the task's chosen one.
+        num_looks: Number of evaluations in the mean, at least 1; a single one is noisy.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    value: float
+    metric: str | None = None
+    num_looks: int = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self, num_looks="at least 1")
+        if not math.isfinite(self.value):
+            raise ValueError(f"value must be finite, got {self.value!r}")
+
+    def find(self, metrics: Sequence[MetricSpec]) -> MetricSpec:
+        """Find the metric among those of a task, the chosen one first.
+
+        Raises:
+            ValueError: If the metric is unknown.
+        """
+        by_name = {each.name: each for each in metrics}
+        name = self.metric or metrics[0].name
+        if name not in by_name:
+            raise ValueError(unknown_name("metric", name, by_name))
+        return by_name[name]
+
+    def is_reached(self, values: Sequence[float], metric: MetricSpec) -> bool:
+        """Whether a run with these values, in order of time, has reached the target.
+
+        >>> falls = MetricSpec(name="perplexity", higher_is_better=False)
+        >>> MetricTarget(value=2.0).is_reached([3.0, 1.9], falls)
+        True
+        """
+        last = values[-self.num_looks :]
+        is_long = len(last) == self.num_looks
+        return is_long and metric.is_reached(sum(last) / len(last), self.value)
+
+
+RunTarget: TypeAlias = LossTarget | MetricTarget
+
+
+def has_come_to(
+    target: RunTarget | None, history: Sequence[Evaluation], metrics: Sequence[MetricSpec]
+) -> bool:
+    """Whether a run with these evaluations has reached its target; false without a target."""
+    match target:
+        case LossTarget():
+            return target.is_reached([each.loss for each in history])
+        case MetricTarget():
+            metric = target.find(metrics)
+            return target.is_reached([each.metrics[metric.name] for each in history], metric)
+    return False
+
+
+# Training many small models together, if that is faster.
+
+
+Batched: TypeAlias = Literal["auto", "on", "off"]
+MIN_WORKERS = 64
+"""Minimum number of workers for which "auto" is "on"; with fewer, too few requests wait at
+once."""
+
+
+def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
+    """Let learners whose work has the same shape train together, with `StackedLearner`.
+
+    The result then differs in its last bits, and `experiment.json` names the trainer.
+
+    Args:
+        experiment: Any experiment; "auto" does not change one that names its own trainer.
+        choice: "auto" is "on" for dense models on 64 or more workers. This rule comes from
+            measurements on a CPU (benchmarks/results/simulator.md) and does not depend on the
+            machine, so the same experiment gives the same result everywhere.
+
+    Raises:
+        UsageError: If `choice` is unknown, or is "on" and the task cannot be stacked.
+    """
+    if choice not in get_args(Batched):
+        raise UsageError(unknown_name("choice for batched", choice, get_args(Batched)))
+    task = experiment.task
+    if choice == "off" or (choice == "auto" and experiment.num_workers < MIN_WORKERS):
+        return experiment
+    reason = why_not_batched(task)
+    if reason is None:
+        return replace(experiment, task=replace(task, trainer=StackedLearner))
+    if choice == "on":
+        raise UsageError(
+            f"these learners cannot train together: {reason}; leave out --batched on"
+        )
+    return experiment
+
+
+def why_not_batched(task: Task) -> str | None:
+    """Explain why a task's learners cannot train together; None if they can."""
+    selection = task.accuracy_aware.selection
+    loss = task.loss.func if isinstance(task.loss, functools.partial) else task.loss
+    if isinstance(task.model, Mapping):
+        return "workers hold parts of the model"
+    if task.trainer is not Learner:
+        return "the task has a trainer of its own"
+    if task.forward is not forward_pair:
+        return "the task has a forward of its own"
+    if task.step != PLAIN_STEP:
+        return "the task has settings for its training steps"
+    if task.augmentation is not None:
+        return "batches are augmented"
+    if not isinstance(task.optimizer, SGD):
+        return "the optimizer is not edgegossip's SGD"
+    if selection.needs_losses or selection.needs_sample_losses:
+        return f"{type(selection).__name__} chooses samples by their losses"
+    if getattr(loss, "__module__", "") != "torch.nn.functional":
+        return "the loss is not one of torch.nn.functional"
+    with drawn_from(0):
+        model = task.model()
+    for name, layer in model.named_modules():
+        what = f"layer {name or 'model'!r}"
+        if type(layer) not in DENSE or getattr(layer, "approximate", "none") != "none":
+            return f"{what} is a {layer}, which cannot be stacked"
+        if hooks(layer):
+            return f"{what} has hooks"
+    if [*model.buffers()]:
+        return "the model has buffers"
+    parameters = [*model.parameters()]
+    if not all(each.is_contiguous() and each.ndim < 4 for each in parameters):
+        return "some parameters are not laid out row by row"
+    if not all(each.requires_grad for each in parameters):
+        return "some parameters are frozen"
+    if sum(len([*layer.parameters()]) for layer in leaves(model)) != len(parameters):
+        return "two layers share parameters"
+    return None

@@ -1,0 +1,306 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from edgegossip.contract.errors import RunFolderError
+from edgegossip.contract.metrics import ACCURACY, MetricSpec
+from edgegossip.runs.events import SkippedLines, read_events, recorded_metrics
+from edgegossip.runs.files import load_checkpoint, save_checkpoint, write_atomically, write_json
+from edgegossip.runs.results import ENDS, Evaluation, Results
+
+_ABSENT = object()
+
+
+class RunFolder:
+    """Paths and files of one run; `docs/run-folder.md` describes each.
+
+    Args:
+        path: Existing folder, already `locked`.
+        header: The resolved experiment, from `describe.header`.
+        resume: Continue the run in the folder, if any, which must be of the same experiment.
+        replace: Replace the results in the folder; without `resume` and `replace`, the folder
+            must hold no run.
+
+    Raises:
+        RunFolderError: If the folder cannot be written, or has unexpected contents.
+    """
+
+    def __init__(
+        self, path: Path, header: dict[str, Any], *, resume: bool, replace: bool = False
+    ) -> None:
+        self.path = path
+        self.header = header
+        self.events = path / "events.jsonl"
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._experiment = path / "experiment.json"
+        self._checkpoint = path / "checkpoint.safetensors"
+        self._summary = path / "summary.json"
+        # A run killed before it kept anything is resumed from the start.
+        self._resume = resume and self._experiment.exists()
+        if self._resume:
+            self._require_same_experiment()
+            return
+        if replace:
+            # The old results do not summarize what will be in the log.
+            self._summary.unlink(missing_ok=True)
+        elif holds_run(path):
+            raise RunFolderError(
+                f"{path} already holds a run; choose another --out, or --resume it (in Python: "
+                "another out, or resume=True)"
+            )
+        self.drop_checkpoint()  # of a run that stopped before anything was measured
+        self.write_json("experiment.json", header)
+
+    def _require_same_experiment(self) -> None:
+        # Whoever edits unrelated code may resume; older folders name no commit.
+        if changed := header_difference(self._experiment, self.header, ignored=("commit",)):
+            raise RunFolderError(
+                f"{self.path} holds another experiment: {changed}; resume with the same "
+                "settings, or choose another --out"
+            )
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file atomically."""
+        write_json(self.path / name, content)
+
+    def write_params(self, tensors: dict[str, Tensor]) -> None:
+        """Write the averaged model's tensors by name, as in its `state_dict`."""
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        write_atomically(self.path / "params.safetensors", safetensors.torch.save(tensors))
+
+    def write_results(self, results: Results, error: str | None = None) -> None:
+        """Write the averaged model, and then `summary.json`, which completes a run."""
+        self.write_params(results.params)
+        self.write_json(
+            "summary.json",
+            {
+                "name": results.name,
+                "reason": results.reason,
+                "error": error,
+                **results.summary(),
+                worker_values(results.metric): results.worker_values,
+                **({"disagreements": found} if (found := results.disagreements) else {}),
+            },
+        )
+
+    def save_checkpoint(self, tree: object) -> None:
+        save_checkpoint(self._checkpoint, tree)
+
+    def drop_checkpoint(self) -> None:
+        """Delete the checkpoint of a completed run."""
+        self._checkpoint.unlink(missing_ok=True)
+
+    def checkpoint(self) -> dict[str, Any] | None:
+        """Return the checkpoint to resume from, if any, and delete the old summary."""
+        if not self._resume:
+            return None
+        checkpoint: dict[str, Any] | None = None
+        if self._checkpoint.exists():
+            checkpoint = load_checkpoint(self._checkpoint)
+            size = checkpoint.get("log_size") if isinstance(checkpoint, dict) else None
+            if not isinstance(size, int) or size < 0:
+                raise RunFolderError(
+                    f"{self._checkpoint} is not the checkpoint of a run; delete it, and "
+                    "--resume begins from the start"
+                )
+        # The old results do not summarize what will be in the log.
+        self._summary.unlink(missing_ok=True)
+        return checkpoint
+
+    def finished_results(self) -> Results | None:
+        """The results, if this folder is resumed and its run has ended by itself."""
+        return finished_results(self.path) if self._resume else None
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a folder has results, or a log of more than the experiment."""
+    log = path / "events.jsonl"
+    return (path / "summary.json").exists() or (log.exists() and not _has_only_begun(log))
+
+
+def _has_only_begun(log: Path) -> bool:
+    """Whether a log has at most one line, as when the first evaluation raises an error."""
+    with log.open("rb") as file:
+        file.readline()
+        return not file.readline()
+
+
+def finished_results(path: Path) -> Results | None:
+    """The results in a folder, if its run has ended by itself.
+
+    Raises:
+        RunFolderError: If a file is missing or damaged.
+    """
+    if not (path / "summary.json").exists():
+        return None
+    results = load_results(path)
+    return results if results.reason in ENDS else None
+
+
+def require_folder(path: Path) -> None:
+    """Raise RunFolderError unless there is a folder to resume."""
+    if not path.is_dir():
+        raise RunFolderError(
+            f"there is no folder {path} to resume; give the --out of an interrupted run, or "
+            "leave out --resume"
+        )
+
+
+def load_results(path: Path) -> Results:
+    """Read the results of a run from its folder.
+
+    Raises:
+        RunFolderError: If a file is missing or damaged.
+    """
+    try:
+        return _load_results(path)
+    except (OSError, LookupError, TypeError, ValueError, safetensors.SafetensorError) as error:
+        raise RunFolderError(
+            f"the results in {path} are damaged ({error}); run it again elsewhere"
+        ) from error
+
+
+def _load_results(path: Path) -> Results:
+    summary = read_json(path / "summary.json")
+    metrics, history = _read_history(path)
+    tensors = safetensors.torch.load_file(path / "params.safetensors")
+    return Results(
+        name=summary["name"],
+        reason=summary["reason"],
+        history=history,
+        metric=metrics[0],
+        worker_values=[
+            math.nan if value is None else value for value in summary[worker_values(metrics[0])]
+        ],
+        params=tensors,
+        virtual_seconds=summary["virtual_seconds"],
+        wall_seconds=summary["wall_seconds"],
+        mean_staleness=summary["mean_staleness"],
+        folder=path,
+        disagreements=tuple(map(str, summary.get("disagreements", ()))),
+    )
+
+
+def worker_values(metric: MetricSpec) -> str:
+    """The field of `summary.json` with the values of the workers' own models."""
+    return "worker_accuracies" if metric.name == ACCURACY.name else "worker_values"
+
+
+def _read_history(path: Path) -> tuple[tuple[MetricSpec, ...], list[Evaluation]]:
+    """The metrics and all evaluations of a run, without damaged lines."""
+    history = []
+    skipped = SkippedLines(path / "events.jsonl")
+    metrics: tuple[MetricSpec, ...] | None = None
+    for number, event in read_events(path / "events.jsonl", skipped):
+        if metrics is None:
+            is_header = event["type"] == "experiment"
+            header = event if is_header else read_json(path / "experiment.json")
+            metrics = recorded_metrics(header)
+        if event["type"] == "evaluated":
+            try:
+                history.append(read_evaluation(event, metrics))
+            except (LookupError, TypeError) as error:
+                skipped.add(number, error)
+    if metrics is None or not history:
+        raise LookupError("no evaluation is left")
+    return metrics, history
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run folder.
+
+    Raises:
+        RunFolderError: If the file is missing or damaged.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing; {path.parent} is not a run folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{path} is not a JSON object; run it again")
+    return content
+
+
+def read_evaluation(line: Mapping[str, Any], metrics: Sequence[MetricSpec]) -> Evaluation:
+    """Read the fields of an "evaluated" line.
+
+    Args:
+        line: The line.
+        metrics: Metrics of the run, the chosen one first.
+
+    Raises:
+        LookupError: If a field is missing.
+        TypeError: If a field is not a number.
+    """
+    names = (name for name in Evaluation.__dataclass_fields__ if name != "metrics")
+    values: dict[str, Any] = {name: _number(line, name) for name in names}
+    return Evaluation(metrics={m.name: _number(line, m.key) for m in metrics}, **values)
+
+
+def _number(line: Mapping[str, Any], name: str) -> float:
+    value: float | None = line[name]
+    if value is None:
+        return math.nan  # JSON has no NaN for diverged runs
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r}, not a number")
+    return value
+
+
+def header_difference(
+    experiment: Path, header: Mapping[str, Any], *, ignored: Sequence[str]
+) -> str | None:
+    """Compare the header in the file `experiment` with `header`; see `difference`.
+
+    Args:
+        experiment: An `experiment.json`.
+        header: The resolved experiment, from `describe.header`.
+        ignored: Fields that may differ.
+    """
+    kept, now = read_json(experiment), json.loads(json.dumps(header))
+    return difference(*({**each, **dict.fromkeys(ignored)} for each in (kept, now)))
+
+
+def difference(kept: object, now: object) -> str | None:
+    """Describe the first field in which two resolved experiments differ; None if none does.
+
+    >>> difference({"task": {"lr": 0.1}}, {"task": {"lr": 0.2}})
+    'its task.lr is 0.1, now 0.2'
+    >>> difference({}, {"target": None})
+    'its target is absent, now null'
+    """
+    if (found := _first_difference(kept, now)) is None:
+        return None
+    name, before, after = found
+    return f"its {name} is {_shorten(before)}, now {_shorten(after)}"
+
+
+def _first_difference(
+    kept: object, now: object, name: str = ""
+) -> tuple[str, object, object] | None:
+    if isinstance(kept, dict) and isinstance(now, dict):
+        for key in {**now, **kept}:
+            path = f"{name}.{key}" if name else key
+            before, after = (each.get(key, _ABSENT) for each in (kept, now))
+            if found := _first_difference(before, after, path):
+                return found
+        return None
+    return None if kept == now else (name, kept, now)
+
+
+def _shorten(value: object) -> str:
+    """Write a value as JSON of at most 60 characters."""
+    text = "absent" if value is _ABSENT else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

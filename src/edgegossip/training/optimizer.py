@@ -1,0 +1,189 @@
+"""Optimizer factories that a resolved experiment can display."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import nn
+
+from edgegossip.contract.errors import unknown_name
+from edgegossip.contract.ranges import check_range, check_ranges
+
+OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+"""Makes a worker's optimizer, for example ``lambda params: torch.optim.Adam(params)``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Stochastic gradient descent; the defaults are those of the EdgeGossip paper.
+
+    The update is elementwise, so the learner passes all parameters as one flat tensor, which
+    saves a kernel launch for each layer.
+
+    Args:
+        lr: Learning rate, at least 0.
+        momentum: Momentum, in [0, 1).
+        weight_decay: L2 penalty on all parameters, at least 0.
+        nesterov: Use Nesterov's momentum.
+
+    Raises:
+        ValueError: If a number is out of range, or `nesterov` is set without momentum.
+    """
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    is_elementwise = True
+
+    def __post_init__(self) -> None:
+        check_ranges(self, lr="in [0, inf)", weight_decay="in [0, inf)", momentum="in [0, 1)")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0, got 0")
+
+    def __call__(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            params,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+        )
+
+
+# Learning-rate schedules.
+#
+# A schedule is a factor on the optimizer's own rate. It depends on the completed share of the
+# run
+# (`Traits.progress`), not on a worker's own passes: under EdgeGossip the fastest worker makes
+# many passes while the slowest makes one, and a returning worker would start from the
+# beginning.
+# In a given round, all workers of a synchronous algorithm train at the same rate. Give such an
+# algorithm its real number of rounds: if a time limit ends it earlier, the rate does not reach
+# its final value. Its rate depends on time only with `UNTIL_CUT_OFF`.
+
+
+Rise = Literal["constant", "linear"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """A small initial rate.
+
+    Args:
+        share: Duration as a share of the run, in (0, 1]; one of 20 epochs is 0.05.
+        start: Factor at the beginning, in (0, 1].
+        rise: "constant" keeps this factor and then jumps to 1; "linear" rises evenly to 1.
+
+    Raises:
+        ValueError: If a number is out of range, or `rise` is unknown.
+
+    References:
+        Constant for one epoch at a tenth: the code of Aketi, Singh and Rabaey,
+        "Sparse-Push", arXiv:2102.05715, as He et al. (arXiv:1512.03385, section 4.2) did.
+        Linear: Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677.
+
+    >>> [WarmUp(share=0.5, rise="linear").factor(p) for p in (0.0, 0.25, 0.5, 0.75)]
+    [0.1, 0.55, 1.0, 1.0]
+    """
+
+    share: float = 0.05
+    start: float = 0.1
+    rise: Rise = "constant"
+
+    def __post_init__(self) -> None:
+        check_ranges(self, share="in (0, 1], a share of the run", start="in (0, 1]")
+        if self.rise not in get_args(Rise):
+            raise ValueError(unknown_name("rise", self.rise, get_args(Rise)))
+
+    def factor(self, progress: float) -> float:
+        """Factor of the rate at `progress` in [0, 1]."""
+        if progress >= self.share:
+            return 1.0
+        risen = progress / self.share if self.rise == "linear" else 0.0
+        return self.start + (1 - self.start) * risen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(ABC):
+    """Base of learning-rate schedules.
+
+    Args:
+        warm_up: Another factor, for a small initial rate; None for none.
+    """
+
+    warm_up: WarmUp | None = None
+
+    def factor(self, progress: float) -> float:
+        """Factor of the optimizer's rate at `progress` in [0, 1]."""
+        warm = 1.0 if self.warm_up is None else self.warm_up.factor(progress)
+        return warm * self._decay(progress)
+
+    @abstractmethod
+    def _decay(self, progress: float) -> float:
+        """The factor without the warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The optimizer's own rate.
+
+    >>> Constant(warm_up=WarmUp()).factor(0.0), Constant().factor(0.0)
+    (0.1, 1.0)
+    """
+
+    def _decay(self, progress: float) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDecay(Schedule):
+    """Multiply the rate by `decay` at each milestone.
+
+    Args:
+        milestones: Shares of the run, ascending, in (0, 1].
+        decay: Factor, above 0 and at most 1.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    >>> [StepDecay(milestones=(0.5, 0.75), decay=0.5).factor(p) for p in (0.4, 0.5, 0.75)]
+    [1.0, 0.5, 0.25]
+    """
+
+    milestones: tuple[float, ...]
+    decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        for milestone in self.milestones:
+            check_range("milestones", milestone, "in (0, 1], a share of the run")
+        if any(after <= before for before, after in pairwise(self.milestones)):
+            raise ValueError(f"milestones must ascend, got {self.milestones}")
+        check_ranges(self, decay="in (0, 1]")
+
+    def _decay(self, progress: float) -> float:
+        return self.decay ** sum(progress >= milestone for milestone in self.milestones)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    r"""Half a cosine wave: from the full rate down to 0.
+
+    After the share :math:`p` of the run, the factor is :math:`\frac12 (1 + \cos \pi p)`.
+
+    References:
+        Loshchilov and Hutter, "SGDR", ICLR 2017, arXiv:1608.03983, without restarts.
+
+    >>> [round(Cosine().factor(progress), 3) for progress in (0.0, 0.25, 0.5, 1.0)]
+    [1.0, 0.854, 0.5, 0.0]
+    """
+
+    def _decay(self, progress: float) -> float:
+        return (1 + math.cos(math.pi * progress)) / 2

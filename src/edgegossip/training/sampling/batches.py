@@ -1,0 +1,282 @@
+"""The look at aggregated points before a pass, to find samples that are hard for the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgegossip.contract.protocol import Steps, Work
+from edgegossip.training.loss import Loss, losses_of
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler, Batch
+
+FORWARD_COST = 1 / 3
+"""Cost of a forward pass over a point, in training samples; a backward pass costs twice as
+much.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Number of aggregated points in a look.
+
+    Attributes:
+        num_points: Number of aggregated points per look; points with the oldest losses come
+            first.
+        max_cost: Maximum cost of the look, in samples, before a full pass; proportionally less
+            before a shorter pass. None for no limit.
+    """
+
+    num_points: int
+    max_cost: float | None = None
+
+    def cost(self, keep_ratio: float) -> float:
+        """Cost of the look before a pass of `keep_ratio`, in training samples."""
+        return self.num_looked_at(keep_ratio) * FORWARD_COST
+
+    def num_looked_at(self, keep_ratio: float) -> int:
+        """Number of points in the look before a pass of `keep_ratio`."""
+        if self.max_cost is None:
+            return self.num_points
+        affordable = int(keep_ratio * self.max_cost / FORWARD_COST)
+        return min(self.num_points, max(1, affordable))
+
+
+class Look:
+    """Measures the losses of aggregated points for a sampler.
+
+    Args:
+        loss_of: ``loss_of(points)``: the current model's losses on these aggregated points,
+            [num_points].
+        budget: Number of points per look.
+    """
+
+    def __init__(self, loss_of: Callable[[Tensor], Tensor], budget: Budget) -> None:
+        self._loss_of = loss_of
+        self.budget = budget
+
+    @torch.no_grad()
+    def __call__(self, sampler: AccuracyAwareSampler, keep_ratio: float) -> None:
+        points = sampler.stalest_points(self.budget.num_looked_at(keep_ratio))
+        sampler.set_losses(self._loss_of(points), points)
+
+
+# A worker's batches: endless passes over its data.
+
+
+class BatchStream:
+    """Cuts work into batches; the sampler chooses the samples of a pass when the pass begins.
+
+    `Steps` continue after the previous work and always take whole batches. The end of a pass is
+    omitted if it is too short for a batch; in random order, omitted samples differ from pass to
+    pass. By default, `Epochs` begin a new pass and visit all of it, with a smaller last batch
+    if necessary.
+
+    A pass cut to `keep_ratio` costs that share of a full pass, including the look at the
+    aggregated points: the look reduces the number of samples.
+
+    Args:
+        sampler: Chooses the samples of each pass.
+        look: Gives the sampler the losses of aggregated points before each pass; None for
+            selections that need none.
+
+    >>> from edgegossip.training.sampling.selection import Random
+    >>> from edgegossip.contract.protocol import Epochs
+    >>> stream = BatchStream(
+    ...     AccuracyAwareSampler(num_samples=5, batch_size=2, selection=Random())
+    ... )
+    >>> [len(batch) for batch in stream.take(Epochs())]
+    [2, 3]
+    """
+
+    def __init__(self, sampler: AccuracyAwareSampler, look: Look | None = None) -> None:
+        self.sampler = sampler
+        self._look = look
+        self._batch_size = sampler.batch_size
+        self._batches: list[Batch] = []  # of the current pass
+        self._sizes: list[int] = []  # of these batches
+        self._position = 0  # number of batches already taken
+        self._unpaid = 0.0  # cost of earlier work, not yet charged
+
+    @property
+    def epoch_cost(self) -> float:
+        """Cost of a pass over all samples and of its look, in samples."""
+        return self.sampler.num_samples + self._look_cost(1.0)
+
+    def cost(self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True) -> float:
+        """Cost of `take`, in samples, without side effects.
+
+        If subsets are kept whole, the sizes of batches are unknown before a pass begins. The
+        error of this estimate is charged to the next work.
+        """
+        return max(0.0, self._unpaid + self._cost(work, keep_ratio, begins_pass))
+
+    def _cost(self, work: Work, keep_ratio: float, begins_pass: bool) -> float:
+        if isinstance(work, Steps):
+            return self._cost_of_steps(work.num_steps, keep_ratio)
+        if not begins_pass and self._position < len(self._batches):
+            left = self._sizes[self._position :]
+            return sum(left[: _num_batches(left, work.share * sum(self._sizes))])
+        sizes = self._future_sizes(keep_ratio)
+        num_batches = _num_batches(sizes, work.share * sum(sizes))
+        return self._look_cost(keep_ratio) + sum(sizes[:num_batches])
+
+    def take(
+        self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True
+    ) -> Iterator[Batch]:
+        """Yield the batches of `work` in sequence; look when a pass begins.
+
+        Args:
+            work: Amount of work.
+            keep_ratio: Share of the data that a pass visits; see `Train`.
+            begins_pass: As in `Train`.
+        """
+        cost = self._cost(work, keep_ratio, begins_pass)
+        self._unpaid = min(0.0, self._unpaid + cost) - cost
+        for batch in self._take(work, keep_ratio, begins_pass):
+            self._unpaid += len(batch)
+            yield batch
+
+    def loss(self, batch: Batch, loss: Loss, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
+        """Compute the weighted loss of a batch.
+
+        Sample losses are also recorded for selections that use them.
+        """
+        if batch.weights is None and not self.sampler.selection.needs_sample_losses:
+            return loss(outputs, targets)
+        with torch.set_grad_enabled(batch.weights is not None):
+            losses = losses_of(loss, outputs, targets, len(batch))
+        self.sampler.record(batch.positions, losses)
+        if batch.weights is None:
+            return loss(outputs, targets)  # may differ from the mean of the losses
+        return losses @ batch.weights.to(losses.device) / len(batch)
+
+    def upcoming(self, num_batches: int) -> list[Batch]:
+        """The next batches of the current pass, as currently cut; at most `num_batches`."""
+        return self._batches[self._position : self._position + num_batches]
+
+    @property
+    def focus(self) -> float:
+        """Share of the current pass that was chosen for its high loss, in [0, 1]."""
+        return self.sampler.focus
+
+    def resize(self, ratio: float) -> None:
+        """Set the batch size to `ratio` times the initial size, from the next batch on.
+
+        The rest of the current pass is cut anew, unless the selection keeps subsets whole.
+        """
+        size = min(self.sampler.num_samples, max(1, round(ratio * self._batch_size)))
+        if size == self.sampler.batch_size:
+            return
+        self.sampler.batch_size = size
+        left = self._batches[self._position :]
+        if not left or self.sampler.selection.keeps_subsets_whole:
+            return
+        positions = torch.cat([batch.positions for batch in left])
+        sizes = self.sampler.batch_sizes(len(positions))
+        weights = [batch.weights for batch in left if batch.weights is not None]
+        split = torch.split(torch.cat(weights), sizes) if weights else [None] * len(sizes)
+        pairs = zip(torch.split(positions, sizes), split, strict=True)
+        self._batches[self._position :] = [Batch(*pair) for pair in pairs]
+        self._sizes[self._position :] = sizes
+
+    def _take(self, work: Work, keep_ratio: float, begins_pass: bool) -> Iterator[Batch]:
+        if isinstance(work, Steps):
+            for _ in range(work.num_steps):
+                if self._position >= _num_whole(self._sizes, self.sampler.batch_size):
+                    self._begin_pass(keep_ratio)
+                yield self._next_batch()
+            return
+        if begins_pass or self._position >= len(self._batches):
+            self._begin_pass(keep_ratio)
+        left = self._sizes[self._position :]
+        for _ in range(_num_batches(left, work.share * sum(self._sizes))):
+            yield self._next_batch()
+
+    def _next_batch(self) -> Batch:
+        batch = self._batches[self._position]
+        self._position += 1
+        self.sampler.visit(batch)
+        return batch
+
+    def _begin_pass(self, keep_ratio: float) -> None:
+        if self._look is not None:
+            self._look(self.sampler, keep_ratio)
+            self._unpaid += self._look_cost(keep_ratio)
+        self._batches = self.sampler.begin_epoch(self._num_due(keep_ratio))
+        self._sizes = list(map(len, self._batches))
+        self._position = 0
+
+    # Costs.
+
+    def _look_cost(self, keep_ratio: float) -> float:
+        return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
+
+    def _num_due(self, keep_ratio: float) -> int:
+        """Number of samples in a pass that, with its look, costs `keep_ratio` of a full one."""
+        num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
+        return self.sampler.at_least_two(num_samples)
+
+    def _future_sizes(self, keep_ratio: float) -> list[int]:
+        return self.sampler.batch_sizes(self._num_due(keep_ratio))
+
+    def _cost_of_steps(self, num_steps: int, keep_ratio: float) -> float:
+        batch_size = self.sampler.batch_size
+        end = min(_num_whole(self._sizes, batch_size), self._position + num_steps)
+        present = self._sizes[self._position : end]
+        num_left = num_steps - len(present)
+        if not num_left:
+            return sum(present)
+        future = self._future_sizes(keep_ratio)
+        future = future[: _num_whole(future, batch_size)]
+        num_passes, rest = divmod(num_left, len(future))
+        looks = math.ceil(num_left / len(future)) * self._look_cost(keep_ratio)
+        return sum(present) + looks + num_passes * sum(future) + sum(future[:rest])
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        left = self._batches[self._position :]
+        weights = [batch.weights for batch in left if batch.weights is not None]
+        return {
+            "sampler": self.sampler.state_dict(),
+            "batch_size": self.sampler.batch_size,
+            "unpaid": self._unpaid,
+            "sizes": self._sizes,
+            "position": self._position,
+            "positions": torch.cat([b.positions for b in left]) if left else None,
+            "weights": torch.cat(weights) if weights else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sampler.load_state_dict(state["sampler"])
+        self.sampler.batch_size = state["batch_size"]
+        self._unpaid = state["unpaid"]
+        self._sizes, self._position = list(state["sizes"]), state["position"]
+        # Only the sizes of batches already taken matter.
+        self._batches = [Batch(torch.empty(0, dtype=torch.int64))] * self._position
+        left = self._sizes[self._position :]
+        if left:
+            positions, weights = torch.split(state["positions"], left), state["weights"]
+            split = [None] * len(left) if weights is None else torch.split(weights, left)
+            self._batches += [Batch(*pair) for pair in zip(positions, split, strict=True)]
+
+
+def _num_batches(sizes: list[int], num_due: float) -> int:
+    """Number of batches with `num_due` samples, rounded up, at least one."""
+    total, num_batches = 0, 0
+    # 0.07 * 100 is a hair above 7, which must not add an eighth sample.
+    while num_batches < len(sizes) and (total < num_due - 1e-9 or not num_batches):
+        total += sizes[num_batches]
+        num_batches += 1
+    return num_batches
+
+
+def _num_whole(sizes: list[int], batch_size: int) -> int:
+    """Number of a pass's batches that `Steps` uses: all except a smaller last batch."""
+    has_small_end = len(sizes) > 1 and sizes[-1] < batch_size
+    return len(sizes) - has_small_end
