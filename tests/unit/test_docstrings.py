@@ -44,10 +44,10 @@ def test_public_docstrings_name_the_errors_that_they_raise() -> None:
 def _public_names() -> dict[Path, set[str]]:
     """Names imported by the package and by ``eg.contract``, by file; nothing is loaded."""
     found = defaultdict[Path, set[str]](set)
-    for listing in ("__init__.pyi", "contract.py"):
+    for listing in ("__init__.pyi", "contract/__init__.pyi"):
         for node in ast.parse((PACKAGE / listing).read_text()).body:
             if isinstance(node, ast.ImportFrom) and node.module:
-                place = PACKAGE / node.module.removeprefix("edgegossip.").replace(".", "/")
+                place = (PACKAGE / listing).parent / node.module.replace(".", "/")
                 for file in (
                     place.glob("*.py") if place.is_dir() else [place.with_suffix(".py")]
                 ):

@@ -75,7 +75,7 @@ def test_a_file_takes_nobody_elses_name(tmp_path: Path, name: str) -> None:
     before = importlib.import_module("json")
     load_recipe(f"{own(tmp_path, 'def recipe(): pass', name)}:recipe")
     assert sys.modules["json"] is before
-    assert importlib.import_module("edgegossip.core").__path__
+    assert importlib.import_module("edgegossip.runs").__path__
 
 
 def test_a_wrong_function_is_answered_with_those_of_the_file(tmp_path: Path) -> None:

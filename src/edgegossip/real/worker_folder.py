@@ -1,4 +1,11 @@
-"""A worker's earlier progress, found in its folder."""
+"""The folder of a worker on a real machine: its progress, read incrementally.
+
+Fields of the `summary.json` of a worker, among others:
+    validation_accuracy: Accuracy of the worker's model (another metric: `validation_METRIC`);
+        null without validation data, or for a part of a model.
+    is_evaluated: Whether its model counts in the results. If several workers may serve, only
+        the active server's model counts.
+"""
 
 from __future__ import annotations
 
@@ -118,15 +125,6 @@ def kept_checkpoint(path: Path) -> dict[str, Any] | None:
     except RunFolderError as error:
         _LOG.warning("%s - beginning without it", error)
         return None
-
-
-# The folder of a worker on a real machine, read incrementally.
-#
-# Fields of the `summary.json` of a worker, among others:
-# validation_accuracy: Accuracy of the worker's model (another metric: `validation_METRIC`);
-# null without validation data, or for a part of a model.
-# is_evaluated: Whether its model counts in the results. If several workers may serve, only
-# the active server's model counts.
 
 
 _BLOCK = 2**18

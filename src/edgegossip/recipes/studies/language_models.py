@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-import edgegossip.algorithms
+import edgegossip.algorithms.gossip
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.gossip import Gossip
@@ -162,8 +162,8 @@ class LanguageContest:
 
 def _sources(context: int) -> Dataset:
     """Four files of this package, as if by four authors."""
-    folder = Path(edgegossip.algorithms.__file__).parent
-    named = ("gossip", "gosgd", "push_sum", "diloco")
+    folder = Path(edgegossip.algorithms.gossip.__file__).parent
+    named = ("gossip", "gosgd", "adpsgd", "diloco")
     return texts("sources", [folder / f"{name}.py" for name in named], context)
 
 
