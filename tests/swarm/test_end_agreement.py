@@ -61,7 +61,7 @@ def test_disturbed_workers_with_one_mean_come_to_their_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", by_name([*ALL], ["diloco", "gosgd"]))
+@pytest.mark.parametrize("name", by_name([*ALL], ["gosgd"]))
 def test_the_last_mean_leaves_no_difference_unnamed(name: str, kind: Kind) -> None:
     for left in (1, 8):
         found = measure(ALL[name], 1, kind, left, with_mean)

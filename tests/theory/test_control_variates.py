@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS, PARAMETER_SERVERS, STAGES
+from tests.tiers import thorough
 from tests.trained import trained_event
 from tests.worlds import TARGETS, make_world
 from torch import Tensor
@@ -47,6 +48,7 @@ def ends_at(algorithm: Algorithm[Any]) -> Tensor:
     return world.estimates()[0]
 
 
+@thorough
 def test_workers_of_unequal_speed_meet_at_the_common_optimum() -> None:
     optimum = TARGETS[:NUM_WORKERS].mean(0)
     plain = (ends_at(balanced()) - optimum).norm()
@@ -54,6 +56,7 @@ def test_workers_of_unequal_speed_meet_at_the_common_optimum() -> None:
     assert controlled < plain / 5
 
 
+@thorough
 def test_no_weight_changes_nothing_to_the_last_bit() -> None:
     assert torch.equal(
         ends_at(ControlVariates(inner=balanced(), weight=0.0)), ends_at(balanced())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.complaints import complaint
+from tests.tiers import thorough
 
 from edgegossip.cli.main import main
 from edgegossip.recipes.registry import RECIPES, STUDIES
@@ -34,6 +35,7 @@ def test_doctor_needs_no_torch_to_say_that_it_is_missing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+@thorough
 def test_training_imports_scikit_learn_only_to_aggregate_or_predict() -> None:
     code = (
         "import sys, edgegossip.cli.worker_command, edgegossip.cli.sweep_command\n"

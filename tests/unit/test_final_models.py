@@ -254,6 +254,7 @@ def test_models_that_differ_are_named_with_their_distance() -> None:
     ]
 
 
+@thorough
 def test_gathered_results_say_that_models_differ(tmp_path: Path) -> None:
     make_folders(tmp_path)
     params = EXPERIMENT.workload().initial_params()

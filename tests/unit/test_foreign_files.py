@@ -13,8 +13,8 @@ DRAWN = ("report", "study")
 """Drawing takes long."""
 NUM_FILES = 22
 """Of each of the others, but for those that train: two hundred in all."""
-FEW = ("har", "profile", "pictures", "resumed run", "finished run", "comparison")
-"""A format each, and a folder of each kind."""
+FEW = ("har", "profile", "pictures", "finished run")
+"""A format each, and a folder."""
 FEWER = {"resumed run": 16, "workers": 8, "resumed worker": 3}
 
 

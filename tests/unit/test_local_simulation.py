@@ -22,7 +22,7 @@ from tests.small_runs import (
     repeatable_events,
     small_task,
 )
-from tests.tiers import by_name, thorough
+from tests.tiers import by_name, first, thorough
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gossip import Gossip
@@ -208,7 +208,7 @@ def test_a_server_reads_no_data(tmp_path: Path) -> None:
 SEARCH = ADSP(num_workers=3, num_rounds=40, window=0.2, min_interval=0.05)
 
 
-@pytest.mark.parametrize("num_servers", [1, 2])
+@pytest.mark.parametrize("num_servers", first(1, [1, 2]))
 def test_a_server_evaluates_on_data_of_its_own(tmp_path: Path, num_servers: int) -> None:
     files = Files()
     algorithm = replace(SEARCH, num_workers=4 - num_servers, num_servers=num_servers)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.run_folders import comparison, ended, header, rounds, write_run
 from tests.small_runs import small_run
+from tests.tiers import first
 
 from edgegossip.plan.ranking import use_of_machines
 from edgegossip.report.folder import read_folder
@@ -51,7 +52,7 @@ def until(spans: Spans, end: float) -> float:
     return total(clipped(spans, end))
 
 
-@pytest.mark.parametrize("seconds", [0.2, 0.33, 0.45])
+@pytest.mark.parametrize("seconds", first(1, [0.2, 0.33, 0.45]))
 @pytest.mark.parametrize("name", ["epoch-gossip", "gossip"])
 def test_a_run_that_is_cut_off_divides_its_time_as_the_whole_run_did_until_then(
     name: str, seconds: float, tmp_path: Path
@@ -122,7 +123,9 @@ def test_finished_runs_keep_their_figures(tmp_path: Path) -> None:
     assert log.ended.cut_off is None
 
 
-@pytest.mark.parametrize("damage", [7, [[0]], [[9, 0.1]], [[0, "early"]], [[0, 1e300]]])
+@pytest.mark.parametrize(
+    "damage", first(1, [7, [[0]], [[9, 0.1]], [[0, "early"]], [[0, 1e300]]])
+)
 def test_a_damaged_end_is_skipped(
     damage: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
