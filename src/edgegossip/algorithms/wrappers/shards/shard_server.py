@@ -17,6 +17,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,62 +57,8 @@ LABELS = ("life", "serial")
 """Numbers that a piece has in addition to those of the whole message."""
 _IDLE = "idle"
 """An idle timer; without any timer, a host would consider slow workers silent."""
-_GROWTH, _MOST_GROWN = 1.5, 14
-"""Factor by which the wait for a confirmation grows per failure, and its largest exponent."""
 _EPOCHS_A_SECOND = 1e6
 _CLOCKS_DIFFER: Seconds = 60.0
-
-
-@dataclass(slots=True, kw_only=True)
-class LeaderState:
-    """State that rank 0 has in addition to that of a server.
-
-    Attributes:
-        orders: Orders that a server may not have carried out yet, by number.
-        held: Last report from each of the other servers about its pieces.
-        fresh: By kind, the workers (as keys) with a new piece that no order names yet.
-        ordered: Label of the last ordered commit of each worker.
-        put_off: Evaluations and timers that are ordered only while a worker trains; otherwise
-            they would keep the run open forever.
-        slices: Slices to evaluate, by evaluation and server.
-        num_looked: Number of this epoch's evaluations for which all slices have arrived.
-        num_asked: Number of running evaluations.
-        num_stale: Number of running evaluations that an earlier epoch requested.
-        heard: Epochs that other servers report while rank 0 knows no epoch.
-        is_timed: Whether the resend timer is set.
-        num_sends: Number of recent repeats, each of which lengthens the wait.
-    """
-
-    orders: dict[int, Message] = field(default_factory=dict)
-    held: dict[Rank, Message] = field(default_factory=dict)
-    fresh: dict[str, dict[Rank, None]] = field(
-        default_factory=lambda: {kind: {} for kind in PIECES}
-    )
-    ordered: dict[Rank, tuple[float, float]] = field(default_factory=dict)
-    put_off: list[tuple[str, dict[str, float]]] = field(default_factory=list)
-    slices: dict[int, dict[Rank, Tensor]] = field(default_factory=dict)
-    num_looked: int = 0
-    num_asked: int = 0
-    num_stale: int = 0
-    heard: dict[Rank, int] = field(default_factory=dict)
-    is_timed: bool = False
-    num_sends: int = 0
-
-    def patience(self, resend_after: Seconds | None) -> Seconds:
-        """Return the time to wait for a confirmation."""
-        assert resend_after is not None
-        # Fixed intervals would repeat messages on a full link faster than the link drains.
-        return resend_after * _GROWTH**self.num_sends
-
-    def slow_down(self) -> None:
-        """Wait longer, because no confirmation has arrived."""
-        self.num_sends = min(self.num_sends + 1, _MOST_GROWN)
-
-    def hasten(self) -> None:
-        """Wait less, because a confirmation has arrived."""
-        # If half of all messages are lost, a confirmation takes four tries on average. The wait
-        # therefore shrinks by as many steps as three failures add.
-        self.num_sends = max(0, self.num_sends - 3)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,7 +83,6 @@ class ShardServerState(WorkerState):
         is_astray: Whether the server cannot carry out an order, so that rank 0 must begin a new
             epoch.
         has_finished: Whether the algorithm has finished.
-        lead: Additional state of rank 0.
     """
 
     inner: ServerState
@@ -156,7 +102,6 @@ class ShardServerState(WorkerState):
     num_told: int = 0
     is_astray: bool = False
     has_finished: bool = False
-    lead: LeaderState | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +116,7 @@ class ShardServer:
         num_servers: Number of servers that share the model.
     """
 
+    state_type: ClassVar[type[ShardServerState]] = ShardServerState
     algorithm: ParameterServer
     num_servers: int
 
@@ -206,7 +152,7 @@ class ShardServer:
         num_params = params.numel()
         own = params[self.role(rank).stretch(num_params)].clone()
         inner = self.algorithm.init_server(own)
-        return ShardServerState(
+        return self.state_type(
             rank=rank, params=own, inner=inner, first=own, num_params=num_params
         )
 
@@ -398,7 +344,7 @@ class ShardServer:
         """Carry out an effect: each server acts for its slice, and rank 0 does everything
         else.
         """
-        is_leading = state.lead is not None
+        is_leading = state.rank == SERVER
         match effect:
             case Send(worker, Message(kind="params") as answer):
                 numbers = {

@@ -249,25 +249,18 @@ class Shards(Wrapper[ShardsState]):
         longest = -(-params.numel() // self.num_servers)
         piece = TensorSpec(params.dtype, (None,), max_numel=longest)
         messages = self.inner.schema(params)
-        commit, copy, answer = (messages[kind] for kind in ("commit", "copy", "params"))
         trained = {"num_trained": range(longest + 1)}
+
+        def with_piece(kind: str, name: str, more: Mapping[str, Limits]) -> MessageSpec:
+            spec = messages[kind]
+            tensors, numbers = {**spec.tensors, name: piece}, {**spec.numbers, **more}
+            return replace(spec, tensors=tensors, numbers=numbers)
+
         return {
             **messages,
-            "commit": replace(
-                commit,
-                tensors={"update": piece},
-                numbers={**commit.numbers, **trained, **_LABELS},
-            ),
-            "copy": replace(
-                copy,
-                tensors={**copy.tensors, "params": piece},
-                numbers={**copy.numbers, **_LABELS},
-            ),
-            "params": replace(
-                answer,
-                tensors={**answer.tensors, "params": piece},
-                numbers={**answer.numbers, **_EPOCH, "answer": range(_MOST)},
-            ),
+            "commit": with_piece("commit", "update", {**trained, **_LABELS}),
+            "copy": with_piece("copy", "params", _LABELS),
+            "params": with_piece("params", "params", {**_EPOCH, "answer": range(_MOST)}),
             "show": replace(messages["show"], numbers=_EPOCH),
             **self._between_servers(piece),
         }

@@ -218,7 +218,8 @@ class Standby(Wrapper[StandbyState]):
                 stands = state.election.stand(state.age, now) if is_worker else []
                 return self._carry_out(state, stands, now)
             case TimerFired("remind"):
-                return self._remind(state, now)
+                reminders = self._carry_out(state, [*state.election.remind()], now)
+                return [*reminders, *self._remind_later(now)] if reminders else []
             case TimerFired("majority"):
                 self._give_up(state)
                 return []
@@ -288,7 +289,10 @@ class Standby(Wrapper[StandbyState]):
             case "lead":
                 return [*effects, *self._confirm(state, sender, now)]
             case "resign":
-                return [*effects, *self._miss(state, now)] if sender == election.leader else []
+                if sender != election.leader:
+                    return []
+                effects += self._carry_out(state, election.miss_leader(now), now)
+                return [*effects, *self._tell_worker(state, now)]
             case "kept":
                 num_kept = message.numbers["num_commits"]
                 return [*effects, *self._release(state, sender, now, num_kept)]
@@ -349,18 +353,10 @@ class Standby(Wrapper[StandbyState]):
 
     # The serving rank is lost, comes back, or changes.
 
-    def _miss(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        missed = state.election.misses_leader
-        effects = self._carry_out(state, state.election.miss_leader(now), now)
-        lost = [] if missed else self._to_worker(state, WorkerLost(SERVER), now)
-        return [*effects, *lost]
-
     def _lose(self, state: StandbyState, event: WorkerLost, now: Seconds) -> list[Effect]:
         election = state.election
-        missed = election.misses_leader
         effects = self._carry_out(state, election.lose(event.rank, now), now)
-        if election.misses_leader and not missed:
-            effects += self._to_worker(state, WorkerLost(SERVER), now)
+        effects += self._tell_worker(state, now)
         if election.is_leading and not election.has_majority:
             effects.append(SetTimer("majority", now + self.inner.patience))
         if event.rank != SERVER:  # the serving side takes itself for rank 0
@@ -370,15 +366,10 @@ class Standby(Wrapper[StandbyState]):
 
     def _join(self, state: StandbyState, event: WorkerJoined, now: Seconds) -> list[Effect]:
         election, rank = state.election, event.rank
-        missed = election.misses_leader
         joined = election.join(rank, event.has_restarted, now)
         effects = self._carry_out(state, joined, now)
-        if election.is_leading and self.inner.resend_after is not None:
-            effects.append(SetTimer("remind", now + self.inner.resend_after))
-        if election.misses_leader != missed:
-            is_back = not election.misses_leader
-            news = WorkerJoined(SERVER) if is_back else WorkerLost(SERVER)
-            effects += self._to_worker(state, news, now)
+        effects += self._remind_later(now) if election.is_leading else []
+        effects += self._tell_worker(state, now)
         if election.is_leading and election.has_majority:
             effects.append(SetTimer("majority", math.inf))
         # The serving side does not know of rank 0, but may merge waiting commits again.
@@ -413,17 +404,12 @@ class Standby(Wrapper[StandbyState]):
             if rank != SERVER:
                 effects += self._to_server(state, WorkerLost(rank), now)
         effects += self._to_server(state, Started(has_rejoined=True), now)
-        if self.inner.resend_after is not None:
-            effects.append(SetTimer("remind", now + self.inner.resend_after))
-        return [*effects, *self._change_server(state, now)]
+        return [*effects, *self._remind_later(now), *self._change_server(state, now)]
 
-    def _remind(self, state: StandbyState, now: Seconds) -> list[Effect]:
-        """Repeat the announcement to ranks that have not answered, if messages can be lost."""
+    def _remind_later(self, now: Seconds) -> list[Effect]:
+        """Plan to repeat the announcement, if messages can be lost."""
         again = self.inner.resend_after
-        reminders = self._carry_out(state, [*state.election.remind()], now)
-        if again is None or not reminders:
-            return []
-        return [*reminders, SetTimer("remind", now + again)]
+        return [] if again is None else [SetTimer("remind", now + again)]
 
     def _change_server(self, state: StandbyState, now: Seconds) -> list[Effect]:
         """Tell the side that trains that its server is lost and, if the new server is
@@ -431,13 +417,18 @@ class Standby(Wrapper[StandbyState]):
         """
         # Both, although the server may never have been missed: a new server knows nothing of
         # the open commit, and only a return makes the worker send it again.
-        effects = self._to_worker(state, WorkerLost(SERVER), now)
-        if state.election.misses_leader:
-            return effects
-        joined = WorkerJoined(SERVER, has_restarted=True)
-        return [*effects, *self._to_worker(state, joined, now)]
+        lost = self._to_worker(state, WorkerLost(SERVER), now)
+        return [*lost, *self._tell_worker(state, now)]
 
     # The two sides of a rank.
+
+    def _tell_worker(self, state: StandbyState, now: Seconds) -> list[Effect]:
+        """Tell the side that trains whether its server is there, unless it knows."""
+        worker, is_there = state.worker, not state.election.misses_leader
+        if worker is None or worker.has_server == is_there:
+            return []
+        news = WorkerJoined(SERVER) if is_there else WorkerLost(SERVER)
+        return self._to_worker(state, news, now)
 
     def _to_worker(self, state: StandbyState, event: Event, now: Seconds) -> list[Effect]:
         if state.worker is None:
