@@ -32,7 +32,7 @@ from benchmarks.kept import about
 from torch import Tensor, nn
 
 from edgegossip.algorithms.server.methods import ASP
-from edgegossip.algorithms.server.state import SERVER
+from edgegossip.algorithms.server.worker import SERVER
 from edgegossip.contract.protocol import Rank
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address

@@ -1,4 +1,4 @@
-"""Does a run with `standby` survive the loss of its server, and how soon does it go on?
+"""Does a run with `Standby` survive the loss of its server, and how soon does it go on?
 
     python -m benchmarks.standby [--seeds 20] [--only asp bsp adsp] [--json]
 
@@ -36,6 +36,8 @@ from benchmarks.kept import about
 
 from edgegossip.algorithms.server.adsp import ADSP
 from edgegossip.algorithms.server.methods import ASP, BSP
+from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.data.hold_out import hold_out
 from edgegossip.data.readers import digits
@@ -47,12 +49,12 @@ from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.platform import Platform
 
 NUM_WORKERS = 4
-STANDBY: dict[str, Any] = {"num_workers": NUM_WORKERS, "standby": 1}
-ALGORITHMS = {
-    "asp": ASP(num_rounds=1000, **STANDBY),
-    "bsp": BSP(num_rounds=600, **STANDBY),
-    "adsp": ADSP(num_rounds=50, window=1.0, min_interval=0.1, rate=4, **STANDBY),
+SERVERS: dict[str, ParameterServer] = {
+    "asp": ASP(num_workers=NUM_WORKERS, num_rounds=1000),
+    "bsp": BSP(num_workers=NUM_WORKERS, num_rounds=600),
+    "adsp": ADSP(num_workers=NUM_WORKERS, num_rounds=50, window=1.0, min_interval=0.1, rate=4),
 }
+ALGORITHMS = {name: Standby(inner=server) for name, server in SERVERS.items()}
 ALLOWED: Seconds = 3.0
 SOON: Seconds = 5.0
 LIMIT: Seconds = 300.0
@@ -99,7 +101,7 @@ def one_run(method: str, seed: int, kills: bool) -> dict[str, Any]:
         }
         ends = {each["rounds"] for each in summaries.values()}
         return {
-            "is_well": ends == {ALGORITHMS[method].num_rounds},
+            "is_well": ends == {SERVERS[method].num_rounds},
             "accuracy": summary["final_accuracy"],
             "served_at_the_end": [r for r, each in summaries.items() if each["is_evaluated"]],
             "waited": [waited(events(out, rank)) for rank in ranks] if kills else [],

@@ -24,6 +24,8 @@ from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank, Seconds
@@ -122,7 +124,7 @@ def _own(experiment: Experiment, rank: Rank) -> Dataset:
 def _without_neighbors(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     if isinstance(algorithm, EdgeGossip):
         return replace(algorithm, inner=_without_neighbors(algorithm.inner))
-    if isinstance(algorithm, ParameterServer):
+    if isinstance(algorithm, ParameterServer | Standby | Shards):
         return GoSGD(topology=complete(1), num_rounds=10**9)
     assert isinstance(algorithm, EpochGossip | GoSGD | Gossip)
     return replace(algorithm, topology=complete(1), num_rounds=10**9)

@@ -35,6 +35,8 @@ from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
 from edgegossip.compression.compressor import Identity
 from edgegossip.compression.sparse import TopK
@@ -49,7 +51,8 @@ from edgegossip.contract.topology import (
     ring,
 )
 
-AnyAlgorithm: TypeAlias = Synchronous[Any] | Asynchronous[Any] | ParameterServer
+AnyServer: TypeAlias = ParameterServer | Standby | Shards
+AnyAlgorithm: TypeAlias = Synchronous[Any] | Asynchronous[Any] | AnyServer
 
 NUM_WORKERS = 5
 NUM_ROUNDS = 6
@@ -75,21 +78,33 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     ),
 }
 
-STANDBYS: dict[str, ParameterServer] = {
-    "bsp-standby": replace(PARAMETER_SERVERS["bsp"], standby=1),
-    "asp-standby": replace(PARAMETER_SERVERS["asp"], standby=2),
-    "adsp-standby": replace(PARAMETER_SERVERS["adsp"], standby=1),
+STANDBYS: dict[str, Standby] = {
+    "bsp-standby": Standby(inner=PARAMETER_SERVERS["bsp"]),
+    "asp-standby": Standby(inner=PARAMETER_SERVERS["asp"], num_standbys=2),
+    "adsp-standby": Standby(inner=PARAMETER_SERVERS["adsp"]),
 }
 """Their workers elect another server where theirs is lost."""
 
 
-def shared(algorithm: ParameterServer, num_servers: int = 2) -> ParameterServer:
+def shared(algorithm: ParameterServer, num_servers: int = 2) -> Shards:
     """The same for as many ranks, of which so many are servers."""
-    num_workers = NUM_WORKERS - num_servers
-    return replace(algorithm, num_servers=num_servers, num_workers=num_workers)
+    inner = replace(algorithm, num_workers=NUM_WORKERS - num_servers)
+    return Shards(inner=inner, num_servers=num_servers)
 
 
-SEVERAL_SERVERS: dict[str, ParameterServer] = {
+def server_in(algorithm: AnyServer) -> ParameterServer:
+    """The parameter server that others may be wrapped around."""
+    return algorithm if isinstance(algorithm, ParameterServer) else algorithm.inner
+
+
+def with_settings(algorithm: AnyAlgorithm, **settings: Any) -> Any:  # noqa: ANN401 - its own type
+    """The same with other settings; those of Standby and Shards are of their server."""
+    if isinstance(algorithm, Standby | Shards):
+        return replace(algorithm, inner=replace(algorithm.inner, **settings))
+    return replace(algorithm, **settings)
+
+
+SEVERAL_SERVERS: dict[str, Shards] = {
     "bsp-servers": shared(PARAMETER_SERVERS["bsp"]),
     "asp-servers": shared(PARAMETER_SERVERS["asp"], 3),
     "adacomm-servers": shared(PARAMETER_SERVERS["adacomm"]),
@@ -196,7 +211,7 @@ SPREADS: dict[str, dict[str, Any]] = {
 BALANCED: dict[str, EdgeGossip] = {
     f"{name}-balanced-{spread}": EdgeGossip(inner=algorithm, **settings)
     for name, algorithm in ALGORITHMS.items()
-    if not isinstance(algorithm, ParameterServer)
+    if not isinstance(algorithm, AnyServer)
     if not isinstance(algorithm, PushSum) or isinstance(algorithm, SparsePush)  # one will do
     for spread, settings in SPREADS.items()
 }
@@ -271,7 +286,7 @@ ALL: dict[str, Algorithm[Any]] = {
 }
 
 PEERS = {
-    **{n: a for n, a in ALGORITHMS.items() if not isinstance(a, ParameterServer)},
+    **{n: a for n, a in ALGORITHMS.items() if not isinstance(a, AnyServer)},
     **BALANCED,
 }
 """Those of which no worker is missed more than another."""

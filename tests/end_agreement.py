@@ -32,6 +32,7 @@ from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.algorithms.server.adsp import ADSP
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank
 from edgegossip.contract.topology import complete, directed_exponential, ring
@@ -63,8 +64,8 @@ ONE_MEAN: dict[str, Algorithm[Any]] = {
     "sgp": StochasticGradientPush(
         **{**_STEPS, "topology": directed_exponential(4)}, resend_after=5.0
     ),
-    "adsp": ADSP(
-        num_workers=4, num_rounds=NUM_ROUNDS, window=60.0, min_interval=10.0, standby=1
+    "adsp": Standby(
+        inner=ADSP(num_workers=4, num_rounds=NUM_ROUNDS, window=60.0, min_interval=10.0)
     ),
 }
 """Algorithms whose workers' models are only near each other."""

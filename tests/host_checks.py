@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from tests.algorithms import server_in
 from tests.host_runs import LEASE, Run
 from tests.host_worlds import World
 from tests.host_wrappers import Ledger
@@ -18,8 +19,9 @@ from tests.worlds import stages_in
 from edgegossip.algorithms.gossip.gosgd import GoSGDState
 from edgegossip.algorithms.push_sum.push_sum import PushSumState
 from edgegossip.algorithms.server.methods import BSP
-from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.server.state import SERVER, ServerState
+from edgegossip.algorithms.server.parameter_server import ServerState
+from edgegossip.algorithms.server.worker import SERVER
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import ServerLostError
 from edgegossip.contract.protocol import Rank, Seconds, WorkerState
@@ -259,8 +261,7 @@ def require_succession(run: Run) -> None:
 
 def require_commits(run: Run, state: WorkerState) -> None:
     """The server's model has each commit that it counts exactly once, and those it answered."""
-    algorithm = run.world.algorithm
-    assert isinstance(algorithm, ParameterServer)
+    algorithm = server_in(run.world.algorithm)  # type: ignore[arg-type]
     assert isinstance(state, ServerState)
     assert run.ledger is not None
     num_workers = algorithm.num_workers
@@ -294,8 +295,7 @@ def require_commits(run: Run, state: WorkerState) -> None:
 
 def _may_forget(world: World) -> bool:
     """The server is lost while some workers, who know most, may be away."""
-    assert isinstance(world.algorithm, ParameterServer)
-    if world.algorithm.standby:  # any may be the server, and be lost
+    if isinstance(world.algorithm, Standby):  # any may be the server, and be lost
         return bool(world.disturbed - {SERVER} or world.disturbances[1:] or world.loses)
     is_killed = any(SERVER in each.ranks for each in world.disturbances)
     # Unless a stop surely leaves a checkpoint, the server comes back with less than it had, and

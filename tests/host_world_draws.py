@@ -17,13 +17,16 @@ from tests.algorithms import (
     SEVERAL_SERVERS,
     STAGES,
     STANDBYS,
+    with_settings,
 )
 from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.virtual_network import Wire
 
-from edgegossip.algorithms.server.state import SERVER
+from edgegossip.algorithms.server.worker import SERVER
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
 from edgegossip.contract import topology as topologies
 from edgegossip.contract.algorithm import Algorithm
@@ -88,10 +91,10 @@ def draw_server_world(seed: int) -> World:
         # Who comes when nobody else is there begins alone, and the server is not there to help.
         spared, starts = (*spared, killed), (0.0,) * len(starts)
     liar = None if world.liar == SERVER else world.liar
-    lasting = longer(world.algorithm, 20)  # or the run is over before anything happens
+    lasting: Any = longer(world.algorithm, 20)  # or the run is over before anything happens
     return replace(
         world,
-        algorithm=replace(lasting, resend_after=2.0),  # type: ignore[type-var]
+        algorithm=with_settings(lasting, resend_after=2.0),
         disturbances=spared,
         start_at=starts,
         liar=liar,
@@ -108,7 +111,7 @@ def draw_standby_world(seed: int) -> World:
     world = draw_world(seed, name)
     draw = random.Random(f"{seed} standby")
     lasting: Any = longer(STANDBYS[name], 20)
-    changes: dict[str, Any] = {"algorithm": replace(lasting, resend_after=2.0)}
+    changes: dict[str, Any] = {"algorithm": with_settings(lasting, resend_after=2.0)}
     if draw.random() < 0.5:
         killed = Disturbance(
             kind="kill",
@@ -151,7 +154,7 @@ def draw_sharing_world(seed: int) -> World:
         spared = (killed,)
     return replace(
         world,
-        algorithm=replace(lasting, resend_after=2.0),
+        algorithm=with_settings(lasting, resend_after=2.0),
         disturbances=spared,
         start_at=(0.0,) * world.num_workers,
         wire=replace(world.wire, lost=0.0),
@@ -179,9 +182,11 @@ def draw_final_world(seed: int) -> World:
 
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
-    if isinstance(algorithm, EdgeGossip | TrailingAverage | ControlVariates):
-        return replace(algorithm, inner=longer(algorithm.inner, factor))
     varied: Any = algorithm
+    if isinstance(varied, EdgeGossip | TrailingAverage | ControlVariates | Standby | Shards):
+        inner: Any = longer(varied.inner, factor)
+        wrapped: Algorithm[Any] = replace(varied, inner=inner)
+        return wrapped
     found: Algorithm[Any] = replace(varied, num_rounds=int(factor * varied.num_rounds))
     return found
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from edgegossip.algorithms.server.state import CommitterState, ServerState
+from edgegossip.algorithms.server.parameter_server import ServerState
+from edgegossip.algorithms.server.worker import CommitterState
 from edgegossip.algorithms.wrappers.standby.standby import StandbyState
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import (

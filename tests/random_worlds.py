@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.algorithms import OVERSHOOTING, AnyAlgorithm
+from tests.algorithms import OVERSHOOTING, AnyAlgorithm, AnyServer, server_in
 from tests.invariants import FAR, Checks, is_corrected
 from tests.worlds import SHAPE, Watched, make_world
 
@@ -23,6 +23,8 @@ from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.rounds import RoundBased
@@ -100,8 +102,8 @@ def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
         if draw.random() < 0.2
     }
     default = Link(latency=draw.choice([0.0, 0.1, 1.0]), bandwidth=10 ** draw.uniform(2, 6))
-    if isinstance(algorithm, ParameterServer) and not algorithm.standby:
-        faults = with_server_back(faults, algorithm.num_servers)
+    if isinstance(algorithm, ParameterServer | Shards):
+        faults = with_server_back(faults, getattr(algorithm, "num_servers", 1))
     varied = vary(algorithm, draw, num_workers, is_lossy)
     world = World(
         algorithm=varied,
@@ -173,17 +175,19 @@ def vary(
     num_rounds = draw.randint(1, 8)
     if isinstance(algorithm, Alone):
         return replace(algorithm, num_rounds=num_rounds)
-    if isinstance(algorithm, ParameterServer):
+    if isinstance(algorithm, AnyServer):
         again = draw.uniform(0.1, 2) if is_lossy else None
-        num_servers = min(algorithm.num_servers, num_workers - 1)
-        return replace(
-            algorithm,
-            num_servers=num_servers,
+        num_servers = min(getattr(algorithm, "num_servers", 1), num_workers - 1)
+        server = replace(
+            server_in(algorithm),
             num_workers=num_workers - num_servers,
             num_rounds=num_rounds,
             resend_after=again,
-            standby=min(algorithm.standby, num_workers - 1),
         )
+        if isinstance(algorithm, Standby):
+            num_standbys = min(algorithm.num_standbys, server.num_workers)
+            return Standby(inner=server, num_standbys=num_standbys)
+        return Shards(inner=server, num_servers=num_servers) if num_servers > 1 else server
     if isinstance(algorithm, OwnedChunks):
         topology = complete(num_workers)
     if isinstance(algorithm, ChocoGossip) and topology.period > 1:

@@ -38,6 +38,8 @@ from .algorithms.wrappers.batch_tune import BatchTune as BatchTune
 from .algorithms.wrappers.control_variates import ControlVariates as ControlVariates
 from .algorithms.wrappers.edge_gossip.balancer import Balancer as Balancer
 from .algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip as EdgeGossip
+from .algorithms.wrappers.shards.shards import Shards as Shards
+from .algorithms.wrappers.standby.standby import Standby as Standby
 from .algorithms.wrappers.trailing_average import TrailingAverage as TrailingAverage
 from .compression.compressor import (
     Compressor as Compressor,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import ALGORITHMS, NUM_WORKERS, PEERS, AnyAlgorithm
+from tests.algorithms import ALGORITHMS, NUM_WORKERS, PEERS, AnyAlgorithm, with_settings
 from tests.invariants import Checks
 from tests.random_worlds import MANY_SEEDS, SEEDS, World, draw_world
 from tests.tiers import by_name
@@ -164,7 +164,7 @@ def run_after(
 def test_a_crash_of_the_fastest_does_not_stall_the_rest(name: str, spread: str) -> None:
     inner = FEW_ROUNDS[name]
     seconds, rounds = run_after((0,), inner, spread)
-    assert set(rounds) == {inner.num_rounds}
+    assert set(rounds) == {inner.traits.num_rounds}
     if name == "epoch-gossip":
         # An epoch of the next fastest takes 8 s. In the first nobody knows of the others yet
         # if news spreads by gossip, and the slowest needs 32 s for all it has.
@@ -180,13 +180,13 @@ def test_a_crash_of_all_but_one_does_not_stall_it(
 ) -> None:
     crashed = tuple(rank for rank in range(NUM_WORKERS) if rank != survivor)
     seconds, rounds = run_after(crashed, FEW_ROUNDS[name], spread)
-    assert rounds == [FEW_ROUNDS[name].num_rounds]
+    assert rounds == [FEW_ROUNDS[name].traits.num_rounds]
     if name == "epoch-gossip":
         assert seconds < 4 * 32 / SPEEDS[survivor] + 5
 
 
 def test_a_slow_platform_that_comes_back_holds_nobody_up() -> None:
-    inner = replace(FEW_ROUNDS["epoch-gossip"], num_rounds=8)
+    inner = with_settings(FEW_ROUNDS["epoch-gossip"], num_rounds=8)
     seconds, _ = run_after((4,), inner, "exact", Recover(at=6.0, rank=4))
     # All of its data would take it 32 s; the others need 4 s for an epoch.
     assert seconds < 8 * 4 + 5
@@ -206,7 +206,7 @@ def test_a_failed_platform_that_misses_a_forecast_holds_nobody_up() -> None:
 
 @pytest.mark.parametrize("name", FEW_ROUNDS)
 def test_a_platform_that_has_recovered_trains_again(name: str) -> None:
-    inner = replace(FEW_ROUNDS[name], num_rounds=1000 if name == "gosgd" else 40)
+    inner = with_settings(FEW_ROUNDS[name], num_rounds=1000 if name == "gosgd" else 40)
     heat = ThrottlingTrace((0.0, 5.0, 100.0), (1.0, 20.0, 1.0))
     hot = Platform(throughput=SPEEDS[0], throttling=heat)
     world = make_world(

@@ -22,8 +22,10 @@ from tests.tiers import by_name, thorough
 from tests.worlds import joined
 
 from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.server.state import SERVER
+from edgegossip.algorithms.server.worker import SERVER
 from edgegossip.algorithms.stages.state import StageState
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.errors import ServerLostError
 from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.sim.fault import Crash, Partition
@@ -34,7 +36,7 @@ EACH = {**ALL, "alone": ALONE}
 def check_world(world: World) -> None:
     checks = Checks()
     simulator = world.simulator(checks)
-    if isinstance(world.algorithm, ParameterServer) and world.algorithm.standby:
+    if isinstance(world.algorithm, Standby):
         check_standby(world, checks)
         return
     assert simulator.run()
@@ -44,8 +46,11 @@ def check_world(world: World) -> None:
     # What was sent before a crash may arrive when the sender has begun anew.
     if not any(isinstance(fault, Crash) for fault in world.faults.script):
         require_equal_replicas([inside(state) for state in simulator.states])
-    algorithm = getattr(world.algorithm, "inner", world.algorithm)
-    is_left = isinstance(algorithm, ParameterServer) and checks.crashed >= {*algorithm.workers}
+    algorithm = world.algorithm
+    while not isinstance(algorithm, Shards) and hasattr(algorithm, "inner"):
+        algorithm = algorithm.inner
+    serves = isinstance(algorithm, ParameterServer | Shards)
+    is_left = serves and checks.crashed >= {*algorithm.workers}
     for rank, state in enumerate(simulator.states):
         is_above = isinstance(state, StageState) and state.inner is None
         if rank not in checks.crashed and not is_left and not is_above:

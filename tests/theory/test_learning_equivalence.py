@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.algorithms import ALGORITHMS, AnyAlgorithm
+from tests.algorithms import ALGORITHMS, AnyAlgorithm, with_settings
 from tests.tiers import by_name
 from torch import Tensor, nn
 
@@ -165,7 +164,8 @@ def test_gossip_on_the_complete_graph_is_all_reduce(local_steps: int, dataset: D
 def test_equal_seeds_and_any_number_of_threads_give_equal_bits(
     algorithm: AnyAlgorithm, dataset: Dataset
 ) -> None:
-    algorithm = replace(algorithm, num_rounds=max(2, algorithm.num_rounds // 6))
+    num_rounds = algorithm.traits.num_rounds or 0
+    algorithm = with_settings(algorithm, num_rounds=max(2, num_rounds // 6))
     workload = make_workload(dataset, 5, OPTIMIZERS["momentum-and-decay"])
     platforms = uneven(5)
     expected = simulate(algorithm, workload, platforms)

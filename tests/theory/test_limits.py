@@ -20,9 +20,12 @@ from tests.algorithms import (
     PLAIN,
     STAGES,
     AnyAlgorithm,
+    AnyServer,
     each_algorithm,
     each_of_all,
     each_synchronous,
+    server_in,
+    with_settings,
 )
 from tests.arrivals import require_that_arrivals_count
 from tests.host_wrappers import Inside
@@ -44,12 +47,12 @@ from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
-from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.server.state import ServerState
+from edgegossip.algorithms.server.parameter_server import ServerState
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import ServerLostError
 from edgegossip.contract.protocol import (
@@ -114,7 +117,7 @@ def test_gosgd_that_never_pushes_trains_alone() -> None:
 
 @each_algorithm
 def test_one_worker_alone_is_plain_sgd(algorithm: AnyAlgorithm) -> None:
-    if isinstance(algorithm, ParameterServer):
+    if isinstance(algorithm, AnyServer):
         require_sgd_of_one_committer(algorithm)
         return
     local_steps = getattr(algorithm, "local_steps", 1)
@@ -126,17 +129,19 @@ def test_one_worker_alone_is_plain_sgd(algorithm: AnyAlgorithm) -> None:
     torch.testing.assert_close(after[0], expected, rtol=0.0, atol=tolerance)
 
 
-def require_sgd_of_one_committer(algorithm: ParameterServer) -> None:
+def require_sgd_of_one_committer(algorithm: AnyServer) -> None:
     """Fail if the server's model is not what all committed steps make of the first one."""
-    lonely = replace(algorithm, num_workers=1, standby=min(1, algorithm.standby))
-    rank = lonely.workers[0]
+    if isinstance(algorithm, Standby):
+        algorithm = replace(algorithm, num_standbys=1)
+    lonely = with_settings(algorithm, num_workers=1)
+    rank = getattr(algorithm, "num_servers", 1)
     platforms = EVEN[: rank + 1]
     world = make_world(lonely, platforms=platforms, links=Links(default=Link(latency=0.25)))
     assert world.run()
     first = world.states[0]
     server = getattr(first, "inner", getattr(first, "server", first))
     assert isinstance(server, ServerState)
-    assert server.num_steps[1] >= algorithm.num_rounds
+    assert server.num_steps[1] >= server_in(algorithm).num_rounds
     expected = train_alone(rank, server.num_steps[1], Steps(1))
     (model,) = joined(world.estimates())
     torch.testing.assert_close(model, expected, rtol=0.0, atol=1e-6)

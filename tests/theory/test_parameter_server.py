@@ -14,10 +14,9 @@ from tests.trials import trials
 from tests.worlds import EVEN, TARGETS, UNEVEN, Watched, make_world
 
 from edgegossip.algorithms.server.adacomm import ADACOMM, ADACOMMServerState
-from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
+from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus, TimedCommitterState
 from edgegossip.algorithms.server.methods import BSP, SSP, FixedADACOMM
-from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.server.state import CommitterState, ServerState
+from edgegossip.algorithms.server.parameter_server import ParameterServer, ServerState
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.errors import ServerLostError
 from edgegossip.contract.protocol import (
@@ -183,7 +182,7 @@ def test_worker_that_was_cut_off_makes_nobody_wait_for_what_it_missed(
 def test_statistics_are_never_extrapolated_by_a_worker_that_trains_on() -> None:
     algorithm = ADSPPlus(num_workers=NUM, num_rounds=5, min_interval=1.0)
     state = algorithm.init(1, torch.tensor([1.0, 1.0]))
-    assert isinstance(state, CommitterState)
+    assert isinstance(state, TimedCommitterState)
     algorithm.handle(state, Started(layout=Layout(num_trained=1)), 0.0)
 
     def train(*params: float) -> list[Effect]:

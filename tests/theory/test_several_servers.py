@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import PARAMETER_SERVERS
+from tests.algorithms import PARAMETER_SERVERS, server_in
 from tests.effects import only
 from tests.trials import trials
 from tests.worlds import EVEN, NUM_PARAMS, TARGETS, UNEVEN, Recorder, joined, make_world
@@ -18,7 +18,10 @@ from edgegossip.algorithms.server.methods import ASP, BSP
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
-from edgegossip.algorithms.wrappers.shards.shard_server import WHAT, SharingState
+from edgegossip.algorithms.wrappers.shards.shard_leader import ShardLeaderState
+from edgegossip.algorithms.wrappers.shards.shard_server import WHAT, ShardServerState
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.errors import ServerLostError
 from edgegossip.contract.protocol import (
     Message,
@@ -45,21 +48,27 @@ each_method = pytest.mark.parametrize(
 )
 
 
+def sharded(algorithm: ParameterServer, num_servers: int, **settings: Any) -> Shards:  # noqa: ANN401
+    """The same for `NUM` workers of so many servers."""
+    inner = replace(algorithm, num_workers=NUM, **settings)
+    return Shards(inner=inner, num_servers=num_servers)
+
+
 def run(
-    algorithm: ParameterServer,
+    algorithm: ParameterServer | Shards,
     size: int = NUM_PARAMS,
     **options: Any,  # noqa: ANN401
-) -> tuple[Simulator[Any], list[SharingState]]:
+) -> tuple[Simulator[Any], list[ShardServerState]]:
     """Run a world in which the i-th worker has the target i; give it and its servers."""
-    num_servers = algorithm.num_servers
+    num_servers = getattr(algorithm, "num_servers", 1)
 
     def make_trainer(rank: Rank, incarnation: int) -> Trainer:
         target = TARGETS[max(0, rank - num_servers)]
         return QuadraticTrainer(target.repeat(-(-size // NUM_PARAMS))[:size], 0.1)
 
-    world = Simulator(
+    world: Simulator[Any] = Simulator(
         algorithm,
-        EVEN[:1] * (num_servers + algorithm.num_workers),
+        EVEN[:1] * (num_servers + server_in(algorithm).num_workers),
         torch.zeros(size),
         make_trainer,
         links=options.pop("links", LINKS),
@@ -67,15 +76,15 @@ def run(
         **options,
     )
     assert world.run()
-    return world, [state for state in world.states if isinstance(state, SharingState)]
+    return world, [state for state in world.states if isinstance(state, ShardServerState)]
 
 
-def model(algorithm: ParameterServer, **options: Any) -> Tensor:  # noqa: ANN401
+def model(algorithm: ParameterServer | Shards, **options: Any) -> Tensor:  # noqa: ANN401
     world, _ = run(algorithm, **options)
     return torch.cat([*world.estimates().values()])
 
 
-def require_agreement(servers: list[SharingState]) -> None:
+def require_agreement(servers: list[ShardServerState]) -> None:
     """Fail if servers count different commits, or have not carried out the same."""
     first, *others = servers
     for other in others:
@@ -88,12 +97,12 @@ def require_agreement(servers: list[SharingState]) -> None:
 @pytest.mark.parametrize("name", ["bsp", "fixed-adacomm"])
 def test_so_many_servers_make_the_same_model_as_one(name: str, num_servers: int) -> None:
     one = replace(PARAMETER_SERVERS[name], num_workers=NUM, num_rounds=9)
-    assert torch.equal(model(replace(one, num_servers=num_servers)), model(one))
+    assert torch.equal(model(Shards(inner=one, num_servers=num_servers)), model(one))
 
 
 @each_method
 def test_servers_agree_on_every_commit(algorithm: ParameterServer) -> None:
-    several = replace(algorithm, num_workers=NUM, num_servers=2, num_rounds=12)
+    several = sharded(algorithm, 2, num_rounds=12)
     world, servers = run(several)
     require_agreement(servers)
     assert set(servers[0].inner.rounds.values()) == {12}
@@ -103,7 +112,8 @@ def test_servers_agree_on_every_commit(algorithm: ParameterServer) -> None:
 @pytest.mark.parametrize("num_servers", [2, 3, 4])
 def test_bytes_of_servers_are_level(num_servers: int) -> None:
     recorder = Traffic()
-    algorithm = BSP(num_workers=NUM, num_rounds=4, num_servers=num_servers)
+    served = BSP(num_workers=NUM, num_rounds=4)
+    algorithm = Shards(inner=served, num_servers=num_servers)
     run(algorithm, size=100_001, observer=recorder)
     loads = [recorder.num_bytes[rank] for rank in range(num_servers)]
     assert max(loads) < 1.05 * min(loads)
@@ -134,7 +144,7 @@ class Traffic(Recorder):
 def test_server_that_restarts_has_its_slice_of_the_same_model_again(
     algorithm: ParameterServer, lost: Rank
 ) -> None:
-    several = replace(algorithm, num_workers=NUM, num_servers=2, num_rounds=20)
+    several = sharded(algorithm, 2, num_rounds=20)
     back = Faults(
         script=(Crash(at=9.3, rank=lost), Recover(at=9.9, rank=lost)), detection_time=0.2
     )
@@ -148,7 +158,7 @@ def test_server_that_restarts_has_its_slice_of_the_same_model_again(
 
 @each_method
 def test_worker_that_is_lost_hangs_nobody(algorithm: ParameterServer) -> None:
-    several = replace(algorithm, num_workers=NUM, num_servers=2, num_rounds=12)
+    several = sharded(algorithm, 2, num_rounds=12)
     for at in (3.0, 3.3, 3.6, 3.9):
         gone = Faults(script=(Crash(at=at, rank=3),), detection_time=0.3)
         world, servers = run(several, faults=gone)
@@ -158,7 +168,7 @@ def test_worker_that_is_lost_hangs_nobody(algorithm: ParameterServer) -> None:
 
 
 def test_worker_that_was_cut_off_from_all_servers_hangs_nobody() -> None:
-    algorithm = BSP(num_workers=NUM, num_servers=2, num_rounds=12)
+    algorithm = Shards(inner=BSP(num_workers=NUM, num_rounds=12), num_servers=2)
     cut = Faults(script=(Partition(start=3.0, end=9.0, group=(4,)),), detection_time=0.3)
     world, servers = run(algorithm, faults=cut)
     require_agreement(servers)
@@ -169,14 +179,14 @@ def test_worker_that_was_cut_off_from_all_servers_hangs_nobody() -> None:
 def test_servers_agree_though_three_in_ten_messages_are_lost(
     algorithm: ParameterServer,
 ) -> None:
-    several = replace(algorithm, num_workers=NUM, num_servers=3, num_rounds=8, resend_after=2.0)
+    several = sharded(algorithm, 3, num_rounds=8, resend_after=2.0)
     _, servers = run(several, faults=Faults(script=(Drop(probability=0.3),)))
     require_agreement(servers)
     assert set(servers[0].inner.rounds.values()) == {8}
 
 
 def test_order_without_an_answer_is_repeated_alone_and_ever_later() -> None:
-    algorithm = BSP(num_workers=NUM, num_servers=2, num_rounds=5, resend_after=2.0)
+    algorithm = sharded(BSP(num_workers=NUM, num_rounds=5), 2, resend_after=2.0)
     state = algorithm.init(0, torch.zeros(NUM_PARAMS))
     effects = algorithm.handle(state, Started(), 0.0)
     order, timer = only(Send, effects), only(SetTimer, effects)
@@ -187,7 +197,7 @@ def test_order_without_an_answer_is_repeated_alone_and_ever_later() -> None:
 
 
 def test_server_that_is_to_merge_what_it_does_not_hold_says_that_it_cannot() -> None:
-    algorithm = BSP(num_workers=NUM, num_servers=2, num_rounds=5)
+    algorithm = Shards(inner=BSP(num_workers=NUM, num_rounds=5), num_servers=2)
     state = algorithm.init(1, torch.zeros(NUM_PARAMS))
     algorithm.handle(state, Started(), 0.0)
     names = ("index", "chain", "num_looked", "at", "life", "serial", "number", "round")
@@ -200,26 +210,24 @@ def test_server_that_is_to_merge_what_it_does_not_hold_says_that_it_cannot() -> 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_workers_give_up_on_any_server_that_does_not_come_back(lost: Rank) -> None:
-    algorithm = ASP(num_workers=NUM, num_servers=2, num_rounds=500, patience=30.0)
+    algorithm = Shards(inner=ASP(num_workers=NUM, num_rounds=500, patience=30.0), num_servers=2)
     gone = Faults(script=(Crash(at=5.0, rank=lost),), detection_time=0.5)
     with pytest.raises(ServerLostError, match="waited 30 s for"):
         run(algorithm, faults=gone)
 
 
 def test_one_server_measures_the_whole_model() -> None:
-    algorithm = replace(
-        PARAMETER_SERVERS["adsp"], num_workers=NUM, num_servers=2, num_rounds=30
-    )
+    algorithm = sharded(PARAMETER_SERVERS["adsp"], 2, num_rounds=30)
     world, servers = run(algorithm)
     assert trials(world.states[0])
-    assert servers[0].lead is not None
-    assert servers[0].lead.num_looked > 7
+    assert isinstance(servers[0], ShardLeaderState)
+    assert servers[0].num_looked > 7
     # What was found is known to all.
     assert len(trials(world.states[1])) == len(trials(world.states[0]))
 
 
 def test_what_workers_end_with_is_joined_from_all_slices() -> None:
-    algorithm = BSP(num_workers=NUM, num_servers=2, num_rounds=5)
+    algorithm = Shards(inner=BSP(num_workers=NUM, num_rounds=5), num_servers=2)
     world = make_world(FinalAverage(inner=algorithm, num_workers=5), platforms=UNEVEN)
     assert world.run()
     final = torch.stack([state.estimate for state in world.states])
@@ -230,12 +238,15 @@ def test_what_workers_end_with_is_joined_from_all_slices() -> None:
 
 
 def test_settings_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_servers must be 1 with standby=1"):
-        BSP(num_workers=3, num_rounds=5, num_servers=2, standby=1)
-    several = BSP(num_workers=3, num_rounds=5, num_servers=2)
-    with pytest.raises(ValueError, match="within BatchTune"):
-        BatchTune(inner=several)
-    with pytest.raises(ValueError, match="within EdgeGossip"):
+    served = BSP(num_workers=3, num_rounds=5)
+    several, elected = Shards(inner=served, num_servers=2), Standby(inner=served)
+    with pytest.raises(ValueError, match="BatchTune needs a parameter server"):
+        BatchTune(inner=several)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got Standby; leave out Standby or Shards"):
+        Shards(inner=elected, num_servers=2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got Shards; leave out Shards or Standby"):
+        Standby(inner=several)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Shards has slices"):
         EdgeGossip(inner=several)
-    with pytest.raises(ValueError, match="num_servers must be at least 1"):
-        BSP(num_workers=3, num_rounds=5, num_servers=0)
+    with pytest.raises(ValueError, match="num_servers must be at least 2"):
+        Shards(inner=served, num_servers=1)

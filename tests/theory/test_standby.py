@@ -13,7 +13,7 @@ from tests.worlds import EVEN, UNEVEN, Recorder, Watched, make_world
 
 from edgegossip.algorithms.server.methods import ASP, BSP
 from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.wrappers.standby.standby import StandbyState
+from edgegossip.algorithms.wrappers.standby.standby import Standby, StandbyState
 from edgegossip.contract.errors import ServerLostError
 from edgegossip.contract.protocol import Event, Rank, Seconds, WorkerState
 from edgegossip.sim.fault import Crash, Fault, Faults, Partition, Recover
@@ -61,7 +61,7 @@ class Log:
 
 
 def run(
-    algorithm: ParameterServer,
+    algorithm: Standby,
     *script: Fault,
     platforms: Sequence[Platform] = UNEVEN,
 ) -> tuple[Simulator[Any], Log]:
@@ -82,7 +82,7 @@ def leaders(world: Simulator[Any]) -> list[Rank]:
 def test_workers_have_another_server_in_three_seconds_whenever_theirs_is_lost(
     algorithm: ParameterServer,
 ) -> None:
-    longer = replace(algorithm, num_rounds=15, standby=1)
+    longer = Standby(inner=replace(algorithm, num_rounds=15))
     for seed in range(5):
         at = random.Random(seed).uniform(1.0, 40.0)
         world, log = run(longer, Crash(at=at, rank=0))
@@ -93,14 +93,14 @@ def test_workers_have_another_server_in_three_seconds_whenever_theirs_is_lost(
         assert log.began[term] < at + NOTICED + SOON
         # What was answered is in the new server's model, but for one commit at most.
         counts, answered = log.first_counts[term], log.answered_before[term]
-        assert all(answered[j] - counts[j] <= 1 for j in longer.workers)
-        assert all(world.states[j].round == 15 for j in longer.workers)
+        assert all(answered[j] - counts[j] <= 1 for j in longer.inner.workers)
+        assert all(world.states[j].round == 15 for j in longer.inner.workers)
 
 
 @pytest.mark.parametrize("name", ["bsp", "asp"])
 def test_no_model_is_shown_that_is_not_newer_than_that_of_the_elected_one(name: str) -> None:
     recorder = Recorder()
-    algorithm = replace(PARAMETER_SERVERS[name], num_rounds=15, standby=1)
+    algorithm = Standby(inner=replace(PARAMETER_SERVERS[name], num_rounds=15))
     faults = Faults(script=(Crash(at=6.0, rank=0),), detection_time=NOTICED)
     world = make_world(
         algorithm, platforms=UNEVEN, links=LINKS, faults=faults, observer=recorder
@@ -114,7 +114,7 @@ def test_no_model_is_shown_that_is_not_newer_than_that_of_the_elected_one(name: 
 
 
 def test_model_of_the_run_is_that_of_the_worker_that_serves() -> None:
-    world, _ = run(replace(PARAMETER_SERVERS["asp"], standby=1), Crash(at=3.0, rank=0))
+    world, _ = run(Standby(inner=PARAMETER_SERVERS["asp"]), Crash(at=3.0, rank=0))
     (leader,) = (rank for rank in leaders(world) if rank > 0)
     estimates = world.estimates()
     assert [*estimates] == [leader]
@@ -123,28 +123,28 @@ def test_model_of_the_run_is_that_of_the_worker_that_serves() -> None:
 
 def test_server_that_comes_back_serves_no_more() -> None:
     script = (Crash(at=3.0, rank=0), Recover(at=3.1, rank=0))
-    world, _ = run(ASP(num_workers=NUM, num_rounds=30, standby=1), *script)
+    world, _ = run(Standby(inner=ASP(num_workers=NUM, num_rounds=30)), *script)
     (leader,) = leaders(world)
     assert leader > 0
 
 
 def test_one_server_after_the_other_may_be_lost_as_long_as_most_are_there() -> None:
-    algorithm = ASP(num_workers=NUM, num_rounds=40, standby=1)
+    algorithm = Standby(inner=ASP(num_workers=NUM, num_rounds=40))
     world, log = run(algorithm, Crash(at=4.0, rank=0))
     second = max(log.began) % NUM_WORKERS
     world, log = run(algorithm, Crash(at=4.0, rank=0), Crash(at=20.0, rank=second))
     assert len(log.began) == 3
-    left = {*algorithm.workers} - {second}
+    left = {*algorithm.inner.workers} - {second}
     assert all(world.states[j].round == 40 for j in left)
     # Nor is more lost of what the second server has itself committed.
     term = max(log.began)
     counts, answered = log.first_counts[term], log.answered_before[term]
-    assert all(answered[j] - counts[j] <= 1 for j in algorithm.workers)
+    assert all(answered[j] - counts[j] <= 1 for j in algorithm.inner.workers)
 
 
 def test_worker_that_serves_commits_no_faster_than_others_hear_of_it() -> None:
     """Or it would leave them no time, and take with it what nobody else has."""
-    algorithm = ASP(num_workers=NUM, num_rounds=10**6, standby=1)
+    algorithm = Standby(inner=ASP(num_workers=NUM, num_rounds=10**6))
     platforms = [*EVEN[:-1], Platform(throughput=100.0)]
     fast = Links(default=Link(latency=1.0))
     faults = Faults(script=(Crash(at=4.0, rank=0),), detection_time=NOTICED)
@@ -160,7 +160,8 @@ def test_worker_that_serves_commits_no_faster_than_others_hear_of_it() -> None:
 
 def test_with_two_on_standby_the_last_to_commit_may_be_lost_with_the_server() -> None:
     for standby in (1, 2):
-        algorithm = ASP(num_workers=NUM, num_rounds=40, standby=standby)
+        served = ASP(num_workers=NUM, num_rounds=40)
+        algorithm = Standby(inner=served, num_standbys=standby)
         # Worker 4 is the fastest; when it goes with the server, so do its commits ...
         gone = (Crash(at=5.2, rank=0), Crash(at=5.2, rank=4))
         _, log = run(algorithm, *gone, platforms=FASTEST_LAST)
@@ -171,7 +172,7 @@ def test_with_two_on_standby_the_last_to_commit_may_be_lost_with_the_server() ->
 
 
 def test_server_that_most_cannot_reach_merges_nothing_and_steps_down_when_it_is_back() -> None:
-    algorithm = ASP(num_workers=NUM, num_rounds=60, standby=1)
+    algorithm = Standby(inner=ASP(num_workers=NUM, num_rounds=60))
     cut = Partition(start=5.0, end=30.0, group=(0, 1))
     world, log = run(algorithm, cut)
     term = max(log.began)
@@ -179,11 +180,11 @@ def test_server_that_most_cannot_reach_merges_nothing_and_steps_down_when_it_is_
     merged = log.merged_at[0]
     assert not [at for at in merged if at > cut.start + NOTICED]
     assert [at for at in log.merged_at[term] if cut.start < at < cut.end]
-    assert all(world.states[j].round == 60 for j in algorithm.workers)
+    assert all(world.states[j].round == 60 for j in algorithm.inner.workers)
 
 
 def test_barrier_in_a_minority_is_not_passed() -> None:
-    algorithm = BSP(num_workers=NUM, num_rounds=30, standby=1)
+    algorithm = Standby(inner=BSP(num_workers=NUM, num_rounds=30))
     _, log = run(algorithm, Partition(start=5.5, end=30.0, group=(0, 1, 2)))
     # Three of five are a majority, and go on with each other.
     assert set(log.began) == {0}
@@ -193,29 +194,29 @@ def test_barrier_in_a_minority_is_not_passed() -> None:
 
 
 def test_server_alone_ends_with_an_error_that_says_why() -> None:
-    algorithm = ASP(num_workers=NUM, num_rounds=500, standby=1, patience=30.0)
+    algorithm = Standby(inner=ASP(num_workers=NUM, num_rounds=500, patience=30.0))
     crashes = [Crash(at=5.0, rank=rank) for rank in (2, 3, 4)]
     with pytest.raises(ServerLostError, match="more than half of all 5 ranks"):
         run(algorithm, *crashes)
 
 
 def test_workers_too_few_to_elect_end_with_an_error() -> None:
-    algorithm = ASP(num_workers=NUM, num_rounds=500, standby=1, patience=30.0)
+    algorithm = Standby(inner=ASP(num_workers=NUM, num_rounds=500, patience=30.0))
     crashes = [Crash(at=5.0, rank=rank) for rank in (0, 1, 2)]
     with pytest.raises(ServerLostError, match="waited 30 s for the server"):
         run(algorithm, *crashes)
 
 
-@pytest.mark.parametrize("standby", [-1, NUM + 1])
+@pytest.mark.parametrize("standby", [0, NUM + 1])
 def test_standby_out_of_range_is_refused(standby: int) -> None:
-    with pytest.raises(ValueError, match="standby must be within"):
-        ASP(num_workers=NUM, num_rounds=5, standby=standby)
+    with pytest.raises(ValueError, match="num_standbys must be in"):
+        Standby(inner=ASP(num_workers=NUM, num_rounds=5), num_standbys=standby)
 
 
 def test_without_a_loss_standby_changes_no_bit_of_the_model() -> None:
     models = []
-    for standby in (0, 1):
-        algorithm = BSP(num_workers=NUM, num_rounds=9, standby=standby)
+    served = BSP(num_workers=NUM, num_rounds=9)
+    for algorithm in (served, Standby(inner=served)):
         world = make_world(algorithm, platforms=UNEVEN, links=LINKS)
         assert world.run()
         models.append(world.states[0].estimate.tolist())

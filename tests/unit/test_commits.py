@@ -11,7 +11,7 @@ from tests.small_runs import Recorder as StatusRecorder, events, small_run, summ
 from tests.worlds import UNEVEN, make_world
 
 from edgegossip.algorithms.server.methods import BSP
-from edgegossip.algorithms.server.state import ServerState
+from edgegossip.algorithms.server.parameter_server import ServerState
 from edgegossip.contract.protocol import Message
 from edgegossip.runs.comparison import compare
 from edgegossip.runs.events import Commits, EventLog

@@ -16,6 +16,8 @@ from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.server.methods import BSP
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.edge_gossip.forecasts import PlatformForecast
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.algorithm import Traits
 from edgegossip.contract.protocol import (
     Epochs,
@@ -265,10 +267,10 @@ def test_what_experiments_read_is_the_inner_algorithms(
 
 
 def test_servers_that_are_elected_are_refused() -> None:
-    with pytest.raises(ValueError, match="standby must be 0 within EdgeGossip"):
-        EdgeGossip(inner=BSP(num_workers=3, num_rounds=2, standby=1))
+    with pytest.raises(ValueError, match="keep their roles, and those of Standby"):
+        EdgeGossip(inner=Standby(inner=BSP(num_workers=3, num_rounds=2)))
 
 
 def test_several_servers_are_refused_since_forecasts_ride_on_whole_models() -> None:
-    with pytest.raises(ValueError, match="num_servers must be 1 within EdgeGossip, got 2"):
-        EdgeGossip(inner=BSP(num_workers=3, num_rounds=2, num_servers=2))
+    with pytest.raises(ValueError, match="whole models, and Shards has slices"):
+        EdgeGossip(inner=Shards(inner=BSP(num_workers=3, num_rounds=2), num_servers=2))

@@ -21,6 +21,8 @@ from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.server.methods import BSP
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.cli.worker_command import _say_who_disagrees
 from edgegossip.contract.protocol import (
     Message,
@@ -212,14 +214,15 @@ def test_whole_models_are_averaged_and_parts_of_models_are_not() -> None:
     assert isinstance(with_final_average(gossip, 4, 9.0, params), FinalAverage)
     served = BSP(num_workers=3, num_rounds=2)
     assert isinstance(with_final_average(served, 4, 9.0, params), FinalAverage)
-    shared = BSP(num_workers=3, num_rounds=2, num_servers=2)
+    shared = Shards(inner=served, num_servers=2)
     assert with_final_average(shared, 5, 9.0, params) is shared
     alone = Alone(num_rounds=2)
     assert with_final_average(alone, 4, 9.0, params) is alone
 
 
 def test_a_server_on_standby_has_no_model_that_counts() -> None:
-    served = FinalAverage(inner=BSP(num_workers=2, num_rounds=1, standby=1), num_workers=3)
+    elected = Standby(inner=BSP(num_workers=2, num_rounds=1))
+    served = FinalAverage(inner=elected, num_workers=3)
     states = [served.init(rank, torch.full((2,), float(rank))) for rank in range(3)]
     for state in states:
         served.handle(state, Started(num_samples=1), 0.0)

@@ -15,6 +15,7 @@ from tests.parity import SETTINGS, Steady, run_all, simulate
 from tests.tiers import thorough
 
 from edgegossip.algorithms.server.methods import ASP
+from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import (
     Assign,
@@ -66,7 +67,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(name: str) -> None:
 
 @thorough
 def test_servers_go_on_from_checkpoints_of_different_moments() -> None:
-    algorithm = ASP(num_workers=NUM_WORKERS - 2, num_rounds=24, num_servers=2)
+    served = ASP(num_workers=NUM_WORKERS - 2, num_rounds=24)
+    algorithm = Shards(inner=served, num_servers=2)
     checkpoints = Checkpoints()
 
     def save(content: dict[str, Any]) -> bool:

@@ -227,14 +227,15 @@ def test_a_killed_worker_ends_nothing_and_comes_back_by_the_same_command(
 
 STANDBY = """
 from dataclasses import replace
-from edgegossip import Experiment
+from edgegossip import Experiment, Standby
 from edgegossip.algorithms.server.methods import ASP
 from edgegossip.cli.recipe import pick
 from edgegossip.recipes.registry import load_recipe
 
 def standby() -> Experiment:
     run = pick("quickstart", load_recipe("quickstart")(), "gosgd")
-    algorithm = ASP(num_workers=len(run.platforms) - 1, num_rounds=1500, standby=1)
+    served = ASP(num_workers=len(run.platforms) - 1, num_rounds=1500)
+    algorithm = Standby(inner=served)
     return replace(run, algorithm=algorithm)
 """
 

@@ -32,12 +32,12 @@ from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
 from edgegossip.algorithms.push_sum.sparse_push import SparsePush
 from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.algorithms.server.methods import ASP, BSP
-from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages import stages
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.compression.compressor import Compressor, Identity
 from edgegossip.compression.sparse import TopK
 from edgegossip.compression.values import BFloat16, Sign
@@ -244,8 +244,8 @@ each_decoupled = pytest.mark.parametrize(
     ),
 )
 SERVED = {
-    "bsp-servers": BSP(num_workers=2, num_servers=2, num_rounds=NUM_ROUNDS),
-    "asp-servers": ASP(num_workers=2, num_servers=2, num_rounds=NUM_ROUNDS),
+    "bsp-servers": Shards(inner=BSP(num_workers=2, num_rounds=NUM_ROUNDS), num_servers=2),
+    "asp-servers": Shards(inner=ASP(num_workers=2, num_rounds=NUM_ROUNDS), num_servers=2),
 }
 
 
@@ -317,7 +317,7 @@ def test_numbers_of_batches_that_there_are_not_harm_nobody(
 @pytest.mark.parametrize("algorithm", by_name(SERVED, ["asp-servers"]))
 @pytest.mark.parametrize("size", first(1, [HUGE, 1e5]))
 def test_no_finite_value_of_a_worker_ends_one_of_several_servers(
-    algorithm: ParameterServer, size: float
+    algorithm: Shards, size: float
 ) -> None:
     outcome = run(algorithm, with_values(algorithm, size), liar=3)
     assert outcome.reasons == dict.fromkeys([0, 1, 2], "finished")

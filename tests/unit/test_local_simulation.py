@@ -30,6 +30,7 @@ from edgegossip.algorithms.server.adsp import ADSP
 from edgegossip.algorithms.server.methods import BSP
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
+from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import Interrupted
 from edgegossip.contract.protocol import Assigned, Event, Rank, Seconds
@@ -211,7 +212,9 @@ SEARCH = ADSP(num_workers=3, num_rounds=40, window=0.2, min_interval=0.05)
 @pytest.mark.parametrize("num_servers", first(1, [1, 2]))
 def test_a_server_evaluates_on_data_of_its_own(tmp_path: Path, num_servers: int) -> None:
     files = Files()
-    algorithm = replace(SEARCH, num_workers=4 - num_servers, num_servers=num_servers)
+    search = replace(SEARCH, num_workers=4 - num_servers)
+    several = num_servers > 1
+    algorithm = Shards(inner=search, num_servers=num_servers) if several else search
     experiment = local_run(load=files.load)
     run(replace(experiment, algorithm=algorithm, max_seconds=2.0), out=tmp_path)
     assert any("loss" in note["numbers"] for note in events(tmp_path, "noted"))

@@ -22,8 +22,8 @@ from tests.worlds import (
     stages_in,
 )
 
-from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.state import StageState
+from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import (
     Effect,
@@ -149,7 +149,7 @@ def test_forged_messages_end_nobody_and_fill_nobody(
     algorithm: Algorithm[Any], seed: int
 ) -> None:
     """Where a lying worker commits to servers, its own commits may then be too old for ever."""
-    trusted = algorithm.num_servers if isinstance(algorithm, ParameterServer) else 0
+    trusted = algorithm.num_servers if isinstance(algorithm, Shards) else 0
     liars = range(trusted, NUM_WORKERS)
     forged = Forged(algorithm, liars=liars, draw=random.Random(seed))
     stages = stages_in(algorithm)

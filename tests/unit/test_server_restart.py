@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from edgegossip.algorithms.server.adacomm import ADACOMM, ADACOMMServerState
-from edgegossip.algorithms.server.adsp import ADSP, SearchingServerState
+from edgegossip.algorithms.server.adsp import ADSP, SearchingServerState, TimedCommitterState
 from edgegossip.algorithms.server.methods import ASP, BSP
-from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.server.state import CommitterState, ServerState
-from edgegossip.algorithms.server.worker import State
+from edgegossip.algorithms.server.parameter_server import (
+    CommitState,
+    ParameterServer,
+    ServerState,
+)
+from edgegossip.algorithms.server.worker import CommitterState
 from edgegossip.contract.protocol import (
     Effect,
     Evaluate,
@@ -50,7 +53,7 @@ def restarted(algorithm: ParameterServer, *lost: Rank) -> ServerState:
 
 def hear(
     algorithm: ParameterServer,
-    state: State,
+    state: CommitState,
     sender: Rank,
     message: Message,
 ) -> list[Effect]:
@@ -228,6 +231,7 @@ def test_adsp_goes_on_with_the_search_that_its_workers_remember() -> None:
     worker = SEARCHING.init(1, MODEL)
     assert isinstance(worker, CommitterState)
     SEARCHING.handle(worker, Started(), 0.0)
+    assert isinstance(worker, TimedCommitterState)
     worker.is_due = True
     effects = SEARCHING.handle(worker, trained(worker), 1.0)
     (sent,) = (each.message for each in effects if isinstance(each, Send))

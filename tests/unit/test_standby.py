@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from tests.algorithms import with_settings
 
 from edgegossip.algorithms.server.adsp import ADSP, SearchingServerState
 from edgegossip.algorithms.server.methods import ASP
-from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.wrappers.standby.standby import StandbyState
+from edgegossip.algorithms.wrappers.standby.standby import Standby, StandbyState
 from edgegossip.contract.protocol import (
     Effect,
     Evaluate,
@@ -32,12 +30,10 @@ from edgegossip.contract.protocol import (
 
 MODEL = torch.zeros(3)
 NEWER = torch.ones(3)
-FIVE = ASP(num_workers=4, num_rounds=50, standby=1)
+FIVE = Standby(inner=ASP(num_workers=4, num_rounds=50))
 
 
-def started(
-    rank: Rank, algorithm: ParameterServer = FIVE, has_rejoined: bool = False
-) -> StandbyState:
+def started(rank: Rank, algorithm: Standby = FIVE, has_rejoined: bool = False) -> StandbyState:
     state = algorithm.init(rank, MODEL)
     algorithm.handle(state, Started(has_rejoined=has_rejoined), 0.0)
     assert isinstance(state, StandbyState)
@@ -49,14 +45,14 @@ def hear(
     sender: Rank,
     kind: str,
     payload: Payload | None = None,
-    algorithm: ParameterServer = FIVE,
+    algorithm: Standby = FIVE,
     **numbers: float,
 ) -> list[Effect]:
     message = Message(kind, 0, payload or {}, numbers)
     return algorithm.handle(state, Received(sender, message), 5.0)
 
 
-def elected(rank: Rank = 1, algorithm: ParameterServer = FIVE) -> StandbyState:
+def elected(rank: Rank = 1, algorithm: Standby = FIVE) -> StandbyState:
     """A worker that serves, because rank 0 is lost."""
     state = started(rank, algorithm)
     algorithm.handle(state, WorkerLost(0), 1.0)
@@ -79,7 +75,7 @@ def commit(state: StandbyState, sender: Rank, term: int) -> list[Effect]:
     )
 
 
-def shown(state: StandbyState, algorithm: ParameterServer = FIVE) -> None:
+def shown(state: StandbyState, algorithm: Standby = FIVE) -> None:
     """Let all others show that they have no newer model."""
     counts = {"counts": torch.tensor([0, 0, 0, 0])}
     term = state.election.term
@@ -129,7 +125,7 @@ def test_worker_goes_over_to_a_server_of_a_higher_term_with_what_has_no_answer()
 
 
 def test_commit_to_a_new_server_is_repeated_too_where_messages_can_be_lost() -> None:
-    lossy = replace(FIVE, resend_after=2.0)
+    lossy = with_settings(FIVE, resend_after=2.0)
     state = started(2, lossy)
     event = Trained(
         params=NEWER, before=MODEL, num_samples=1, num_steps=1, seconds=1.0, loss=0.0
@@ -165,7 +161,7 @@ def test_worker_that_was_never_answered_shows_the_model_of_the_start_as_the_olde
 
 
 def test_only_worker_that_is_left_serves_as_soon_as_the_restarted_server_votes_for_it() -> None:
-    algorithm = ADSP(num_workers=2, num_rounds=50, standby=1)
+    algorithm = Standby(inner=ADSP(num_workers=2, num_rounds=50))
     state = started(1, algorithm)
     model = {"params": NEWER, "counts": torch.tensor([0, 3])}
     hear(state, 0, "params", model, algorithm, term=0)
@@ -181,7 +177,7 @@ def test_only_worker_that_is_left_serves_as_soon_as_the_restarted_server_votes_f
 
 
 def test_server_that_hears_of_a_higher_term_stops_all_that_it_has_set_going() -> None:
-    algorithm = ADSP(num_workers=4, num_rounds=50, standby=1)
+    algorithm = Standby(inner=ADSP(num_workers=4, num_rounds=50))
     state = started(0, algorithm)
     assert state.is_evaluated
     effects = hear(state, 2, "lead", algorithm=algorithm, term=7)
@@ -193,7 +189,7 @@ def test_server_that_hears_of_a_higher_term_stops_all_that_it_has_set_going() ->
 
 
 def test_evaluation_for_a_server_that_has_stepped_down_is_not_for_a_later_one() -> None:
-    algorithm = ADSP(num_workers=4, num_rounds=50, standby=1)
+    algorithm = Standby(inner=ADSP(num_workers=4, num_rounds=50))
     state = elected(1, algorithm)
     shown(state, algorithm)
     assert state.num_asked == 1
@@ -251,7 +247,7 @@ def test_worker_that_serves_waits_for_nobody_who_is_lost() -> None:
 
 
 def test_server_reminds_one_that_joins_late_where_messages_can_be_lost() -> None:
-    lossy = replace(FIVE, resend_after=2.0)
+    lossy = with_settings(FIVE, resend_after=2.0)
     state = elected(algorithm=lossy)
     effects = lossy.handle(state, WorkerJoined(3), 7.0)
     assert SetTimer("remind", 9.0) in effects
@@ -281,7 +277,7 @@ def test_one_that_others_take_for_the_server_though_it_has_restarted_says_so() -
 
 
 def test_schema_has_each_kind_of_message_and_its_term() -> None:
-    schema = ADSP(num_workers=4, num_rounds=50, standby=1).schema(MODEL)
+    schema = Standby(inner=ADSP(num_workers=4, num_rounds=50)).schema(MODEL)
     assert all("term" in spec.numbers for spec in schema.values())
     assert {"stand", "vote", "promised", "lead", "resign", "keep", "kept"} < schema.keys()
     assert "params" not in schema["copy"].tensors

@@ -14,6 +14,8 @@ from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
 from edgegossip.contract.asynchronous import Asynchronous
 from edgegossip.contract.rounds import Synchronous
@@ -25,7 +27,9 @@ KINDS = (
     EdgeGossip,
     ParameterServer,
     PushSum,
+    Shards,
     Stages,
+    Standby,
     Synchronous,
     TrailingAverage,
 )

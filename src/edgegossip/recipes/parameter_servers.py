@@ -15,7 +15,9 @@ from edgegossip.algorithms.server.adacomm import ADACOMM
 from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
 from edgegossip.algorithms.server.methods import ASP, BSP, SSP, FixedADACOMM
 from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.contract.algorithm import UNTIL_CUT_OFF
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_range, check_ranges
 from edgegossip.data.dataset import Dataset
@@ -53,9 +55,10 @@ class ServerSettings:
         tau: Local steps of FixedADACOMM, and initial local steps of ADACOMM, at least 1.
         validation_share: Share of the training samples to hold out for the search of ADSP and
             the steps of ADACOMM, in (0, 1).
-        standby: Number of workers that can replace the server; see `ParameterServer`.
-        num_servers: Number of servers that share the model, at least 1; a positive `standby`
-            needs exactly 1.
+        standby: Number of workers that are kept up to date to replace the server, at most
+            `num_workers`; see `Standby`. With 0, none can.
+        num_servers: Number of servers that share the model, at least 1; see `Shards`. A
+            positive `standby` needs exactly 1.
         seed: Seeds the random choices.
         torch_device: Device of the models: cpu or cuda.
     """
@@ -82,6 +85,11 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_ranges(self, seconds="above 0", num_workers="at least 1")
         check_ranges(self, num_servers="at least 1")
+        if self.num_servers > 1 and self.standby:
+            raise ValueError(
+                f"num_servers must be 1 with standby={self.standby}, got {self.num_servers}; "
+                "no worker can be elected for a slice of the model, so set only one of them"
+            )
         check_ranges(self, heterogeneity="at least 1", validation_share="in (0, 1)")
 
 
@@ -210,17 +218,15 @@ def _tunable(settings: ServerSettings) -> dict[str, dict[str, tuple[float, ...]]
     }
 
 
-def methods(settings: ServerSettings) -> dict[str, ParameterServer]:
+def methods(settings: ServerSettings) -> dict[str, Algorithm[Any]]:
     """Build all methods from the settings, by name."""
     common: dict[str, Any] = {
         "num_workers": settings.num_workers,
         "num_rounds": UNTIL_CUT_OFF,
-        "standby": settings.standby,
-        "num_servers": settings.num_servers,
     }
     window = settings.window
     timed = {**common, "window": window, "min_interval": settings.min_interval}
-    return {
+    servers: dict[str, ParameterServer] = {
         "bsp": BSP(**common),
         "ssp": SSP(**common, slack=settings.slack),
         "asp": ASP(**common),
@@ -229,3 +235,10 @@ def methods(settings: ServerSettings) -> dict[str, ParameterServer]:
         "adsp-plus": ADSPPlus(**timed, rate=settings.rate),
         "adsp": ADSP(**timed),
     }
+    if settings.standby:
+        standby = settings.standby
+        return {n: Standby(inner=each, num_standbys=standby) for n, each in servers.items()}
+    if settings.num_servers > 1:
+        several = settings.num_servers
+        return {n: Shards(inner=each, num_servers=several) for n, each in servers.items()}
+    return dict(servers)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from edgegossip.algorithms.server.methods import FixedADACOMM
-from edgegossip.algorithms.server.state import CommitterState, ServerState
+from edgegossip.algorithms.server.parameter_server import ServerState
+from edgegossip.algorithms.server.worker import CommitterState
 from edgegossip.contract.algorithm import Traits
 from edgegossip.contract.protocol import Effect, Evaluate, Rank, Seconds, SetTimer
 from edgegossip.contract.ranges import check_ranges
 from edgegossip.contract.schema import Limits
 
-_WINDOW = "window"
 _LARGEST = 1e300
 
 
@@ -82,6 +82,7 @@ class ADACOMM(FixedADACOMM):
 
     @property
     def optional_limits(self) -> Mapping[str, Limits]:
+        # Workers remember the first loss: a restarted server can't measure it any more.
         return {"first_loss": (-_LARGEST, _LARGEST)}
 
     def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
@@ -92,12 +93,10 @@ class ADACOMM(FixedADACOMM):
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
         assert isinstance(state, ADACOMMServerState)
         if state.first_loss is not None:  # it has restarted
-            return [SetTimer(_WINDOW, now + self.window)]
+            return [self._next_window(now)]
         return [Evaluate(state.params)]
 
-    def wake(
-        self, state: ServerState | CommitterState, name: str, now: Seconds
-    ) -> list[Effect]:
+    def wake_server(self, state: ServerState, now: Seconds) -> list[Effect]:
         return [Evaluate(state.params)]
 
     def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
@@ -112,7 +111,11 @@ class ADACOMM(FixedADACOMM):
             wanted = math.sqrt(max(0.0, ratio)) * self.tau
             steps = wanted if wanted < state.tau else state.tau / 2
             state.tau = max(1, math.ceil(steps))
-        return [SetTimer(_WINDOW, now + self.window)]
+        # The window begins after the measurement, so a slow one never overlaps the next.
+        return [self._next_window(now)]
+
+    def _next_window(self, now: Seconds) -> SetTimer:
+        return SetTimer("window", now + self.window)
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
         assert isinstance(state, ADACOMMServerState)

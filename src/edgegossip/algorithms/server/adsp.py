@@ -1,4 +1,4 @@
-"""ADSPPlus: workers never wait and commit at a given rate."""
+"""ADSP+ and ADSP: workers never wait, and commit at a rate that is given or searched."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from edgegossip.algorithms.server.commit_search import CommitSearch, Tried, implicit_momentum
-from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.server.parameter_server import ParameterServer, ServerState
 from edgegossip.algorithms.server.reward import LogSlope, Reward
-from edgegossip.algorithms.server.state import TARGET, CommitterState, ServerState
+from edgegossip.algorithms.server.worker import CommitterState
 from edgegossip.contract.protocol import (
     Effect,
     Evaluate,
@@ -21,12 +21,32 @@ from edgegossip.contract.protocol import (
     Seconds,
     Send,
     SetTimer,
+    Trained,
 )
 from edgegossip.contract.ranges import check_ranges
 from edgegossip.contract.schema import Limits, MessageSpec
 
-WINDOW, _COMMIT = "window", "commit"
-_MAX_DUE = 10**9
+_MAX_COUNT = 10**9
+_LARGEST = 1e300
+
+
+@dataclass(slots=True, kw_only=True)
+class TimedCommitterState(CommitterState):
+    """State of a worker whose commits a timer triggers.
+
+    Attributes:
+        interval: Seconds between two commits.
+        is_due: Whether the timer has fired since the last commit.
+        sent_at: Time at which the last commit was sent or work began.
+        answer_seconds: Time from the last answered commit to its answer.
+        step_seconds: Duration of a step in the last piece of training.
+    """
+
+    interval: Seconds
+    is_due: bool = False
+    sent_at: Seconds = 0.0
+    answer_seconds: Seconds = 0.0
+    step_seconds: Seconds = math.inf
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +60,25 @@ class ADSPServerState(ServerState):
 
     target: int = 0
     rate: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchingServerState(ADSPServerState):
+    """State of the server of `ADSP`.
+
+    Attributes:
+        search: State of the search for the rate.
+        asked_at: Request times of the losses that are being measured.
+        num_windows: Number of windows since the start of the search.
+        steps_before: `num_steps` when the window began.
+        commits_before: `num_commits` when the window began.
+    """
+
+    search: CommitSearch
+    asked_at: list[Seconds] = field(default_factory=list)
+    num_windows: int = 0
+    steps_before: dict[Rank, int] = field(default_factory=dict)
+    commits_before: dict[Rank, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,54 +137,76 @@ class ADSPPlus(ParameterServer):
             )
 
     def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
-        state = super().init_worker(rank, params)
-        state.interval = self._interval(self.rate)
-        return state
+        answer, interval = self.no_answer(params), self._interval(self.rate)
+        return TimedCommitterState(rank=rank, params=params, answer=answer, interval=interval)
 
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401
         return ADSPServerState(**fields, rate=self.rate)
 
-    def messages(self, params: Tensor) -> dict[str, MessageSpec]:
+    def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         """The messages of `ParameterServer`, and targets."""
-        due = {"num_due": range(1, _MAX_DUE)}
+        due = {"num_due": range(1, _MAX_COUNT)}
         target = MessageSpec(numbers=due, max_round=self.num_rounds)
-        return {**super().messages(params), TARGET: target}
+        return {**super().schema(params), "target": target}
 
     # The worker.
 
     def trains_on(self, state: CommitterState) -> bool:
+        assert isinstance(state, TimedCommitterState)
         if self.waits_for_answer is None:
             return state.answer_seconds > state.step_seconds
         return not self.waits_for_answer
 
     def is_due(self, state: CommitterState) -> bool:
+        assert isinstance(state, TimedCommitterState)
         return state.is_due
 
     def block(self, state: CommitterState) -> int:
-        return 1
+        return 1  # the timer may fire at any step
 
     def start_working(self, state: CommitterState, now: Seconds) -> list[Effect]:
+        assert isinstance(state, TimedCommitterState)
         state.sent_at = now
-        return [*self.committed(state, now), *super().start_working(state, now)]
+        return [self._timer(state), *super().start_working(state, now)]
 
     def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:
-        return [SetTimer(_COMMIT, state.sent_at + state.interval)]
+        assert isinstance(state, TimedCommitterState)
+        # From the send, not from the answer: a slow network must not lower the commit rate.
+        state.sent_at, state.is_due = now, False
+        return [self._timer(state)]
 
-    def wake(
-        self, state: ServerState | CommitterState, name: str, now: Seconds
-    ) -> list[Effect]:
-        if isinstance(state, ServerState):
-            return self.end_window(state, now)
+    def answered(self, state: CommitterState, now: Seconds) -> None:
+        assert isinstance(state, TimedCommitterState)
+        state.answer_seconds = now - state.sent_at
+
+    def learn(self, state: CommitterState, event: Trained) -> None:
+        super().learn(state, event)
+        assert isinstance(state, TimedCommitterState)
+        if event.num_steps:
+            state.step_seconds = event.seconds / event.num_steps
+
+    def go_back(self, state: CommitterState, event: Trained, now: Seconds) -> list[Effect]:
+        assert isinstance(state, TimedCommitterState)
+        state.is_due = False  # there is no progress to commit
+        return super().go_back(state, event, now)
+
+    def wake_worker(self, state: CommitterState, now: Seconds) -> list[Effect]:
+        assert isinstance(state, TimedCommitterState)
         state.is_due = True
         return []
 
     def take_settings(
         self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
     ) -> list[Effect]:
+        assert isinstance(state, TimedCommitterState)
         if "num_due" not in numbers:
             return []  # this is an answer and not a target
         state.interval = self._interval(numbers["num_due"])
-        return [] if state.is_due else self.committed(state, now)
+        # The new interval counts from the last send. A commit that is due stays due.
+        return [] if state.is_due else [self._timer(state)]
+
+    def _timer(self, state: TimedCommitterState) -> SetTimer:
+        return SetTimer("commit", state.sent_at + state.interval)
 
     def _interval(self, num_due: float) -> Seconds:
         return max(self.min_interval, self.window / num_due)
@@ -158,8 +219,7 @@ class ADSPPlus(ParameterServer):
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
         return self.begin_window(state, now)
 
-    def end_window(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Continue with the next window."""
+    def wake_server(self, state: ServerState, now: Seconds) -> list[Effect]:
         return self.begin_window(state, now)
 
     def begin_window(self, state: ServerState, now: Seconds) -> list[Effect]:
@@ -170,35 +230,9 @@ class ADSPPlus(ParameterServer):
         sends: list[Effect] = []
         for rank in self.training(state):
             num_due = state.target - state.rounds[rank]
-            numbers = {"num_due": min(max(1, num_due), _MAX_DUE - 1)}
-            sends.append(Send(rank, Message(TARGET, state.rounds[rank], numbers=numbers)))
-        return [*sends, SetTimer(WINDOW, now + self.window)]
-
-
-# ADSP: workers never wait, and an online search sets their commit rate.
-
-
-_MAX_COUNT = 10**9
-_LARGEST = 1e300
-
-
-@dataclass(slots=True, kw_only=True)
-class SearchingServerState(ADSPServerState):
-    """State of the server.
-
-    Attributes:
-        search: State of the search for the rate.
-        asked_at: Request times of the losses that are being measured.
-        num_windows: Number of windows since the start of the search.
-        steps_before: `num_steps` when the window began.
-        commits_before: `num_commits` when the window began.
-    """
-
-    search: CommitSearch
-    asked_at: list[Seconds] = field(default_factory=list)
-    num_windows: int = 0
-    steps_before: dict[Rank, int] = field(default_factory=dict)
-    commits_before: dict[Rank, int] = field(default_factory=dict)
+            numbers = {"num_due": min(max(1, num_due), _MAX_COUNT - 1)}
+            sends.append(Send(rank, Message("target", state.rounds[rank], numbers=numbers)))
+        return [*sends, SetTimer("window", now + self.window)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +302,7 @@ class ADSP(ADSPPlus):
         }
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
+        # Workers use none of these; they are the memory of a server that restarts.
         assert isinstance(state, SearchingServerState)
         search = state.search
         numbers: dict[str, float] = {
@@ -283,6 +318,7 @@ class ADSP(ADSPPlus):
     def recall(self, state: ServerState, numbers: Mapping[str, float]) -> None:
         assert isinstance(state, SearchingServerState)
         search = state.search
+        # A liar's rate would flood the server with commits.
         search.rate = min(int(numbers.get("rate", search.rate)), self.max_rate)
         search.best_rate = min(int(numbers.get("best_rate", search.best_rate)), self.max_rate)
         search.best_reward = numbers.get("best_reward", search.best_reward)
@@ -296,16 +332,18 @@ class ADSP(ADSPPlus):
         assert isinstance(state, SearchingServerState)
         state.rate = state.search.rate
         state.steps_before, state.commits_before = {**state.num_steps}, {**state.num_commits}
+        # The timer measures losses within the window, and the last of them ends it.
         *sends, _ = super().begin_window(state, now)
-        return [*sends, SetTimer(WINDOW, now + self._until_look(state))]
+        return [*sends, SetTimer("window", now + self._until_look(state))]
 
-    def end_window(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Record the loss within a window or at its end."""
+    def wake_server(self, state: ServerState, now: Seconds) -> list[Effect]:
         assert isinstance(state, SearchingServerState)
+        # Losses that are still being measured count, because an evaluation may take longer
+        # than the time between two of them.
         num_looks = len(state.search.looks) + len(state.asked_at)
         effects = self._look(state, now)
         if state.search.is_searching and num_looks + 1 < self.reward.num_looks:
-            effects.append(SetTimer(WINDOW, now + self._until_look(state)))
+            effects.append(SetTimer("window", now + self._until_look(state)))
         return effects
 
     def _until_look(self, state: SearchingServerState) -> Seconds:
@@ -320,8 +358,9 @@ class ADSP(ADSPPlus):
     def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
         assert isinstance(state, SearchingServerState)
         if not state.asked_at:
-            return []  # the first of several servers has made it up
+            return []  # no loss was requested, so a liar has made this one up
         search = state.search
+        # Losses count at the time of the request, because the model is that of the request.
         search.looks.append((state.asked_at.pop(0), loss))
         num_looks = self.reward.num_looks if search.is_searching else 2
         if len(search.looks) < num_looks:
@@ -332,6 +371,7 @@ class ADSP(ADSPPlus):
             search.judge(reward, self.max_rate)
         state.num_windows += 1
         window = state.num_windows
+        # After `judge`, which may have ended the search that a new one replaces.
         has_risen = loss >= (1 + self.loss_rise) * search.looks[0][1]
         if has_risen or state.num_windows >= self.windows_per_epoch:
             search.begin()
@@ -347,7 +387,7 @@ class ADSP(ADSPPlus):
             implicit_momentum=self._implicit_momentum(state, commits),
         )
         search.tried.append(tried)
-        search.looks = [search.looks[-1]]
+        search.looks = [search.looks[-1]]  # the end of a window is the start of the next
         return [tried.note, *self.begin_window(state, now)]
 
     def _implicit_momentum(

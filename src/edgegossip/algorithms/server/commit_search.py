@@ -1,4 +1,4 @@
-"""Implicit momentum: the momentum that asynchrony adds."""
+"""Online search for the commit rate: more commits per window as long as the reward rises."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ def implicit_momentum(steps_per_commit: Sequence[float]) -> float:
     """
     m = len(steps_per_commit)
     return 1 - 1 / (1 + (1 - 1 / m) * sum(steps_per_commit))
-
-
-# Online search for the commit rate: more commits per window as long as the reward rises.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""ASP: workers commit after every step, without waiting for each other."""
+"""BSP, SSP, ASP and FixedADACOMM: parameter servers without settings that change on the way."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.server.state import CommitterState, ServerState
+from edgegossip.algorithms.server.parameter_server import ParameterServer, ServerState
+from edgegossip.algorithms.server.worker import CommitterState
 from edgegossip.contract.algorithm import Traits
 from edgegossip.contract.protocol import Effect, Rank, Seconds
 from edgegossip.contract.ranges import check_ranges
@@ -39,54 +39,6 @@ class ASP(ParameterServer):
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
         return self.merge_each(state)
-
-
-# BSP: all workers train a block, all updates are averaged, and the next round begins.
-
-
-@dataclass(frozen=True, kw_only=True)
-class BSP(ParameterServer):
-    r"""Average the updates of all workers after every step, behind a barrier.
-
-    .. math:: W \leftarrow W + \frac{1}{M} \sum_{i=1}^{M} U_i
-
-    Updates are summed in rank order, so speeds change durations but never results. Workers do
-    not wait for lost workers; :math:`M` is then the number of commits that are added. A worker
-    that was absent when the others passed the barrier has trained from an older model. Its
-    commit is answered but not added, like a straggler's commit in training with backup workers.
-
-    Args:
-        num_workers: :math:`M`; see `ParameterServer`.
-        num_rounds: Number of rounds, each of one step.
-        resend_after: See `ParameterServer`.
-
-    Raises:
-        ValueError: If a number is out of range.
-
-    References:
-        Valiant, "A bridging model for parallel computation", CACM 1990. Hu, Wang & Wu, AAAI
-        2020, arXiv:1911.06949, section 2, use it as a baseline. For late commits: Chen et al.,
-        "Revisiting distributed synchronous SGD", 2016, arXiv:1604.00981.
-    """
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, is_synchronous=True, local_steps=1)
-
-    def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
-        if any(j not in state.waiting for j in self.training(state)):
-            return []
-        ranks = sorted(state.waiting)
-        # An old update, added to this round's updates, would overshoot.
-        version = state.version
-        if fresh := [j for j in ranks if state.waiting[j].numbers["version"] == version]:
-            self.merge(state, fresh, 1 / len(fresh))
-        for rank in ranks:
-            state.count(rank, self.num_rounds)
-        return [self.answer(state, j) for j in ranks]
-
-
-# SSP: workers commit after every step; the lead of the fastest over the slowest is bounded.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +77,56 @@ class SSP(ParameterServer):
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
         for rank in sorted(state.waiting):
+            # A commit that waits for its answer was merged when it came.
             if not state.is_counted(rank):
                 self.merge(state, [rank], 1 / self.num_workers)
+        # Without others that train, nobody is slow: the last worker gets all its answers.
         slowest = min((state.rounds[j] for j in self.training(state)), default=self.num_rounds)
         ready = [j for j in sorted(state.waiting) if state.rounds[j] - slowest < self.slack]
         return [self.answer(state, j) for j in ready]
 
 
-# Fixed ADACOMM: a fixed number of local steps between two averagings.
+@dataclass(frozen=True, kw_only=True)
+class BSP(ParameterServer):
+    r"""Average the updates of all workers after every step, behind a barrier.
+
+    .. math:: W \leftarrow W + \frac{1}{M} \sum_{i=1}^{M} U_i
+
+    Updates are summed in rank order, so speeds change durations but never results. Workers do
+    not wait for lost workers; :math:`M` is then the number of commits that are added. A worker
+    that was absent when the others passed the barrier has trained from an older model. Its
+    commit is answered but not added, like a straggler's commit in training with backup workers.
+
+    Args:
+        num_workers: :math:`M`; see `ParameterServer`.
+        num_rounds: Number of rounds, each of one step.
+        resend_after: See `ParameterServer`.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    References:
+        Valiant, "A bridging model for parallel computation", CACM 1990. Hu, Wang & Wu, AAAI
+        2020, arXiv:1911.06949, section 2, use it as a baseline. For late commits: Chen et al.,
+        "Revisiting distributed synchronous SGD", 2016, arXiv:1604.00981.
+    """
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, is_synchronous=True, local_steps=1)
+
+    def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
+        if any(j not in state.waiting for j in self.training(state)):
+            return []
+        ranks = sorted(state.waiting)  # the sum must not depend on the order of arrival
+        # An old update, added to this round's updates, would overshoot.
+        version = state.version
+        if fresh := [j for j in ranks if state.waiting[j].numbers["version"] == version]:
+            self.merge(state, fresh, 1 / len(fresh))
+        # Late commits are counted too, or their senders would repeat them forever.
+        for rank in ranks:
+            state.count(rank, self.num_rounds)
+        return [self.answer(state, j) for j in ranks]
 
 
 @dataclass(frozen=True, kw_only=True)

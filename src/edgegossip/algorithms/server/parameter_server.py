@@ -16,26 +16,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.server.state import (
-    MAX_BELIEVED,
-    MAX_COUNT,
-    PATIENCE,
-    RESEND,
-    SERVER,
-    CommitterState,
-    ServerState,
-)
-from edgegossip.algorithms.server.worker import Committing, State
-from edgegossip.algorithms.wrappers.shards.shards import several_servers
-from edgegossip.algorithms.wrappers.standby.standby import Standby, StandbyState
-from edgegossip.contract.algorithm import Traits
+from edgegossip.algorithms.server.worker import MAX_COUNT, SERVER, Committer, CommitterState
+from edgegossip.contract.algorithm import Algorithm, Traits
 from edgegossip.contract.protocol import (
     Effect,
     Evaluated,
@@ -53,14 +42,79 @@ from edgegossip.contract.protocol import (
     TimerFired,
     WorkerJoined,
     WorkerLost,
+    WorkerState,
 )
 from edgegossip.contract.ranges import check_ranges
 from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
-from edgegossip.contract.topology import complete, star
+from edgegossip.contract.topology import star
+
+_MAX_BELIEVED = MAX_COUNT // 2
+"""Largest count that a restarted server believes, so that numbers are left for all commits."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState(WorkerState):
+    """State of the server; `params` is the model, and `round` is the most advanced worker's.
+
+    Attributes:
+        num_commits: Number of merged commits of each worker, by rank.
+        num_steps: Number of steps in these commits, by rank.
+        rounds: The round of each worker, by rank; a returning worker skips its missed rounds.
+        waiting: Unanswered commits, by sender.
+        pulling: Workers that ask for the model, as keys.
+        lost: Workers that cannot be reached, as keys.
+        dropped: Workers whose commit was dropped because they lied, as keys.
+        unseen: Workers that have not yet reported their latest model to the restarted server,
+            as keys.
+        copies: Reported models, by sender.
+        is_new: Whether the server has restarted and does not know the model yet.
+        is_paused: Whether a wrapper has told the server to keep its model as it is for now.
+    """
+
+    num_commits: dict[Rank, int]
+    num_steps: dict[Rank, int]
+    rounds: dict[Rank, int]
+    waiting: dict[Rank, Message] = field(default_factory=dict)
+    pulling: dict[Rank, None] = field(default_factory=dict)
+    lost: dict[Rank, None] = field(default_factory=dict)
+    dropped: dict[Rank, None] = field(default_factory=dict)
+    unseen: dict[Rank, None] = field(default_factory=dict)
+    copies: dict[Rank, Message] = field(default_factory=dict)
+    is_new: bool = False
+    is_paused: bool = False
+
+    @property
+    def version(self) -> int:
+        """Number of commits that the model includes."""
+        return sum(self.num_commits.values())
+
+    def newest(self, rank: Rank) -> float:
+        """Number of the newest known commit of worker `rank`."""
+        waiting = self.waiting.get(rank)
+        return self.num_commits[rank] if waiting is None else waiting.numbers["number"]
+
+    def is_counted(self, rank: Rank) -> bool:
+        """Return whether the waiting commit of worker `rank` is counted."""
+        return self.waiting[rank].numbers["number"] <= self.num_commits[rank]
+
+    def count(self, rank: Rank, num_rounds: int) -> None:
+        """Count the waiting commit of worker `rank` once, and a round of that worker."""
+        if self.is_counted(rank):
+            return
+        commit = self.waiting[rank].numbers
+        # Not one more than before: a server that has forgotten commits must follow the
+        # worker's numbers, or it would take the next commit for a repetition.
+        self.num_commits[rank] = int(commit["number"])
+        self.num_steps[rank] += int(commit["num_steps"])
+        self.rounds[rank] = min(self.rounds[rank] + 1, num_rounds)
+        self.round = max(self.round, self.rounds[rank])
+
+
+CommitState: TypeAlias = ServerState | CommitterState
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterServer(Committing):
+class ParameterServer(Committer, Algorithm[CommitState]):
     r"""Base of algorithms in which workers commit updates to a server.
 
     Worker :math:`i` trains from the server's model :math:`W` and commits the change. The server
@@ -74,42 +128,13 @@ class ParameterServer(Committing):
     statistics of normalization layers are merged as measured, :math:`W \leftarrow W + \tfrac1M
     (x_i - W)`: adding up stale differences could make a variance negative.
 
-    Ranks 1 to `num_workers` are workers. Rank 0 is the server: it has no data, and its model is
-    evaluated.
-
-    **Losses.** A worker that comes back asks for the model (`pull`) and continues in the round
-    of the slowest other worker; other workers do not wait for its missed rounds. A worker
-    pauses while the server is lost, and gives up after `patience`, as does a server that has
-    lost all its workers. A server that restarts asks all workers for their latest model and
-    takes the newest. Every answer lists how many commits of each worker the server's model
-    holds, so missing commits are resent and nothing is counted twice. While no worker has
-    reported a model, the server also waits for lost workers, for at most `patience`.
-
-    **Elections** (`standby` above 0). A worker that misses its server waits 0.1 to 0.5 seconds
-    and asks all other ranks for their votes. Only ranks that also miss their server vote, and
-    only for a candidate whose model is at least as new as their own. A candidate needs the
-    votes of more than half of all ranks; rank 0 counts as one of them. Each message carries its
-    sender's *term*; a message with an older term is ignored, so at most one server is ever
-    active. A server that cannot reach more than half of all ranks merges nothing; it follows
-    the elected server once the network is whole again. A former server that comes back no
-    longer serves; rank 0 can then only vote. While no part of the network has more than half of
-    the ranks, all ranks wait; after `patience` the run ends with an error and can be resumed.
-    The model of the active server is evaluated.
-
-    **Several servers** (`num_servers` above 1). Ranks 0 to `num_servers - 1` are servers, and
-    workers have the ranks after them. A worker cuts each commit into one piece per server, and
-    has its answer once all pieces of the answer have arrived. Once all servers have confirmed
-    their pieces, rank 0 tells them to use the commit. In every answer, all slices therefore
-    include the same commits, and `BSP` and `FixedADACOMM` produce the model of a single server,
-    bit for bit. A worker that any server has lost counts as lost. If a server restarts, or
-    continues from a different point than the others, all servers start again from the newest
-    model of any worker, each with its slice. If a server is lost for good, workers end after
-    `patience` with an error that names the server's rank. An answer takes two more short
-    messages between servers: 10 ms on links with 5 ms latency.
+    Rank 0 is the server: it has no data, and its model is evaluated. Ranks 1 to `num_workers`
+    are workers. No commit is counted twice, and none that was answered is lost while the server
+    or the last worker to commit is there. `docs/parameter-servers.md` describes failures;
+    `Standby` and `Shards` wrap this algorithm for elections and for several servers.
 
     Args:
-        num_workers: :math:`M`, the number of workers that train; the run has `num_servers` more
-            ranks.
+        num_workers: :math:`M`, the number of workers that train; the run has one more rank.
         num_rounds: Commits that each worker makes before it finishes.
         resend_after: Seconds until an unanswered commit is resent; each further wait is longer
             by the same amount. None never resends; safe only on lossless links.
@@ -118,13 +143,6 @@ class ParameterServer(Committing):
         rate_ratio: Learning rate of the workers relative to the task's, above 0.
         momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds implicit
             momentum. None keeps the task's.
-        standby: Number of most recent committers that are kept up to date, so that one of them
-            can be elected server. With 0 there are no elections. 1 costs nothing, because the
-            last worker to commit gets the model in its answer; with k, each model goes to k - 1
-            more workers. Answered commits are lost only if the server and the last k workers to
-            commit are lost at once.
-        num_servers: Number of servers that share the model, at least 1; `standby` needs exactly
-            1.
 
     Raises:
         ValueError: If a number is out of range.
@@ -132,21 +150,9 @@ class ParameterServer(Committing):
 
     evaluates: ClassVar[bool] = False
     num_workers: int
-    standby: int = 0
-    num_servers: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_servers > 1 and self.standby:
-            raise ValueError(
-                f"num_servers must be 1 with standby={self.standby}, got {self.num_servers}; "
-                "no worker can be elected for a slice of the model, so set only one of them"
-            )
-        if not 0 <= self.standby <= self.num_workers:
-            raise ValueError(
-                f"standby must be within [0, num_workers], got {self.standby} of "
-                f"{self.num_workers}; it is the number of workers to keep up to date"
-            )
-        check_ranges(self, num_workers="at least 1", num_servers="at least 1")
+        check_ranges(self, num_workers="at least 1")
         super().__post_init__()
 
     # For algorithms to define.
@@ -165,6 +171,10 @@ class ParameterServer(Committing):
 
     def judged(self, state: ServerState, loss: float, now: Seconds) -> list[Effect]:
         """Handle the measured loss of the server's model on validation data."""
+        return []
+
+    def wake_server(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Handle the algorithm's own timer."""
         return []
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
@@ -194,16 +204,10 @@ class ParameterServer(Committing):
 
     @property
     def traits(self) -> Traits:
-        join = complete if self.standby else star
-        is_one = self.num_servers == 1
-        topology = join(self.num_workers + 1) if is_one else several_servers(self).topology
-        return replace(super().traits, topology=topology, changes_roles=bool(self.standby))
+        topology = star(self.num_workers + 1)
+        return Traits(topology=topology, num_rounds=self.num_rounds, takes_repeats=True)
 
     def role(self, rank: Rank) -> Role:
-        if self.num_servers > 1:
-            return several_servers(self).role(rank)
-        if self.standby:  # any rank may come to serve; its state says whether it does
-            return Role("worker", has_data=rank != SERVER, evaluates=self.evaluates)
         if rank == SERVER:
             return Role("server", has_data=False, evaluates=self.evaluates)
         return Role("worker", is_evaluated=False)
@@ -211,33 +215,27 @@ class ParameterServer(Committing):
     @property
     def workers(self) -> range:
         """The ranks that train."""
-        return range(self.num_servers, self.num_servers + self.num_workers)
+        return range(1, 1 + self.num_workers)
 
-    def init(self, rank: Rank, params: Tensor) -> State:
-        if self.num_servers > 1:
-            return several_servers(self).init(rank, params)
-        if self.standby:
-            return Standby(self).init(rank, params)
-        return (self.init_server if rank == SERVER else self.init_worker)(rank, params)
+    def init(self, rank: Rank, params: Tensor) -> CommitState:
+        return self.init_server(params) if rank == SERVER else self.init_worker(rank, params)
 
-    def init_server(self, rank: Rank, params: Tensor) -> ServerState:
-        """Build the state of a server."""
+    def init_server(self, params: Tensor) -> ServerState:
+        """Build the state of the server."""
         none = dict.fromkeys(self.workers, 0)
         counts = {"num_commits": none, "num_steps": {**none}, "rounds": {**none}}
-        return self.make_server(rank=rank, params=params, **counts)
+        return self.make_server(rank=SERVER, params=params, **counts)
 
     def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
         """Build the state of a worker."""
+        return CommitterState(rank=rank, params=params, answer=self.no_answer(params))
+
+    def no_answer(self, params: Tensor) -> Message:
+        """Make what a worker that starts from `params` has before the first answer."""
         counts = torch.zeros(self.num_workers, dtype=torch.int64)
-        return CommitterState(rank=rank, params=params, base=params, counts=counts)
+        return Message("params", 0, {"params": params, "counts": counts})
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
-        if self.num_servers > 1:
-            return several_servers(self).schema(params)
-        messages = self.messages(params)
-        return Standby(self).schema(messages) if self.standby else messages
-
-    def messages(self, params: Tensor) -> dict[str, MessageSpec]:
         """Commits, pulls, reports of a worker's newest model, and the server's answers."""
         counts = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=MAX_COUNT)
         ahead = self.num_rounds
@@ -273,16 +271,12 @@ class ParameterServer(Committing):
             ),
         }
 
-    def handle(self, state: State, event: Event, now: Seconds) -> list[Effect]:
-        match state:
-            case StandbyState():
-                return Standby(self).handle(state, event, now)
-            case ServerState():
-                return self.handle_as_server(state, event, now)
-            case CommitterState():
-                return self.work(state, event, now)
-            case _:
-                return several_servers(self).handle(state, event, now)
+    def handle(self, state: CommitState, event: Event, now: Seconds) -> list[Effect]:
+        if state.rank == SERVER:
+            assert isinstance(state, ServerState)
+            return self.handle_as_server(state, event, now)
+        assert isinstance(state, CommitterState)
+        return self.handle_as_worker(state, event, now)
 
     # The server.
 
@@ -291,34 +285,37 @@ class ParameterServer(Committing):
         effects: list[Effect] = []
         match event:
             case Started():
-                if event.has_rejoined:
-                    effects += self._begin_anew(state, now)
-                else:
-                    effects += self.start_serving(state, now)
+                begin = self._begin_anew if event.has_rejoined else self.start_serving
+                effects += begin(state, now)
             case Received():
                 self._receive(state, event.sender, event.message)
             case Evaluated():
                 effects += self.judged(state, event.loss, now)
-            case TimerFired(name) if name == RESEND:
+            case TimerFired("resend"):
                 effects += self._ask(state, now)
-            case TimerFired(name) if name == PATIENCE:
+            case TimerFired("patience"):
                 if self._is_alone(state) or not state.is_new:
                     return [Finish()]
+                # Lost workers may know a newer model, but the server waits no longer for them.
                 effects += self._recover(state, now)
             case TimerFired():
-                effects += self.wake(state, event.name, now)
+                effects += self.wake_server(state, now)
             case WorkerLost():
                 self._lose(state, event)
                 if self._is_alone(state):
-                    effects.append(SetTimer(PATIENCE, now + self.patience))
+                    effects.append(SetTimer("patience", now + self.patience))
             case WorkerJoined():
                 effects += self._welcome(state, event, now)
+        # Every event may have been the last that was missing: a report, a loss, a commit. What
+        # it makes due is therefore done here, once, and in this order: the model before any
+        # answer, and pulls before commits, because answering a commit may end the run.
         if state.is_new:
-            if not (state.may_merge and self._knows_enough(state)):
+            if state.is_paused or not self._knows_enough(state):
                 return effects
             effects += self._recover(state, now)
         effects += [self.answer(state, j) for j in [*state.pulling]]
-        effects += self.serve(state, now) if state.waiting and state.may_merge else []
+        effects += self.serve(state, now) if state.waiting and not state.is_paused else []
+        # A server without reachable workers stays: they may return while its patience lasts.
         has_work = self.training(state) or self._is_alone(state)
         return effects if has_work else [*effects, Finish()]
 
@@ -328,6 +325,8 @@ class ParameterServer(Committing):
 
     def _lose(self, state: ServerState, event: WorkerLost) -> None:
         state.lost[event.rank] = None
+        # The commit of a worker that is merely lost stays, and is merged. The contract asks for
+        # a liar's unused messages to be dropped.
         if not event.has_lied:
             return
         if state.waiting.pop(event.rank, None):
@@ -338,23 +337,27 @@ class ParameterServer(Committing):
     def _welcome(self, state: ServerState, event: WorkerJoined, now: Seconds) -> list[Effect]:
         rank = event.rank
         state.lost.pop(rank, None)
+        # The worker may not have heard the question, so the server asks again without waiting
+        # for the timer.
         effects = self._ask(state, now)
         if event.has_restarted:
             # A restarted worker reuses its commit numbers, and does not know about this commit.
             state.waiting.pop(rank, None)
             state.dropped.pop(rank, None)
         elif rank in state.dropped:
+            # The worker waits for an answer to the commit that was dropped.
             del state.dropped[rank]
             effects.append(Send(rank, Message("again", state.round)))
         self._skip(state, rank)
-        return effects if state.is_new else [SetTimer(PATIENCE, math.inf), *effects]
+        # A new server's patience also covers reports, so it keeps running.
+        return effects if state.is_new else [SetTimer("patience", math.inf), *effects]
 
     def _receive(self, state: ServerState, sender: Rank, message: Message) -> None:
         if sender not in self.workers:
-            return  # a former server does not train
+            return  # a rank that does not train has nothing to commit
         match message.kind:
             case "copy":
-                self._look_at(state, sender, message)
+                self._take_report(state, sender, message)
             case "pull":
                 self._skip(state, sender)
                 state.pulling[sender] = None
@@ -379,17 +382,21 @@ class ParameterServer(Committing):
 
     def _begin_anew(self, state: ServerState, now: Seconds) -> list[Effect]:
         state.unseen, state.is_new = dict.fromkeys(self.workers), True
-        return [*self._ask(state, now), SetTimer(PATIENCE, now + self.patience)]
+        return [*self._ask(state, now), SetTimer("patience", now + self.patience)]
 
     def _ask(self, state: ServerState, now: Seconds) -> list[Effect]:
-        """Ask workers for their newest model, because the server has lost its own model."""
+        """Ask workers for their newest model, because the server has lost its own model.
+
+        Reports that arrive after the model was chosen still tell the rounds of their senders,
+        so the server asks until all workers have reported.
+        """
         show = Message("show", state.round)
         effects: list[Effect] = [Send(j, show) for j in state.unseen if j not in state.lost]
         if effects and self.resend_after is not None:
-            effects.append(SetTimer(RESEND, now + self.resend_after))
+            effects.append(SetTimer("resend", now + self.resend_after))
         return effects
 
-    def _look_at(self, state: ServerState, sender: Rank, copy: Message) -> None:
+    def _take_report(self, state: ServerState, sender: Rank, copy: Message) -> None:
         if sender not in state.unseen:
             return  # no server has asked
         del state.unseen[sender]
@@ -414,18 +421,21 @@ class ParameterServer(Committing):
         """Adopt the newest reported model, and begin to serve."""
         copies, state.copies, state.is_new = state.copies, {}, False
         counts = believed(copies, self.workers)
-        # Workers without a model newer than the elected server's own report none.
+        # A wrapper may leave out models that are not newer than the server's own. It may also
+        # rank them by a number of its own before the number of commits.
         if whole := [j for j in counts if "params" in copies[j].payload]:
-            # Of two elected servers, the one of the later term has the newer state.
             as_of = {j: copies[j].numbers.get("as_of", 0) for j in counts}
             newest = max(whole, key=lambda j: (as_of[j], sum(counts[j].values())))
             state.params, state.num_commits = copies[newest].payload["params"], counts[newest]
             self.recall(state, copies[newest].numbers)
+        # Rounds are known only now, so workers that pulled before skip their missed rounds now.
         for rank in state.pulling:
             self._skip(state, rank)
         effects = self.start_serving(state, now)
         if not self._is_alone(state):
-            effects.append(SetTimer(PATIENCE, math.inf))
+            effects.append(SetTimer("patience", math.inf))
+        # The adopted model may include commits that arrived before it. They are answered here,
+        # because `serve` would merge them a second time.
         known = [j for j in state.waiting if state.is_counted(j)]
         return [*effects, *(self.answer(state, j) for j in known)]
 
@@ -447,7 +457,8 @@ class ParameterServer(Committing):
 
     def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
         """Add `share` of each waiting commit of `ranks` to the model, in this order."""
-        changes = (change(state.waiting[j], state.params) for j in ranks)
+        changes = (_change(state.waiting[j], state.params) for j in ranks)
+        # A new tensor: answers that are in flight and evaluations have the old one.
         state.params = state.params.add(reduce(torch.add, changes), alpha=share)
         for rank in ranks:
             state.count(rank, self.num_rounds)
@@ -455,6 +466,7 @@ class ParameterServer(Committing):
     def merge_each(self, state: ServerState) -> list[Effect]:
         """Merge each waiting commit separately, in order of ranks, and answer it."""
         ranks = sorted(state.waiting)
+        # All are merged before the first answer: commits that wait together get one model.
         for rank in ranks:
             self.merge(state, [rank], 1 / self.num_workers)
         return [self.answer(state, rank) for rank in ranks]
@@ -462,6 +474,7 @@ class ParameterServer(Committing):
     def answer(self, state: ServerState, rank: Rank) -> Send:
         """Give worker `rank` the model and its settings."""
         state.pulling.pop(rank, None)
+        # A pull may be answered while the same worker's commit still waits to be merged.
         if rank in state.waiting and state.is_counted(rank):
             del state.waiting[rank]
         return Send(rank, self.model_message("params", state, rank))
@@ -473,7 +486,14 @@ class ParameterServer(Committing):
         return Message(kind, state.rounds[rank], payload, self.settings(state, rank))
 
 
-# Merging of commits, and of the models that workers report to a restarted server.
+def require_server(wrapper: str, inner: object) -> None:
+    """Raise `ValueError` unless `inner`, in the algorithm `wrapper`, is a parameter server."""
+    if not isinstance(inner, ParameterServer):
+        name = type(inner).__name__
+        raise ValueError(
+            f"{wrapper} needs a parameter server such as BSP inside, got {name}; leave out "
+            f"{name} or {wrapper}"
+        )
 
 
 def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[Rank, int]]:
@@ -483,10 +503,11 @@ def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[
     A higher count is believed if two other workers report it, because a worker that resumes
     from a checkpoint has forgotten some commits.
     """
-    counts = {j: copy.payload["counts"].clamp(max=MAX_BELIEVED) for j, copy in copies.items()}
+    counts = {j: copy.payload["counts"].clamp(max=_MAX_BELIEVED) for j, copy in copies.items()}
     told = {j: dict(zip(workers, counts[j].tolist(), strict=True)) for j in sorted(counts)}
     most: dict[Rank, int] = {}
     for rank, own in copies.items():
+        # The second highest report: one liar alone can be the highest.
         others = sorted(counts[rank] for j, counts in told.items() if j != rank)
         most[rank] = max([int(own.numbers["number"]), *others[-2:-1]])
     return {
@@ -495,7 +516,7 @@ def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[
     }
 
 
-def change(commit: Message, params: Tensor) -> Tensor:
+def _change(commit: Message, params: Tensor) -> Tensor:
     """Return a commit's change of `params`, [num_params]; statistics stay as measured."""
     update, num_trained = commit.payload["update"], int(commit.numbers["num_trained"])
     if num_trained == update.numel():

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.server.state import ServerState
-from edgegossip.algorithms.server.worker import State
+from edgegossip.algorithms.server.parameter_server import (
+    CommitState,
+    ParameterServer,
+    ServerState,
+    require_server,
+)
 from edgegossip.contract.algorithm import Wrapper, with_numbers, without_numbers
 from edgegossip.contract.protocol import (
     Effect,
@@ -45,7 +48,7 @@ class BatchTuneState(WorkerState):
         speeds: On the server, the last reported speed of each reachable worker.
     """
 
-    inner: State
+    inner: CommitState
     speed: float = 0.0
     batch_ratio: float = 1.0
     speeds: dict[Rank, float] = field(default_factory=dict)
@@ -66,13 +69,13 @@ class BatchTune(Wrapper[BatchTuneState]):
 
     Args:
         inner: Any parameter server; an algorithm with a barrier after a fixed number of steps
-            gains the most.
+            gains the most. `Standby` and `Shards` do not fit: an elected server would not know
+            the workers' speeds, and several servers would not agree on the batch sizes.
         smoothing: Weight of the previous estimate of the speed, in [0, 1); 0 uses only the last
             piece of training.
 
     Raises:
-        ValueError: If `smoothing` is out of range, or `inner` has standby workers or several
-            servers.
+        ValueError: If `smoothing` is out of range, or `inner` is no parameter server.
 
     References:
         Chen, Wang & Li, "Round-robin synchronization: mitigating communication bottlenecks in
@@ -85,17 +88,8 @@ class BatchTune(Wrapper[BatchTuneState]):
     smoothing: float = 0.8
 
     def __post_init__(self) -> None:
+        require_server("BatchTune", self.inner)
         check_ranges(self, smoothing="in [0, 1)")
-        if self.inner.standby:
-            raise ValueError(
-                f"standby must be 0 within BatchTune, got {self.inner.standby}; an elected "
-                "server would not know the workers' speeds"
-            )
-        if self.inner.num_servers > 1:
-            raise ValueError(
-                f"num_servers must be 1 within BatchTune, got {self.inner.num_servers}; only "
-                "a single server can set batch sizes"
-            )
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages; commits also carry a speed, and answers a ratio."""

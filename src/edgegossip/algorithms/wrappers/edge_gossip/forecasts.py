@@ -21,16 +21,16 @@ _INHERITED = "inherited"
 
 def require_fixed_roles(inner: Algorithm[Any], num_workers: int) -> None:
     """Raise `ValueError` unless every worker of `inner` trains its own whole model."""
+    name = type(inner).__name__
     if inner.traits.changes_roles:
         raise ValueError(
-            "standby must be 0 within EdgeGossip: an elected server continues to "
-            "train, without a forecast"
+            f"EdgeGossip needs ranks that keep their roles, and those of {name} do not: an "
+            f"elected server continues to train, without a forecast; leave out {name}"
         )
-    num_slices = max(inner.role(rank).num_slices for rank in range(num_workers))
-    if num_slices > 1:
+    if any(inner.role(rank).num_slices > 1 for rank in range(num_workers)):
         raise ValueError(
-            f"num_servers must be 1 within EdgeGossip, got {num_slices}: forecasts are "
-            "sent with whole models, not with slices"
+            f"EdgeGossip sends forecasts with whole models, and {name} has slices; leave out "
+            f"{name}"
         )
 
 

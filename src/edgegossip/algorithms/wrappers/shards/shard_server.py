@@ -3,7 +3,7 @@
 All servers run the same algorithm, each on its own slice. No server decision depends on the
 entries of the model. Servers that receive the same events in the same order therefore make the
 same decisions: which workers to merge in a round, when to answer, and with which numbers. Rank
-0 puts events in order (`Leading`) and sends each as an *order*, which has no tensors; the
+0 puts events in order (`ShardLeader`) and sends each as an *order*, which has no tensors; the
 pieces of commits and copies come from the workers themselves.
 
 An *epoch* is a sequence of orders from a common start. If a server has lost its slice, rank 0
@@ -17,20 +17,13 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.server.state import (
-    PATIENCE,
-    RESEND,
-    SERVER,
-    ServerState,
-    is_possible,
-)
-from edgegossip.contract.errors import ServerLostError
+from edgegossip.algorithms.server.parameter_server import ParameterServer, ServerState
+from edgegossip.algorithms.server.worker import SERVER
 from edgegossip.contract.protocol import (
     Effect,
     Evaluate,
@@ -51,10 +44,7 @@ from edgegossip.contract.protocol import (
     WorkerState,
 )
 
-if TYPE_CHECKING:
-    from edgegossip.algorithms.server.parameter_server import ParameterServer
-
-TIMERS = (RESEND, PATIENCE, "window")
+TIMERS = ("resend", "patience", "window")
 """Timers of the algorithms that the servers run."""
 WHAT = (
     *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
@@ -65,70 +55,14 @@ PIECES = ("commit", "copy")
 """Kinds of messages that are sent to each server in pieces."""
 LABELS = ("life", "serial")
 """Numbers that a piece has in addition to those of the whole message."""
-_GROWTH, _MOST_GROWN = 1.5, 14
-"""Factor by which the wait for a confirmation grows per failure, and its largest exponent."""
 _IDLE = "idle"
 """An idle timer; without any timer, a host would consider slow workers silent."""
+_EPOCHS_A_SECOND = 1e6
+_CLOCKS_DIFFER: Seconds = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Lead:
-    """State that rank 0 has in addition to that of a server.
-
-    Attributes:
-        orders: Orders that a server may not have carried out yet, by number.
-        held: Last report from each of the other servers about its pieces.
-        fresh: By kind, the workers (as keys) with a new piece that no order names yet.
-        ordered: Label of the last ordered commit of each worker.
-        put_off: Evaluations and timers that are ordered only while a worker trains; otherwise
-            they would keep the run open forever.
-        slices: Slices to evaluate, by evaluation and server.
-        num_looked: Number of this epoch's evaluations for which all slices have arrived.
-        num_asked: Number of running evaluations.
-        num_stale: Number of running evaluations that an earlier epoch requested.
-        heard: Epochs that other servers report while rank 0 knows no epoch.
-        is_timed: Whether the resend timer is set.
-        num_sends: Number of recent repeats, each of which lengthens the wait.
-    """
-
-    orders: dict[int, Message] = field(default_factory=dict)
-    held: dict[Rank, Message] = field(default_factory=dict)
-    fresh: dict[str, dict[Rank, None]] = field(
-        default_factory=lambda: {kind: {} for kind in PIECES}
-    )
-    ordered: dict[Rank, tuple[float, float]] = field(default_factory=dict)
-    put_off: list[tuple[str, dict[str, float]]] = field(default_factory=list)
-    slices: dict[int, dict[Rank, Tensor]] = field(default_factory=dict)
-    num_looked: int = 0
-    num_asked: int = 0
-    num_stale: int = 0
-    heard: dict[Rank, int] = field(default_factory=dict)
-    is_timed: bool = False
-    num_sends: int = 0
-
-    def patience(self, resend_after: Seconds | None) -> Seconds:
-        """Return the time to wait for a confirmation.
-
-        Fixed intervals would repeat messages on a full link faster than the link drains.
-        """
-        assert resend_after is not None
-        return resend_after * _GROWTH**self.num_sends
-
-    def slow_down(self) -> None:
-        """Wait longer, because no confirmation has arrived."""
-        self.num_sends = min(self.num_sends + 1, _MOST_GROWN)
-
-    def hasten(self) -> None:
-        """Wait less, because a confirmation has arrived.
-
-        If half of all messages are lost, a confirmation takes four tries on average. The wait
-        therefore shrinks by as many steps as three failures add.
-        """
-        self.num_sends = max(0, self.num_sends - 3)
-
-
-@dataclass(slots=True, kw_only=True)
-class SharingState(WorkerState):
+class ShardServerState(WorkerState):
     """State of a server that holds a slice; `params` is the slice once it is known.
 
     Attributes:
@@ -149,7 +83,6 @@ class SharingState(WorkerState):
         is_astray: Whether the server cannot carry out an order, so that rank 0 must begin a new
             epoch.
         has_finished: Whether the algorithm has finished.
-        lead: Additional state of rank 0.
     """
 
     inner: ServerState
@@ -169,74 +102,68 @@ class SharingState(WorkerState):
     num_told: int = 0
     is_astray: bool = False
     has_finished: bool = False
-    lead: Lead | None = None
-
-
-def label(piece: Message) -> tuple[float, float]:
-    """Key for comparing pieces of one worker: a newer piece has a larger key."""
-    return piece.numbers["life"], piece.numbers["serial"]
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """The behavior of each server if there are several.
+class ShardServer:
+    """Behavior of a server that is not rank 0.
+
+    Two numberings meet here: the ranks of the run, in which `num_servers` servers come first,
+    and those of the inner algorithm, in which its only server is rank 0.
 
     Args:
-        algorithm: Algorithm with `num_servers` above 1.
+        algorithm: The inner algorithm.
+        num_servers: Number of servers that share the model.
     """
 
+    state_type: ClassVar[type[ShardServerState]] = ShardServerState
     algorithm: ParameterServer
-
-    @cached_property
-    def single(self) -> ParameterServer:
-        """The algorithm as one server sees it: the server is rank 0, and workers begin at rank
-        1.
-        """
-        return replace(self.algorithm, num_servers=1)
+    num_servers: int
 
     @property
-    def num_servers(self) -> int:
-        return self.algorithm.num_servers
-
-    @property
-    def num_workers(self) -> int:
-        return self.algorithm.num_workers
+    def workers(self) -> range:
+        """The ranks in the run that train."""
+        return range(self.num_servers, self.num_servers + self.algorithm.num_workers)
 
     def outer(self, worker: Rank) -> Rank:
-        """The rank in the run that corresponds to a rank in `single`."""
+        """The rank in the run of a worker in the inner algorithm."""
         return worker + self.num_servers - 1
 
-    def inner(self, rank: Rank) -> Rank:
-        """The rank of a worker in `single`; below 1 for a server."""
+    def inner_rank(self, rank: Rank) -> Rank:
+        """The rank of a worker in the inner algorithm; below 1 for a server."""
         return rank - self.num_servers + 1
 
     def role(self, rank: Rank) -> Role:
         """See `Algorithm.role`."""
         if rank >= self.num_servers:
             return Role("worker", is_evaluated=False)
+        # Rank 0 evaluates the whole model for all servers.
+        evaluates = self.algorithm.role(SERVER).evaluates and rank == SERVER
         return Role(
             "server",
             has_data=False,
-            evaluates=self.algorithm.evaluates and rank == SERVER,
+            evaluates=evaluates,
             slice_index=rank,
             num_slices=self.num_servers,
         )
 
-    def init(self, rank: Rank, params: Tensor) -> SharingState:
+    def init(self, rank: Rank, params: Tensor) -> ShardServerState:
         """Build the state of server `rank`; `params` is the whole vector."""
         num_params = params.numel()
         own = params[self.role(rank).stretch(num_params)].clone()
-        inner = self.single.init_server(SERVER, own)
-        return SharingState(
+        inner = self.algorithm.init_server(own)
+        return self.state_type(
             rank=rank, params=own, inner=inner, first=own, num_params=num_params
         )
 
     # A server that follows.
 
-    def handle(self, state: SharingState, event: Event, now: Seconds) -> list[Effect]:
+    def handle(self, state: ShardServerState, event: Event, now: Seconds) -> list[Effect]:
         """Handle an event as a server other than rank 0."""
         match event:
             case Started():
+                # A restarted server does not know the epoch, and rank 0 does not know of its
+                # loss yet: the report, of epoch 0, tells it.
                 state.epoch = 0 if event.has_rejoined else state.epoch
                 report = self._report(state) if event.has_rejoined else []
                 return [*report, SetTimer(_IDLE, now + self.algorithm.patience)]
@@ -246,26 +173,24 @@ class Sharing:
             case Received():
                 return self._hear(state, event.sender, event.message, now)
             case TimerFired() if SERVER in state.lost and not state.has_finished:
-                raise ServerLostError(
-                    f"server {state.rank} has waited {self.algorithm.patience:g} s for rank "
-                    f"{SERVER}, which is lost; start it again, and continue with --resume"
-                )
+                raise self.algorithm.gives_up(f"server {state.rank}", f"rank {SERVER}")
             case WorkerLost(rank):
                 state.lost[rank] = None
                 if rank == SERVER:
-                    return [SetTimer(PATIENCE, now + self.algorithm.patience)]
+                    return [SetTimer("patience", now + self.algorithm.patience)]
                 return self._report(state) if rank >= self.num_servers else []
             case WorkerJoined(rank):
                 state.lost.pop(rank, None)
                 if rank == SERVER:
-                    return [SetTimer(PATIENCE, math.inf), *self._report(state, again=True)]
+                    return [SetTimer("patience", math.inf), *self._report(state, again=True)]
                 return self._report(state) if rank >= self.num_servers else []
         return []
 
     def _hear(
-        self, state: SharingState, sender: Rank, message: Message, now: Seconds
+        self, state: ShardServerState, sender: Rank, message: Message, now: Seconds
     ) -> list[Effect]:
         if message.kind in PIECES and sender >= self.num_servers:
+            # Rank 0 orders a commit once all servers hold their pieces, so it hears of each.
             return self._report(state) if self.keep(state, sender, message) else []
         if sender != SERVER:
             return []
@@ -273,10 +198,12 @@ class Sharing:
             return self._report(state, again=True)
         return self._obey(state, message, now) if message.kind == "order" else []
 
-    def keep(self, state: SharingState, sender: Rank, piece: Message) -> bool:
+    def keep(self, state: ShardServerState, sender: Rank, piece: Message) -> bool:
         """Keep a piece; return False if its form is wrong or a newer piece is known."""
-        kept, worker = state.pieces[piece.kind], self.inner(sender)
+        kept, worker = state.pieces[piece.kind], self.inner_rank(sender)
         content = piece.payload["update" if piece.kind == "commit" else "params"]
+        # The schema allows pieces of any length up to the longest; only this server knows its
+        # own, and a liar's piece must not end it.
         if content.shape != state.first.shape or content.dtype != state.first.dtype:
             return False
         old = kept.get(worker)
@@ -288,7 +215,7 @@ class Sharing:
             kept[worker] = piece
         return True
 
-    def _obey(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
+    def _obey(self, state: ShardServerState, order: Message, now: Seconds) -> list[Effect]:
         """Carry out an order, and the orders that have waited for it."""
         numbers = order.numbers
         if numbers["epoch"] < state.epoch or not is_possible(numbers["epoch"], now):
@@ -297,27 +224,33 @@ class Sharing:
         if numbers["epoch"] > state.epoch:
             effects += self.begin_epoch(state, int(numbers["epoch"]))
         if numbers["index"] < state.num_orders:
-            return self._report(state)  # it is a repetition
+            # A repetition: the report that confirmed it was lost, or is still on its way.
+            return self._report(state)
         state.early[int(numbers["index"])] = order
+        # Rank 0 has these slices; until it says so they may have to be sent again.
         for look in [look for look in state.looks if look < numbers["num_looked"]]:
             del state.looks[look]
         while not state.is_astray and (ready := state.early.pop(state.num_orders, None)):
             effects += self.carry_out(state, ready, now)
         return [*effects, *self._report(state)]
 
-    def _report(self, state: SharingState, again: bool = False) -> list[Effect]:
+    def _report(self, state: ShardServerState, again: bool = False) -> list[Effect]:
         """Report this server's pieces to rank 0; with `again`, also slices that rank 0 may
         lack.
+
+        A report confirms orders, names the newest piece of each worker by its label, and tells
+        which workers this server has lost.
         """
         if SERVER in state.lost:
-            return []
+            return []  # its return has the report sent
         none = Message("", 0, {}, {"life": 0.0, "serial": 0})
         rows = [
-            [label(state.pieces[kind].get(j, none))[i] for j in self.single.workers]
+            [label(state.pieces[kind].get(j, none))[i] for j in self.algorithm.workers]
             for kind in PIECES
             for i in range(2)
         ]
-        missed = [float(self.outer(j) in state.lost) for j in self.single.workers]
+        missed = [float(rank in state.lost) for rank in self.workers]
+        # Numbered, because an old report that arrives late must not undo a newer one.
         state.num_told += 1
         numbers = {
             "epoch": state.epoch,
@@ -330,29 +263,30 @@ class Sharing:
         looks = state.looks if again else {}
         return [report, *(self._slice(state, number) for number in looks)]
 
-    def _slice(self, state: SharingState, number: int) -> Send:
+    def _slice(self, state: ShardServerState, number: int) -> Send:
         numbers = {"epoch": state.epoch, "look": number}
         payload = {"params": state.looks[number]}
         return Send(SERVER, Message("slice", state.round, payload, numbers))
 
     # Common to all servers.
 
-    def begin_epoch(self, state: SharingState, epoch: int) -> list[Effect]:
-        """Forget the model, as a restarted server would.
-
-        Workers must resend the pieces of commits that the last epoch has used.
-        """
-        state.inner = self.single.init_server(SERVER, state.first)
+    def begin_epoch(self, state: ShardServerState, epoch: int) -> list[Effect]:
+        """Forget the model, as a restarted server would."""
+        state.inner = self.algorithm.init_server(state.first)
         state.epoch, state.num_orders, state.chain = epoch, 0, 0
         state.num_answers, state.num_looks = 0, 0
         state.early, state.looks, state.is_astray = {}, {}, False
+        # The model that is adopted next may lack commits that the last epoch has used. Their
+        # tensors are gone, so workers must send these pieces again.
         commits = state.pieces["commit"]
         state.pieces["commit"] = {j: piece for j, piece in commits.items() if piece.payload}
         again = Message("again", state.round)
-        return [Send(j, again) for j in self.algorithm.workers if j not in state.lost]
+        return [Send(j, again) for j in self.workers if j not in state.lost]
 
-    def carry_out(self, state: SharingState, order: Message, now: Seconds) -> list[Effect]:
+    def carry_out(self, state: ShardServerState, order: Message, now: Seconds) -> list[Effect]:
         """Pass the order's event to the algorithm if all required pieces are present."""
+        # The chain tells whether this server has carried out the same orders before. Equal
+        # numbers are not enough after a checkpoint.
         is_next = order.numbers["chain"] == state.chain
         event = self._event(state, order.numbers) if is_next else None
         if event is None:
@@ -361,14 +295,16 @@ class Sharing:
             return []
         state.num_orders += 1
         state.chain = next_chain(order)
+        # Rank 0's time, not this server's: all servers must set the same timers.
         at = order.numbers["at"]
-        effects = self.single.handle_as_server(state.inner, event, at)
+        effects = self.algorithm.handle_as_server(state.inner, event, at)
+        # In a new epoch the old slice is still the best estimate, until a model is adopted.
         if not state.inner.is_new:
             state.params = state.inner.params
         state.round = max(state.round, state.inner.round)
         return [each for effect in effects for each in self._pass_on(state, effect)]
 
-    def _event(self, state: SharingState, numbers: Mapping[str, float]) -> Event | None:
+    def _event(self, state: ShardServerState, numbers: Mapping[str, float]) -> Event | None:
         """The event that an order names; None if there can be no such event here."""
         what, worker = WHAT[int(numbers["what"])], int(numbers["worker"])
         if what in TIMERS:
@@ -378,7 +314,7 @@ class Sharing:
                 return Started(has_rejoined=what == "rejoined")
             case "evaluated":
                 return Evaluated(numbers.get("loss", math.nan))
-            case _ if worker not in self.single.workers:
+            case _ if worker not in self.algorithm.workers:
                 return None
             case "pull":
                 return Received(worker, Message("pull", 0))
@@ -395,18 +331,20 @@ class Sharing:
                 wanted = numbers["life"], numbers["serial"]
                 if piece is None or not piece.payload or label(piece) != wanted:
                     return None
+                # The label stays, so that the piece is known when it comes again.
                 state.pieces[what][worker] = replace(piece, payload={})
                 own = {name: n for name, n in piece.numbers.items() if name not in LABELS}
-                # The same model may be reported twice, with different counts.
+                # The same model may be reported twice, with different counts. Servers may hold
+                # different ones, so the order says which counts.
                 own["number"], round = numbers["number"], int(numbers["round"])
                 return Received(worker, replace(piece, round=round, numbers=own))
         return None
 
-    def _pass_on(self, state: SharingState, effect: Effect) -> list[Effect]:
+    def _pass_on(self, state: ShardServerState, effect: Effect) -> list[Effect]:
         """Carry out an effect: each server acts for its slice, and rank 0 does everything
         else.
         """
-        is_leading = state.lead is not None
+        is_leading = state.rank == SERVER
         match effect:
             case Send(worker, Message(kind="params") as answer):
                 numbers = {
@@ -421,6 +359,7 @@ class Sharing:
                     message = replace(message, numbers={"epoch": state.epoch})
                 return [Send(self.outer(worker), message)]
             case Evaluate(params):
+                # Kept until rank 0 has the slices of all servers: a slice may be lost.
                 number, state.num_looks = state.num_looks, state.num_looks + 1
                 state.looks[number] = params
                 return [] if is_leading else [self._slice(state, number)]
@@ -430,7 +369,21 @@ class Sharing:
         return [effect] if is_leading else []
 
 
+def label(piece: Message) -> tuple[float, float]:
+    """Key for comparing pieces of one worker: a newer piece has a larger key."""
+    return piece.numbers["life"], piece.numbers["serial"]
+
+
 def next_chain(order: Message) -> int:
     """Compute the digest of an order and all its predecessors."""
     fields = sorted(item for item in order.numbers.items() if item[0] != "num_looked")
     return zlib.crc32(repr(fields).encode())
+
+
+def is_possible(epoch: float, now: Seconds) -> bool:
+    """Whether rank 0 can have begun so many epochs by now.
+
+    It counts from the milliseconds of its clock, and each event begins at most one epoch. After
+    a liar's higher epoch, no server and no worker would accept an honest one.
+    """
+    return epoch <= _EPOCHS_A_SECOND * (now + _CLOCKS_DIFFER)

@@ -115,6 +115,8 @@ class Election:
     def lose(self, rank: Rank, now: Seconds) -> list[Effect]:
         """Handle the loss of a rank."""
         self.lost[rank] = None
+        # Those that are lost may be most of the ranks, and elect another server. It is not
+        # enough that they are back: each must say that it still follows this one.
         if self.is_leading and not self.has_majority:
             self.must_confirm, self.followers = True, {}
         return self.miss_leader(now) if self._follows(rank) else []
@@ -126,12 +128,15 @@ class Election:
             # It has forgotten its vote and may give another.
             self.votes.pop(rank, None)
         if self.is_leading:
+            # Whatever it has heard, it may have forgotten, or have followed another since.
             self.followers.pop(rank, None)
             lead = Message("lead", 0)
+            # Only now can enough ranks confirm, so all are asked, not just this one.
             is_in_doubt = self.must_confirm and self.has_majority
             return [*self.tell(lead)] if is_in_doubt else [Send(rank, lead)]
         if not self._follows(rank):
             return []
+        # A server that has restarted has forgotten its model, and may not even know its term.
         return self.miss_leader(now) if has_restarted else self._found()
 
     def _follows(self, rank: Rank) -> bool:
@@ -145,11 +150,13 @@ class Election:
         return [SetTimer(ELECTION, now + self._pause())]
 
     def _found(self) -> list[Effect]:
+        # The promise stays: votes that are on their way may still elect its candidate.
         self.misses_leader, self.stands_for, self.votes = False, UNKNOWN, {}
         return [SetTimer(ELECTION, math.inf)]
 
     def _pause(self) -> Seconds:
-        # The latency of messages is unknown, so each further attempt waits twice as long.
+        # Random, so that one candidate has its votes before the next one stands. The latency of
+        # messages is unknown, so each further attempt waits twice as long.
         longest = min(_LONGEST, _SPREAD * 2.0**self.num_attempts)
         draw = uniform(0, self.rank, "election", self.term, self.num_attempts)
         return _SHORTEST + longest * draw + (longest / 2 if self.num_attempts else 0)
@@ -157,6 +164,7 @@ class Election:
     def hear(self, rank: Rank) -> None:
         """Record a follower in the current term."""
         self.followers[rank] = None
+        # Together with this rank itself, which is no follower.
         if self._is_majority(len(self.followers) + 1):
             self.must_confirm = False
 
@@ -191,12 +199,16 @@ class Election:
         numbers = {name: int(number) for name, number in stand.numbers.items()}
         term = numbers["stands_for"]
         if not self.misses_leader:
+            # It follows a server that is there; the answer's term tells the candidate which.
             return [Send(candidate, Message("lead", 0))]
+        # A term belongs to one rank: a liar cannot stand in another's name.
         if term % self.num_ranks != candidate:
             return []
         # A rank never votes below a promise: once a majority has promised a higher term, no
         # candidate of a lower one can win.
         is_late, self.promised = term < self.promised, max(self.promised, term)
+        # This rank has commits that the candidate lacks, and they were answered. It does not
+        # vote but stands itself, once for each term of a candidate.
         if (numbers["as_of"], numbers["num_commits"]) < age:
             return self.stand(age, now) if may_stand and self.stands_for < term else []
         kind = "promised" if is_late else "vote"
@@ -204,6 +216,7 @@ class Election:
 
     def count(self, voter: Rank, vote: Message) -> bool:
         """Count a vote; return whether it has elected this rank."""
+        # Votes of an earlier candidacy are for a term in which others may have voted since.
         if not self.misses_leader or vote.numbers["stands_for"] != self.stands_for:
             return False
         self.votes[voter] = None
@@ -211,6 +224,7 @@ class Election:
 
     def heed(self, promised: Message) -> None:
         """Record that a voter has promised a higher term."""
+        # The next candidacy stands for a term above it, or it would be in vain again.
         self.promised = max(self.promised, int(promised.numbers["stands_for"]))
 
     def lead(self) -> list[Effect]:
@@ -223,6 +237,7 @@ class Election:
         """Follow the server of a higher term."""
         self.term, self.is_leading = term, False
         effects = self._found()
+        # News of a server may outlive it; its followers stand for election in turn.
         is_gone = self.leader == self.rank or self.leader in self.lost
         return [*effects, *self.miss_leader(now)] if is_gone else effects
 
