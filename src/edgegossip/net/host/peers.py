@@ -196,6 +196,11 @@ class Peers:
         return [rank for rank, peer in self if not peer.is_lost]
 
     @property
+    def trusted(self) -> tuple[Rank, ...]:
+        """Workers that the algorithm considers present, and that are not ignored."""
+        return tuple(rank for rank in self.active if not self[rank].is_refused)
+
+    @property
     def lost(self) -> list[Rank]:
         """Unfinished workers that the algorithm considers lost, and that do not return soon."""
         gone = [r for r, peer in self if peer.is_lost and self._return_at(peer) == math.inf]
@@ -243,9 +248,13 @@ class Peers:
         return events
 
     def lied(self, rank: Rank) -> list[Event]:
-        """Count `rank` as lost; it will wait for an answer to what was rejected."""
+        """Count `rank` as lost; it will wait for an answer to what was rejected.
+
+        If it is lost already, the event still comes, so that its unused data is dropped.
+        """
         self[rank].num_returns += 1
-        return self.lose(rank)
+        self.lose(rank)
+        return [WorkerLost(rank, has_lied=True)] if self.has_begun else []
 
     def lose(self, rank: Rank) -> list[Event]:
         """Count `rank` as lost until a message or a status brings it back."""
