@@ -271,6 +271,7 @@ class Host(Generic[State]):
 
     def _tick(self) -> None:
         """Carry out all due actions."""
+        # Timers first: an algorithm's deadline must not depend on how long the chores take.
         for name in self._alarms.pop_due(self.now):
             self._handle(TimerFired(name))
         self._chores.do_due(self.now)
@@ -283,6 +284,7 @@ class Host(Generic[State]):
             self.sending.release(self._clock.began_at + now)
             if now >= self._patience.check_at:
                 self._lose_patience()
+            # After the losses above, which may be what makes the workers too few.
             if self.sending.phase == Phase.RUNNING and self.meeting.has_too_few(now):
                 self.stop()
         if self.sending.phase == Phase.FINISHED and now >= self._ending.tell_at:
@@ -291,6 +293,7 @@ class Host(Generic[State]):
     def _wake_at(self) -> Seconds:
         moments = [self._alarms.next_at, self._latest_end, self._chores.next_at]
         if not self._should_stop:
+            # These two times are on the machine's clock, because they also count before a run.
             on_clock = min(self.peers.due_at, self.sending.release_at)
             moments += [
                 self._patience.check_at,
@@ -304,13 +307,17 @@ class Host(Generic[State]):
         return min(moments)
 
     def _why_end(self) -> str | None:
+        # No checkpoint can hold half of a training. Training that still waits for its data can
+        # be put off until the worker resumes, so that a stop need not wait for the data, too.
         if self._should_stop and (not self._work.is_busy or self._work.put_off()):
             if self.peers.has_begun and self._save is not None:
+                # Told with the checkpoint: the others then wait for this worker to come back.
                 self.sending.phase = Phase.LEAVING
                 self._keep()
             return "interrupted"
         if self.now >= self._latest_end:
             return "time limit"
+        # Beyond the time limit only the last messages count, so no training is awaited.
         if self._work.is_busy and self.now < self._settings.max_seconds:
             return None
         return "finished" if self._ending.is_over(self.now) else None
@@ -321,6 +328,7 @@ class Host(Generic[State]):
 
     def _handle(self, event: Event) -> None:
         """Hand an event to the algorithm, and carry out its effects."""
+        # Nothing may change a state that the worker drops if it has to rejoin.
         if not self.peers.has_begun:
             self._pending.append(event)
             return
@@ -343,6 +351,7 @@ class Host(Generic[State]):
                     self._finish()
                 case Note():
                     self._observer.noted(self.now, self.rank, effect)
+        # Only after all effects: each of them may give the worker something to do.
         self._watch_for_waiting()
         if self.state.round != round_before:
             self._patience.next_round(self.now)
@@ -383,20 +392,25 @@ class Host(Generic[State]):
         self._patience.worked(event.seconds)
         now = self.now  # once: a process may be paused between two looks at the clock
         self._observer.trained(now, self.rank, now - event.seconds, event)
+        # The best moment for a checkpoint: nothing trains, and the state does not know the
+        # result yet. As a pending event, the result is the first thing that a resumed worker
+        # handles.
         self._pending.append(event)
         if self.now >= self._checkpoint_at:
             self._keep()
-        if not self._should_stop:
+        if not self._should_stop:  # else it stays pending for the last checkpoint
             self._pending.clear()
             self._handle(event)
 
     def _send(self, receiver: Rank, message: Message) -> None:
         sent = Sent(receiver, message, self.now)
+        # The report comes from another thread, so it takes the way through the inbox.
         report = None if self._observer is UNOBSERVED else lambda: self._inbox.put(sent)
         if not self.sending.send(receiver, message, report):
             self._observer.lost(self.now, receiver, self.rank, message, "unreachable")
 
     def _finish(self) -> None:
+        # An algorithm may finish several times, as it must go on answering after `Finish`.
         if not self._ending.has_finished:
             self._ending.finish(self.now)
             self.sending.phase = Phase.FINISHED
@@ -422,6 +436,8 @@ class Host(Generic[State]):
         """Give up on workers that are silent past the deadline or whose messages were lost."""
         now, patience = self.now, self._patience
         patience.check_again(now)
+        # First its own status: the others may wait for the same silent worker, and must not
+        # take this one for silent, too.
         self.sending.tell_all(again=True)
         heard_at = {rank: self.peers[rank].heard_at for rank in self.peers.active}
         silent = patience.silent(heard_at, self.receiving.spoke_at, now)
@@ -445,6 +461,7 @@ class Host(Generic[State]):
             "has_finished": self._ending.has_finished,
             "peers": self.peers.state_dict(),
         }
+        # Only what is on the disk lets the others forget their messages to this worker.
         if self._save(checkpoint):
             self.peers.note_kept()
             self.sending.tell_all()
@@ -452,6 +469,7 @@ class Host(Generic[State]):
         self._checkpoint_at = self.now + self._settings.checkpoint_seconds
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
+        # In the order of `_keep`. Nothing is sent before the others have been met again.
         self.state = checkpoint["state"]
         if checkpoint["has_finished"]:
             self._ending.finish(checkpoint["now"])
@@ -461,4 +479,5 @@ class Host(Generic[State]):
         self._kept_at = checkpoint["now"]
         self._clock.began_at = self._clock.read() - self._kept_at
         self.peers.load_state_dict(checkpoint["peers"])
+        # It has trained, so it knows what is usual, and no message need wait for that.
         self._plausibility.went_well(self.state.estimate)

@@ -30,6 +30,7 @@ class Chores:
     def do_due(self, now: Seconds) -> None:
         """Run all due chores."""
         if now >= self.next_at:
+            # Each chore says itself when it is due again, so a slow one is not called in a row.
             self._due = [(chore(now) if at <= now else at, chore) for at, chore in self._due]
             self.next_at = min(at for at, _ in self._due)
 
@@ -53,6 +54,7 @@ class Alarms:
 
     def set(self, name: str, at: Seconds) -> None:
         """Set timer `name` to fire at `at`; infinity cancels it."""
+        # One timer per name: an algorithm that sets it again waits for something else by now.
         self._times.pop(name, None)
         if at < math.inf:
             self._times[name] = at
@@ -62,6 +64,7 @@ class Alarms:
         """Remove the due timers; return their names, the earliest first."""
         if now < self.next_at:
             return []
+        # By time and then by name, so that equal runs fire in the same order.
         due = sorted((at, name) for name, at in self._times.items() if at <= now)
         for _, name in due:
             del self._times[name]

@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from edgegossip.contract.protocol import (
     Predicted,
     Rank,
     Seconds,
-    Span,
     Started,
     Train,
     Trained,
@@ -39,7 +37,7 @@ _MEMORY = 10
 _CREDIT = 6
 _SLACK = 0.1
 """Difference of losses that is always allowed, as a share of the first loss."""
-_LEAVE_OFF: Seconds = 10.0
+_CANCELLATION: Seconds = 10.0
 _QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
 
 
@@ -91,6 +89,7 @@ class LastSoundParameters:
         if self._lowest == math.inf:
             self._slack = _SLACK * abs(mean)
         self._lowest = min(self._lowest, mean)
+        # Twice the lowest mean, or near zero the slack, as losses there double all the time.
         is_sound = mean - self._lowest <= max(abs(self._lowest), self._slack)
         if is_sound:
             self.params = event.params
@@ -117,9 +116,11 @@ class LastSoundParameters:
         """
         # A stage's training inputs come from others, even where its parameters do not.
         if not request.inputs and torch.equal(request.params, self.params):
-            raise error  # no other worker has influenced these
+            raise error  # no other worker has influenced these parameters
         if self.needs_suspect and suspect is None:
             raise error
+        # The same values may have spread through other workers, so this one blame is enough for
+        # the next failures, too. It is limited, so that an unfit learning rate still fails.
         self._credit = (self._credit or _CREDIT) - 1
         _LOG.warning("%s: going back to the last sound parameters", error)
         self._losses.clear()
@@ -170,14 +171,16 @@ class Work:
         self._asked: list[Evaluate | Predict | Assign] = []  # requests without an answer
         self._lock = threading.Lock()  # guards the two below
         self._is_set_up = self._is_put_off = False
-        self._bench = runtime.background(f"train {rank}")
-        self._judge: Background | None = None
+        # One thread for all work with the trainer, so that its steps never overlap.
+        self._training_thread = runtime.background(f"train {rank}")
+        self._evaluation_thread: Background | None = None
 
     def started(self, has_rejoined: bool, has_data: bool, life: Life) -> Started:
         """Return the worker's first event; begin to set up its data, if any."""
         if not has_data:
             return Started(has_rejoined, life=life)
-        self._beside(self._bench, self._set_up)
+        # Meanwhile the algorithm may already exchange messages.
+        self._run(self._training_thread, self._set_up)
         trainer = self._trainer
         return Started(
             has_rejoined, trainer.num_samples, trainer.epoch_cost, trainer.layout, life
@@ -192,13 +195,22 @@ class Work:
 
         def job() -> Callable[[Seconds], Event]:
             self._set_up()
+            # From here on, because a forecast must not take the setup for slow training.
             began = self._clock()
             cost = trainer.cost(effect)
             result = trainer.train(effect, progress)
             span = (began, self._clock())
-            return lambda end: self._trained(result.event(effect.params, end - now, cost), span)
 
-        self._beside(self._bench, job)
+            def trained(end: Seconds) -> Event:
+                self.is_busy = False
+                event = result.event(effect.params, end - now, cost)
+                if self._forecaster is not None:
+                    self._forecaster.trained(*span, event.cost)
+                return event
+
+            return trained
+
+        self._run(self._training_thread, job)
 
     def _set_up(self) -> None:
         self._trainer.set_up()
@@ -212,27 +224,67 @@ class Work:
 
         Returns False if the setup has ended; the caller should then wait for the work.
         """
+        # The lock decides: either the setup ends first and training runs to its end, or the
+        # stop is first and training never begins.
         with self._lock:
             self._is_put_off = not self._is_set_up
             return self._is_put_off
-
-    def _trained(self, event: Trained, span: Span) -> Trained:
-        self.is_busy = False
-        if self._forecaster is not None:
-            self._forecaster.trained(*span, event.cost)
-        return event
 
     def ask(self, effect: Evaluate | Predict | Assign) -> None:
         """Begin to answer a request; `Evaluated`, `Predicted` or `Assigned` follows."""
         self._asked.append(effect)
         match effect:
-            case Evaluate():
-                self._evaluate_beside(effect)
+            case Evaluate(params):
+                self._begin_to_evaluate(params)
             case Predict():
-                predicted = self._predict()
+                if self._forecaster is None:
+                    raise LocalProtocolError(
+                        f"worker {self._rank} asked to Predict, but this run has no monitor; "
+                        "give a TrainingLoop forecaster=edgegossip.Monitor(...)"
+                    )
+                predicted = self._forecaster.forecast(self._clock())
+                # Through the inbox, although it is ready: an answer never comes during
+                # `handle`.
                 self._items.put(Completed(lambda now: predicted))
-            case Assign():
-                self._assign(effect)
+            case Assign(ranks):
+                self._begin_to_assign(ranks)
+
+    def _begin_to_evaluate(self, params: Tensor) -> None:
+        evaluate = self._evaluate
+        if evaluate is None:
+            raise no_validation_data(self._rank)
+        # In its own thread: training goes on meanwhile. Most workers never need it.
+        name = f"evaluate {self._rank}"
+        self._evaluation_thread = self._evaluation_thread or self._runtime.background(name)
+
+        def job() -> Callable[[Seconds], Event]:
+            loss, metrics = evaluate(params)
+            return lambda now: Evaluated(loss, metrics)
+
+        self._run(self._evaluation_thread, job)
+
+    def _begin_to_assign(self, ranks: tuple[Rank, ...]) -> None:
+        if self.is_busy:
+            raise LocalProtocolError(
+                f"worker {self._rank} asked for other data while it trains"
+            )
+        self.is_busy = True
+        trainer = self._trainer
+
+        def job() -> Callable[[Seconds], Event]:
+            trainer.assign(ranks)
+            self._is_set_up = False
+            event = Assigned(trainer.num_samples, trainer.epoch_cost)
+
+            def assigned(now: Seconds) -> Event:
+                self.is_busy = False
+                return event
+
+            return assigned
+
+        self._run(self._training_thread, job)
+        # The answer comes before the new data is ready, as at the start.
+        self._run(self._training_thread, self._set_up)
 
     @property
     def has_questions(self) -> bool:
@@ -251,47 +303,6 @@ class Work:
         """Drop all open requests."""
         self._asked, self.training = [], None
 
-    def _evaluate_beside(self, effect: Evaluate) -> None:
-        evaluate = self._evaluate
-        if evaluate is None:
-            raise no_validation_data(self._rank)
-        self._judge = self._judge or self._runtime.background(f"evaluate {self._rank}")
-
-        def job() -> Callable[[Seconds], Event]:
-            loss, metrics = evaluate(effect.params)
-            return lambda now: Evaluated(loss, metrics)
-
-        self._beside(self._judge, job)
-
-    def _predict(self) -> Predicted:
-        if self._forecaster is None:
-            raise LocalProtocolError(
-                f"worker {self._rank} asked to Predict, but this run has no monitor; give a "
-                "TrainingLoop forecaster=edgegossip.Monitor(...)"
-            )
-        return self._forecaster.forecast(self._clock())
-
-    def _assign(self, effect: Assign) -> None:
-        if self.is_busy:
-            raise LocalProtocolError(
-                f"worker {self._rank} asked for other data while it trains"
-            )
-        self.is_busy = True
-        trainer = self._trainer
-
-        def job() -> Callable[[Seconds], Event]:
-            trainer.assign(effect.ranks)
-            self._is_set_up = False
-            assigned = Assigned(trainer.num_samples, trainer.epoch_cost)
-            return partial(self._assigned, assigned)
-
-        self._beside(self._bench, job)
-        self._beside(self._bench, self._set_up)
-
-    def _assigned(self, event: Assigned, now: Seconds) -> Assigned:
-        self.is_busy = False
-        return event
-
     def take(self, done: Completed, now: Seconds) -> Event:
         """Return the event that `done` yields.
 
@@ -301,9 +312,11 @@ class Work:
         if done.error is not None:
             raise done.error
         assert done.event is not None
+        # Here, and not in the thread, because it changes what only the host's thread may.
         event = done.event(now)
         if isinstance(event, Trained):
             self.training = None
+        # Requests of one kind are answered in order, so the answer belongs to the oldest.
         if question := _QUESTIONS.get(type(event)):
             self._asked.remove(next(a for a in self._asked if isinstance(a, question)))
         return event
@@ -313,9 +326,11 @@ class Work:
         self._trainer.start_over()
         self.is_busy, self.training = False, None
 
-    def _beside(
-        self, bench: Background, job: Callable[[], Callable[[Seconds], Event] | None]
+    def _run(
+        self, thread: Background, job: Callable[[], Callable[[Seconds], Event] | None]
     ) -> None:
+        """Put what `job` yields, or its error, into the inbox."""
+
         def work() -> Completed | None:
             if self._is_put_off:
                 return None
@@ -325,17 +340,18 @@ class Work:
                 return Completed(error=error)
             return Completed(event) if event else None
 
-        bench.submit(work, self._note)
+        def report(done: Completed | None) -> None:
+            if done is not None:
+                self._items.put(done)
 
-    def _note(self, done: Completed | None) -> None:
-        if done is not None:
-            self._items.put(done)
+        thread.submit(work, report)
 
     def close(self) -> None:
         """Stop working; a process must not end in the middle of a step."""
+        # First the cancellation: the thread then ends after its current step.
         self._trainer.cancel()
-        for background in filter(None, (self._bench, self._judge)):
-            background.close(_LEAVE_OFF)
+        for background in filter(None, (self._training_thread, self._evaluation_thread)):
+            background.close(_CANCELLATION)
 
     def state_dict(self) -> Mapping[str, Any]:
         """State of the trainer and the open requests, while nothing trains."""
