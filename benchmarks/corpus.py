@@ -76,7 +76,7 @@ def frames() -> list[bytes]:
 
 
 class Described:
-    """The part of an algorithm that a `Post` uses."""
+    """The part of an algorithm that `connect` uses."""
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         return SCHEMA

@@ -40,7 +40,7 @@ from edgegossip.contract.protocol import Message, Rank
 from edgegossip.contract.schema import MessageSpec, TensorSpec
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
-from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.admission import Admission, Admitted
 from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.net.transport import Incarnation
 from edgegossip.net.zenoh.transport import ZenohTransport
@@ -104,9 +104,9 @@ class Ours:
         envelope = Envelope(RUN, self._rank, 1, 1, self._number)
         message = Message("params", self._number, {"params": vector})
         self._transport.send(1 - self._rank, pack(envelope, message))
-        admitted = self._admission.admit(1 - self._rank, self._frames.get(), self._number)
-        assert admitted is not None, self._admission.dropped
-        return admitted[1].payload["params"]
+        verdict = self._admission.admit(1 - self._rank, self._frames.get(), self._number)
+        assert isinstance(verdict, Admitted), verdict
+        return verdict.message.payload["params"]
 
     def close(self) -> None:
         self._transport.close()

@@ -159,7 +159,7 @@ def work(setting: Setting, rank: Rank, incarnation: int) -> None:
     except Exception as error:
         end = repr(error)
     estimate = host.state.estimate.tolist()
-    setting.results.put((rank, incarnation, end, host.post.refusals, estimate))
+    setting.results.put((rank, incarnation, end, host.refusals, estimate))
 
 
 def tell_round(host: Host[Any], rounds: Any) -> None:  # noqa: ANN401
@@ -178,7 +178,7 @@ def flood(host: Host[Any], has_flood: Any) -> None:  # noqa: ANN401
             message = peers.status_for(rank, Phase.RUNNING, 1.0).message()
             frame = pack(Envelope(RUN, LIAR, peers.life, peers[rank].life, 0), message)
             for _ in range(FLOOD_RATE // 100):
-                host.post._transport.send(rank, frame)
+                host._transport.send(rank, frame)
         time.sleep(0.01)
 
 

@@ -7,7 +7,7 @@ Frames of six messages are changed at random: bits flipped, bytes cut out, put i
 repeated, two frames joined, numbers made extreme, fields of the header replaced. A third stays
 so, the others get a right checksum, as a forger would give them. A quarter of all is whole
 frames of messages in which something is wrong. Each goes to `Admission.admit`, what passes to
-`Post.take`, as in a worker in the midst of a run, and what is behind its envelope to
+`Receiving.take`, as in a worker in the midst of a run, and what is behind its envelope to
 `codec.decode`.
 
 errors: exceptions other than the `ValueError` that `decode` promises.
@@ -47,13 +47,14 @@ from torch import Tensor
 
 from edgegossip.contract import codec
 from edgegossip.contract.protocol import Message
-from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.admission import Admission, Admitted, Refused
 from edgegossip.net.guard.envelope import NUM_BYTES
 from edgegossip.net.host.peers import Peers
-from edgegossip.net.host.receiving import Frame, Post
+from edgegossip.net.host.receiving import Frame, connect
 from edgegossip.net.host.settings import HostSettings
 from edgegossip.net.host.status import STATUS, Phase
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.net.runtime import RunClock
 
 
 def admission() -> Admission:
@@ -107,17 +108,19 @@ class Fuzzer:
         self.sent = frames()
         peers = Peers(0, NUM_WORKERS, OWN_LIFE)
         peers.has_begun, peers[SENDER].is_reachable = True, True
-        self.post = Post(
+        self.peers, transport = peers, MemoryNetwork().transport(0)
+        self.sending, self.receiving, _ = connect(
             Described(),  # type: ignore[arg-type]
             PARAMS,
-            MemoryNetwork().transport(0),
+            transport,
             queue.SimpleQueue(),
             peers,
             HostSettings(run=RUN),
+            RunClock(time.monotonic),
         )
-        self.post.open()
-        self.post.phase = Phase.RUNNING
-        self.admission = self.post.admission
+        self.admission, self.refusals = self.receiving.admission, self.receiving._refusals
+        transport.open(self.receiving, self.admission.max_bytes)
+        self.sending.phase = Phase.RUNNING
         self.draw = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.examples: list[str] = []
@@ -135,21 +138,22 @@ class Fuzzer:
             self.slowest = max(self.slowest, time.thread_time() - start)
 
     def _judge(self, frame: bytearray, original: bytes, is_forged: bool) -> None:
-        admitted = self.admission.admit(SENDER, frame, OWN_ROUND)
-        self.admission.undecided.clear()  # each frame is judged by itself
-        if admitted is not None:
-            envelope, message = admitted
+        self.admission.strikes.forgive(SENDER)  # who would otherwise be heard no longer
+        verdict = self.admission.admit(SENDER, frame, OWN_ROUND)
+        if isinstance(verdict, Refused):
+            self.refusals.add(verdict)
+        if isinstance(verdict, Admitted):
+            envelope, message = verdict.envelope, verdict.message
             is_right = is_as_described(message) if is_forged else original in self.sent
             is_right = is_right and (envelope.run, envelope.sender) == (RUN, SENDER)
             self.counts["accepted"] += 1
             if not is_right:
                 self._note("wrongly_accepted", message, original)
-            sender = self.post.peers[SENDER]
-            self.post._strikes.forgive(SENDER)  # who would otherwise be heard no longer
+            sender = self.peers[SENDER]
             sender.turn_to(SENDER_LIFE)
             sender.received = 0
-            self.post.take(Frame(SENDER, memoryview(frame)), OWN_ROUND, 0.0)
-            self.post.tell(SENDER, again=True)
+            self.receiving.take(Frame(SENDER, memoryview(frame)), OWN_ROUND, 0.0)
+            self.sending.tell(SENDER, again=True)
         try:
             codec.decode(memoryview(frame)[NUM_BYTES:])
             self.counts["decoded"] += 1
@@ -180,7 +184,7 @@ def measure(num_messages: int, seed: int) -> dict[str, Any]:
         "decoded": counts["decoded"],
         "dropped": {
             reason: n
-            for (_, reason), n in fuzzer.admission.dropped.most_common()
+            for (_, reason), n in fuzzer.refusals.counts.most_common()
             if reason != "missing"  # whatever number a forger makes up
         },
         "slowest_cpu_seconds": fuzzer.slowest,

@@ -25,7 +25,7 @@ from edgegossip.contract.protocol import Message, Rank, Seconds, Train, Trained
 from edgegossip.contract.snapshot import Json, assemble, dismantle
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.net.host.host import Host
-from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.settings import HostServices, HostSettings
 from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.real.final_average import FinalAverage, ending_seconds
 
@@ -168,10 +168,12 @@ class Run:
                 max_waiting_bytes=2**20,
                 runtime=process,
             ),
-            forecaster=Steady(1 / world.step_seconds[rank]),
-            observer=self.watcher,
-            evaluate=loss_of,
-            save=self._save if world.checkpoint_seconds < math.inf else None,
+            services=HostServices(
+                forecaster=Steady(1 / world.step_seconds[rank]),
+                observer=self.watcher,
+                evaluate=loss_of,
+                save=self._save if world.checkpoint_seconds < math.inf else None,
+            ),
             checkpoint=checkpoint,
         )
         if rank == world.liar:

@@ -6,7 +6,7 @@ import copy
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from edgegossip.contract.protocol import Rank, Train
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.net.host.host import Host
+from edgegossip.net.host.settings import HostServices
 from edgegossip.net.memory import MemoryNetwork
 
 EPOCHS = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=6)
@@ -50,6 +51,8 @@ def make_host(
     **options: Any,  # noqa: ANN401
 ) -> Host[Any]:
     options = {"settings": SETTINGS} | options
+    names = [each.name for each in fields(HostServices) if each.name in options]
+    services = HostServices(**{name: options.pop(name) for name in names})
     return Host(
         algorithm,
         rank,
@@ -57,6 +60,7 @@ def make_host(
         torch.zeros(NUM_PARAMS),
         trainer or Slow(rank),
         network.transport(rank),
+        services=services,
         **options,
     )
 

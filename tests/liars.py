@@ -24,7 +24,7 @@ from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Message, Rank, Train
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.net.host.host import Host
-from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.settings import HostServices, HostSettings
 from edgegossip.net.identity.certificates import issue, make_authority
 from edgegossip.net.identity.tls import TLS
 from edgegossip.net.memory import MemoryNetwork
@@ -97,11 +97,11 @@ class Outcome:
     @property
     def muted(self) -> set[Rank]:
         """Whom an honest one hears no longer."""
-        return set().union(*(self.hosts[rank].post._strikes.muted for rank in self.honest))
+        return set().union(*(self.hosts[rank].receiving._strikes.muted for rank in self.honest))
 
     def refusals(self) -> set[str]:
         """Why the honest have refused what the liar sent."""
-        told = [reason for rank in self.honest for reason in self.hosts[rank].post.refusals]
+        told = [reason for rank in self.honest for reason in self.hosts[rank].refusals]
         begin = f"worker {self.liar}: "
         return {each.removeprefix(begin) for each in told if each.startswith(begin)}
 
@@ -130,7 +130,7 @@ def run(
             make_trainer(rank),
             network.transport(rank, security=None if security is None else security[rank]),
             settings=SETTINGS,
-            forecaster=Steady(100.0),
+            services=HostServices(forecaster=Steady(100.0)),
         )
         for rank in range(NUM_WORKERS)
     ]
@@ -160,9 +160,9 @@ def run(
 
 def teach(host: Host[Any], lie: Lie) -> None:
     """Let all that `host` sends pass through `lie`."""
-    post = host.post._post
+    post = host.sending._post
 
     def lying_post(receiver: Rank, message: Message, *others: Any) -> bool:  # noqa: ANN401
         return post(receiver, lie(receiver, message), *others)
 
-    host.post._post = lying_post  # type: ignore[method-assign,assignment]
+    host.sending._post = lying_post  # type: ignore[method-assign,assignment]

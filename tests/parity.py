@@ -36,7 +36,7 @@ from edgegossip.contract.protocol import (
     WorkerState,
 )
 from edgegossip.net.host.host import Host
-from edgegossip.net.host.settings import Forecaster, HostSettings
+from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
 from edgegossip.net.transport import Transport
 
 SIZE = 4
@@ -141,7 +141,7 @@ def run_hosts(
             make_trainer(rank),
             make_transport(rank),
             settings=SETTINGS,
-            evaluate=loss_of,
+            services=HostServices(evaluate=loss_of),
         )
         for rank in range(NUM_WORKERS)
     ]

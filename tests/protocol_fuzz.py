@@ -60,7 +60,7 @@ from edgegossip.contract.protocol import (
     WorkerLost,
 )
 from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
-from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.admission import Admission, Admitted
 from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.real.final_average import with_final_average
 
@@ -337,10 +337,10 @@ class Crowd:
         """Hand over what passes the receiver's checks; return whether it has."""
         frame = bytearray().join(pack(Envelope(RUN, sender, 1, 1, 1), message))
         round = self.members[receiver].state.round
-        admitted = self.admissions[receiver].admit(sender, frame, round)
-        if admitted is not None:
-            self.tell(receiver, Received(sender, admitted[1]))
-        return admitted is not None
+        verdict = self.admissions[receiver].admit(sender, frame, round)
+        if isinstance(verdict, Admitted):
+            self.tell(receiver, Received(sender, verdict.message))
+        return isinstance(verdict, Admitted)
 
     def _forge(self) -> None:
         sender = self.draw.choice(self.liars)

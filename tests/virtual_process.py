@@ -1,7 +1,7 @@
 """Real hosts in virtual time: the processes that run them, in one thread.
 
-`Host`, `Peers`, `Post`, `Outbox`, `Admission` and `Work` are the package's own. Virtual are the
-clock, the threads beside a host, and the network. One seed gives one trace.
+`Host`, `Peers`, `Sending`, `Receiving`, `Admission` and `Work` are the package's own. Virtual
+are the clock, the threads beside a host, and the network. One seed gives one trace.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Process:
 
     def run(self, host: Host[Any]) -> None:
         self.host = host
-        self._course = host.course()
+        self._coroutine = host.coroutine()
         self.network.num_running += 1
         self._send(None)
 
@@ -177,7 +177,7 @@ class Process:
     def _send(self, item: Any) -> None:  # noqa: ANN401
         self._count_step()
         try:
-            until = self._course.send(item)
+            until = self._coroutine.send(item)
         except StopIteration as end:
             self._end(end.value)
         except BaseException as error:

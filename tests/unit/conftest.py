@@ -20,5 +20,5 @@ def opened() -> Iterator[ExitStack]:
 @pytest.fixture
 def machines(tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Machines:
     """Three, whose workers look at their files fifty times in a second."""
-    monkeypatch.setattr("edgegossip.net.zenoh.renewal._LOOK", 0.02)
+    monkeypatch.setattr("edgegossip.net.zenoh.session._WATCH", 0.02)
     return Machines(tmp_path, opened)

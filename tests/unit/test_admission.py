@@ -18,7 +18,7 @@ from torch import Tensor
 
 from edgegossip.contract.protocol import Message
 from edgegossip.contract.schema import MessageSpec, TensorSpec
-from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.admission import Admission, Admitted, Refusals, Refused
 from edgegossip.net.guard.envelope import Envelope, pack
 
 X = torch.arange(4.0)
@@ -86,36 +86,63 @@ BAD: dict[str, tuple[bytearray, str]] = {
 
 @pytest.mark.parametrize("data", GOOD.values(), ids=GOOD)
 def test_what_fits_the_schema_is_let_in(data: bytearray) -> None:
-    checks = make()
-    admitted = checks.admit(1, data, own_round=5)
-    assert admitted is not None
-    assert admitted[0].sender == 1
-    assert not checks.dropped
+    verdict = make().admit(1, data, own_round=5)
+    assert isinstance(verdict, Admitted)
+    assert verdict.envelope.sender == 1
+    assert not verdict.left_out
 
 
 @pytest.mark.parametrize(("data", "reason"), BAD.values(), ids=BAD)
-def test_what_does_not_is_dropped_and_counted(data: bytearray, reason: str) -> None:
-    checks = make()
-    assert checks.admit(1, data, own_round=5) is None
-    assert checks.admit(1, data, own_round=5) is None
-    assert checks.dropped == {(1, reason): 2}
+def test_what_does_not_is_refused(data: bytearray, reason: str) -> None:
+    checks, refusals = make(), Refusals({1, 2})
+    for _ in range(2):
+        verdict = checks.admit(1, data, own_round=5)
+        assert isinstance(verdict, Refused)
+        refusals.add(verdict)
+    assert refusals.counts == {(1, reason): 2}
+
+
+@pytest.mark.parametrize(("data", "reason"), BAD.values(), ids=BAD)
+def test_only_what_its_sender_alone_can_cause_is_a_lie(data: bytearray, reason: str) -> None:
+    lies = {
+        "in another's name",
+        "of an impossible round",
+        "of another form",
+        "with bad values",
+    }
+    verdict = make().admit(1, data, own_round=5)
+    assert isinstance(verdict, Refused)
+    assert verdict.is_lie == (reason in lies)
 
 
 @pytest.mark.parametrize("sender", [0, 3, -1, 10**30])
 def test_only_the_other_workers_of_the_run_are_heard(sender: int) -> None:
-    checks = make()
     data = frame(sender=sender) if 0 <= sender < 2**63 else frame()
-    assert checks.admit(sender, data, own_round=5) is None
-    assert checks.dropped == {(None, "not from another worker of this run"): 1}
+    verdict = make().admit(sender, data, own_round=5)
+    assert verdict == Refused(sender, "not from another worker of this run")
+    refusals = Refusals({1, 2})
+    refusals.add(verdict)
+    assert refusals.counts == {(None, "not from another worker of this run"): 1}
+
+
+def test_a_muted_worker_is_not_heard() -> None:
+    checks = make()
+    assert [checks.strikes.add(1) for _ in range(3)] == [False, False, True]
+    assert checks.admit(1, frame(), own_round=5) == Refused(1, "no longer heard")
+    assert isinstance(checks.admit(2, frame(sender=2), own_round=5), Admitted)
 
 
 def test_one_line_for_each_worker_and_reason(caplog: pytest.LogCaptureFixture) -> None:
-    checks = make()
+    checks, refusals = make(), Refusals({1, 2})
     with caplog.at_level(logging.WARNING, "edgegossip.net"):
         for _ in range(3):
-            checks.admit(1, frame(payload={"x": X[:3]}), 5)
-            checks.admit(2, frame(sender=2, payload={"x": NAN}), 5)
-            checks.refused(None, "a lost chunk")
+            for verdict in (
+                checks.admit(1, frame(payload={"x": X[:3]}), 5),
+                checks.admit(2, frame(sender=2, payload={"x": NAN}), 5),
+                Refused(None, "a lost chunk"),
+            ):
+                assert isinstance(verdict, Refused)
+                refusals.add(verdict)
     assert caplog.messages == [
         "dropped input from worker 1: of another form ('params': tensor 'x' is torch.float32 "
         "[3] instead of torch.float32 [4]); more of it is only counted",
@@ -126,12 +153,14 @@ def test_one_line_for_each_worker_and_reason(caplog: pytest.LogCaptureFixture) -
 
 
 def test_neither_log_nor_memory_is_flooded(caplog: pytest.LogCaptureFixture) -> None:
-    checks = make()
+    refusals = Refusals({1, 2})
     for k in range(5000):
-        checks.refused(k, f"reason {k}")
-    checks.admit(1, frame("x" * 500_000), 5)
-    assert len(checks.dropped) <= 1001
-    assert sum(checks.dropped.values()) == 5001
+        refusals.add(Refused(k, f"reason {k}"))
+    verdict = make().admit(1, frame("x" * 500_000), 5)
+    assert isinstance(verdict, Refused)
+    refusals.add(verdict)
+    assert len(refusals.counts) <= 1001
+    assert sum(refusals.counts.values()) == 5001
     assert len(caplog.messages) <= 1001
     assert max(map(len, caplog.messages)) < 500
 
@@ -140,19 +169,19 @@ def test_the_largest_message_of_the_schema_passes_and_the_limit_can_be_lowered()
     names = {f"{'x' * 1000}{k}": torch.zeros(100) for k in range(900)}
     spec = MessageSpec({name: TensorSpec.like(x) for name, x in names.items()})
     data = frame(payload=names)
-    assert make(schema={"params": spec}).admit(1, data, 5) is not None
-    lowered = make(schema={"params": spec}, max_bytes=len(data) - 1)
-    assert lowered.admit(1, data, 5) is None
-    assert lowered.dropped == {(1, "too large"): 1}
-    assert make(schema={}).admit(1, data, 5) is None
+    assert isinstance(make(schema={"params": spec}).admit(1, data, 5), Admitted)
+    lowered = make(schema={"params": spec}, max_bytes=len(data) - 1).admit(1, data, 5)
+    assert isinstance(lowered, Refused)
+    assert lowered.reason == "too large"
+    assert isinstance(make(schema={}).admit(1, data, 5), Refused)
 
 
 def test_tensors_are_views_of_the_frame() -> None:
     data = frame()
-    admitted = make().admit(1, data, 5)
-    assert admitted is not None
+    verdict = make().admit(1, data, 5)
+    assert isinstance(verdict, Admitted)
     data[-4:] = bytes(4)
-    assert admitted[1].payload["x"].tolist() == [0.0, 1.0, 2.0, 0.0]
+    assert verdict.message.payload["x"].tolist() == [0.0, 1.0, 2.0, 0.0]
 
 
 @settings(max_examples=60)
@@ -161,10 +190,10 @@ def test_nothing_is_accepted_that_was_not_sent(draw: random.Random) -> None:
     sent = frames()
     data, is_forged = make_frame(sent, draw)
     copy = bytes(data)
-    admitted = admission().admit(2, data, own_round=40)
-    if admitted is not None:
+    verdict = admission().admit(2, data, own_round=40)
+    if isinstance(verdict, Admitted):
         assert copy in sent or is_forged
-        assert is_as_described(admitted[1])
+        assert is_as_described(verdict.message)
 
 
 def test_a_thousand_damaged_messages_do_no_harm() -> None:
@@ -174,4 +203,4 @@ def test_a_thousand_damaged_messages_do_no_harm() -> None:
     assert counts["errors"] == counts["wrongly_accepted"] == 0
     # It damages lightly enough to try every check.
     assert counts["accepted"] > 30
-    assert len(fuzzer.admission.dropped) >= 7
+    assert len(fuzzer.refusals.counts) >= 7

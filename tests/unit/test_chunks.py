@@ -8,7 +8,8 @@ import struct
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgegossip.net.transport import CHUNK_BYTES, Assembler, split
+from edgegossip.net.zenoh.session import CHUNK_BYTES
+from edgegossip.net.zenoh.transport import Assembler, split
 
 HEADER_BYTES = 24
 

@@ -75,7 +75,7 @@ def test_what_was_on_a_link_that_was_cut_is_sent_again_when_it_is_back(
     assert set(running.reasons.values()) == {"finished"}
     states = [host.state for host in running.hosts.values()]
     assert sum(state.weight for state in states) == pytest.approx(1.0, abs=1e-9)
-    assert all(host.post.refusals == {} for host in running.hosts.values())
+    assert all(host.refusals == {} for host in running.hosts.values())
 
 
 @thorough
@@ -103,7 +103,7 @@ def test_one_that_leaves_and_is_back_at_once_takes_part_again(
         goal = max(host.state.round for host in running.hosts.values()) + 10
         running.wait_for_round(goal, *range(NUM_WORKERS))
         assert time.monotonic() < began_at + 2.5
-    assert all(host.post.refusals == {} for host in running.hosts.values())
+    assert all(host.refusals == {} for host in running.hosts.values())
     running.stop()
 
 
@@ -125,7 +125,7 @@ SLOW = World(
 def test_what_waits_for_a_link_that_is_cut_arrives_in_order_when_it_is_back(seed: int) -> None:
     run = check(replace(SLOW, seed=seed))
     hosts = [run.processes[rank].host for rank in range(NUM_WORKERS)]
-    assert [host.post.refusals for host in hosts] == [{}] * NUM_WORKERS
+    assert [host.refusals for host in hosts] == [{}] * NUM_WORKERS
     assert sum(host.state.weight for host in hosts) == pytest.approx(1.0, abs=1e-9)
     assert all(a.peers[b.rank].sent == b.peers[a.rank].received for a, b in pairs(hosts))
 
@@ -149,32 +149,33 @@ class AtOnce(RealRuntime):
 
 def test_one_that_is_back_gets_nothing_new_before_what_it_lacks() -> None:
     host = make_host(PUSHING, 0, MemoryNetwork(), settings=replace(SETTINGS, runtime=AtOnce()))
-    post, peers, sent, reported = host.post, host.peers, list[int](), list[int]()
+    sending, receiving, peers = host.sending, host.receiving, host.peers
+    sent, reported = list[int](), list[int]()
     running = replace(peers.status_for(1, Phase.RUNNING, 0.0), life=7, begun_with=peers.life)
 
     def note(receiver: Rank, frame: Any) -> None:  # noqa: ANN401
         sent.append(unpack(b"".join(frame))[0].number)
 
-    post._transport.send = note  # type: ignore[method-assign]
+    host._transport.send = note  # type: ignore[method-assign]
 
     def say(status: WorkerStatus) -> None:
         frame = pack(Envelope(SETTINGS.run, 1, 7, peers.life, 0), status.message())
-        post.take(Frame(1, memoryview(bytearray().join(frame))), 0, 1.0)
+        receiving.take(Frame(1, memoryview(bytearray().join(frame))), 0, 1.0)
 
     def push() -> None:
         number = peers[1].sent + 1
         message = Message("push", 0, {"params": torch.zeros(NUM_PARAMS)}, {"weight": 0.1})
-        assert post.send(1, message, lambda: reported.append(number))
+        assert sending.send(1, message, lambda: reported.append(number))
 
-    post.take(Appeared(1, 5), 0, 0.0)
+    receiving.take(Appeared(1, 5), 0, 0.0)
     say(running)
     peers.begin()
     say(running)
     for _ in range(3):
         push()
-    post.disappeared(1, 5)
-    post.take(Disappeared(1, 5), 0, 1.0)
-    post.take(Appeared(1, 5), 0, 1.0)
+    receiving.disappeared(1, 5)
+    receiving.take(Disappeared(1, 5), 0, 1.0)
+    receiving.take(Appeared(1, 5), 0, 1.0)
     push()
     say(replace(running, received=(1, *running.received[1:])))
     push()
@@ -196,30 +197,30 @@ def test_mail_is_held_for_three_seconds_at_most_though_nothing_else_happens() ->
     settings = replace(SETTINGS, runtime=runtime)
     host = make_host(PUSHING, 0, MemoryNetwork(), ManySamples(0, 0.1, SIZE), settings=settings)
     waiting = replace(host.peers.status_for(1, Phase.WAITING, 0.0), life=7)
-    course = host.course()
-    course.send(None)
-    course.send(Appeared(1, 5))
+    coroutine = host.coroutine()
+    coroutine.send(None)
+    coroutine.send(Appeared(1, 5))
     frame = pack(Envelope(SETTINGS.run, 1, 7, host.peers.life, 0), waiting.message())
-    course.send(Frame(1, memoryview(bytearray().join(frame))))
+    coroutine.send(Frame(1, memoryview(bytearray().join(frame))))
     runtime.now = settings.meet_seconds
-    course.send(None)  # it begins without the others, and trains from now on
+    coroutine.send(None)  # it begins without the others, and trains from now on
 
     def note(receiver: Rank, frame: Any) -> None:  # noqa: ANN401
         sent.append(unpack(b"".join(frame))[0].number)
 
-    host.post._transport.send = note  # type: ignore[method-assign]
-    host.post.disappeared(1, 5)
-    course.send(Disappeared(1, 5))
-    course.send(Appeared(1, 5))
+    host._transport.send = note  # type: ignore[method-assign]
+    host.receiving.disappeared(1, 5)
+    coroutine.send(Disappeared(1, 5))
+    coroutine.send(Appeared(1, 5))
     message = Message("push", 0, {"params": torch.zeros(NUM_PARAMS)}, {"weight": 0.1})
-    assert host.post.send(1, message)
-    held_until = course.send(None)
+    assert host.sending.send(1, message)
+    held_until = coroutine.send(None)
     assert 1 not in sent
     assert held_until == runtime.now + 3.0
     runtime.now = held_until
-    assert course.send(None) > held_until
+    assert coroutine.send(None) > held_until
     assert sent.count(1) == 1
-    course.close()
+    coroutine.close()
 
 
 def test_a_message_too_large_to_be_kept_is_sent_at_once() -> None:

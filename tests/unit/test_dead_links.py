@@ -13,7 +13,7 @@ from tests.transports import Recorder, free_ports
 
 from edgegossip.contract.protocol import Rank
 from edgegossip.net.address import Address
-from edgegossip.net.zenoh.links import DeadLinks, new_session_id
+from edgegossip.net.zenoh.links import DeadLinks, Links, new_session_id
 from edgegossip.net.zenoh.session import open_session, session_settings
 from edgegossip.net.zenoh.transport import ZenohTransport
 
@@ -21,18 +21,20 @@ LEASE = 0.2
 ENDS = ("tcp/127.0.0.1:40000", "tcp/127.0.0.1:7447")
 
 
-class Links:
+class Followed:
     """Links of a session that the test makes, on a clock that it sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        self.dead = DeadLinks(patience=10.0)
+        self.links = Links()
+        self.dead = DeadLinks(self.links, patience=10.0)
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         self.begin()
 
     def begin(self) -> None:
         self.session = Session()
-        self.dead.follow(self.session)  # type: ignore[arg-type]
+        self.dead.start_over()
+        self.links.follow(self.session)  # type: ignore[arg-type]
 
     def found(self, at: float, absent: list[Rank]) -> Rank | None:
         self.now = at
@@ -40,18 +42,18 @@ class Links:
 
 
 @pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> Links:
-    return Links(monkeypatch)
+def links(monkeypatch: pytest.MonkeyPatch) -> Followed:
+    return Followed(monkeypatch)
 
 
-def test_a_link_is_dead_when_its_worker_is_absent_for_too_long(links: Links) -> None:
+def test_a_link_is_dead_when_its_worker_is_absent_for_too_long(links: Followed) -> None:
     links.session.open(new_session_id(3), ENDS)
     assert links.found(0.0, [3]) is None
     assert links.found(9.0, [3]) is None
     assert links.found(11.0, [3]) == 3
 
 
-def test_a_worker_that_was_seen_meanwhile_has_its_whole_time_again(links: Links) -> None:
+def test_a_worker_that_was_seen_meanwhile_has_its_whole_time_again(links: Followed) -> None:
     links.session.open(new_session_id(3), ENDS)
     assert links.found(0.0, [3]) is None
     assert links.found(9.0, []) is None
@@ -60,7 +62,7 @@ def test_a_worker_that_was_seen_meanwhile_has_its_whole_time_again(links: Links)
     assert links.found(29.0, [3]) == 3
 
 
-def test_a_link_that_is_closed_and_one_with_a_router_are_not_dead(links: Links) -> None:
+def test_a_link_that_is_closed_and_one_with_a_router_are_not_dead(links: Followed) -> None:
     own = new_session_id(3)
     links.session.open(own, ENDS)
     links.session.open("a" * 32, ENDS)
@@ -69,7 +71,7 @@ def test_a_link_that_is_closed_and_one_with_a_router_are_not_dead(links: Links) 
     assert links.found(99.0, [0, 1, 2, 3]) is None
 
 
-def test_one_that_stays_mute_is_given_twice_as_long_each_time(links: Links) -> None:
+def test_one_that_stays_mute_is_given_twice_as_long_each_time(links: Followed) -> None:
     links.session.open(new_session_id(3), ENDS)
     times = [0.0, 11.0, 22.0, 31.0, 32.0, 71.0, 72.0, 73.0]
     found = []
@@ -84,7 +86,7 @@ def test_one_that_stays_mute_is_given_twice_as_long_each_time(links: Links) -> N
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    monkeypatch.setattr("edgegossip.net.zenoh.renewal._LOOK", 0.02)
+    monkeypatch.setattr("edgegossip.net.zenoh.session._WATCH", 0.02)
     with ExitStack() as stack:
         yield stack
 

@@ -11,12 +11,12 @@ from tests.parity import SETTINGS
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.contract.protocol import Evaluated, TimerFired, WorkerJoined
 from edgegossip.contract.topology import complete
+from edgegossip.net.host.meeting import Ending
 from edgegossip.net.host.peers import Peers
-from edgegossip.net.host.receiving import Post
+from edgegossip.net.host.receiving import connect
 from edgegossip.net.host.status import Phase
-from edgegossip.net.host.timing import Ending
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.runtime import RealRuntime
+from edgegossip.net.runtime import RealRuntime, RunClock
 
 
 def finished(num_workers: int, num_unfinished: int) -> Ending:
@@ -25,7 +25,16 @@ def finished(num_workers: int, num_unfinished: int) -> Ending:
     algorithm = GoSGD(topology=complete(num_workers), num_rounds=1)
     peers = Peers(0, num_workers, life=1)
     transport = MemoryNetwork().transport(0)
-    post = Post(algorithm, torch.zeros(1), transport, RealRuntime().inbox(), peers, settings)
+    runtime = RealRuntime()
+    sending, *_ = connect(
+        algorithm,
+        torch.zeros(1),
+        transport,
+        runtime.inbox(),
+        peers,
+        settings,
+        RunClock(runtime.clock),
+    )
     for rank, _ in peers:
         has_finished = rank < num_workers - num_unfinished
         phase = Phase.FINISHED if has_finished else Phase.RUNNING
@@ -33,8 +42,8 @@ def finished(num_workers: int, num_unfinished: int) -> Ending:
         status = peers.status_for(rank, phase, 0.0)
         peers.told(rank, replace(status, life=1 + rank, begun_with=peers.life), clock=0.0)
     assert peers.begin() == []
-    post.phase = Phase.FINISHED
-    ending = Ending(settings, post)
+    sending.phase = Phase.FINISHED
+    ending = Ending(settings, sending, peers)
     ending.finish(2.0)
     ending.changed(2.0)
     return ending

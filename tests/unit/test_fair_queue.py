@@ -84,33 +84,33 @@ class StoppedClock(RealRuntime):
 def flooded(num_frames: int, burst: int) -> Host[Any]:
     settings = replace(SETTINGS, runtime=StoppedClock())
     host: Host[Any] = make_host(EPOCHS, 0, MemoryNetwork(), settings=settings)
-    host.post._buckets[1] = TokenBucket(rate=1.0, burst=burst)
+    host.receiving._buckets[1] = TokenBucket(rate=1.0, burst=burst)
     for _ in range(num_frames):
-        host.post.received(1, memoryview(bytearray(8)))
+        host.receiving.received(1, memoryview(bytearray(8)))
     return host
 
 
 def test_one_that_floods_is_heard_no_longer() -> None:
     host = flooded(1000, burst=100)
-    assert host._items.qsize() == 101
+    assert host._inbox.qsize() == 101
     host.peers.begin()
     host.peers[1].is_lost = False
     events: list[Event] = []
-    while (item := host._items.get(timeout=0.0)) is not None:
-        events += host.post.take(item, 0, 0.0)
-    assert host.post.refusals["worker 1: more than any honest worker sends"] == 900
+    while (item := host._inbox.get(timeout=0.0)) is not None:
+        events += host.receiving.take(item, 0, 0.0)
+    assert host.refusals["worker 1: more than any honest worker sends"] == 900
     assert events == [WorkerLost(1, has_lied=True)]
 
 
 def test_what_is_refused_and_accounts_of_oneself_cost_more() -> None:
     host = with_two_neighbors()
     for _ in range(10):
-        host.post.take(Frame(1, memoryview(b"noise")), 0, 0.0)
-    bucket = host.post._buckets[1]
+        host.receiving.take(Frame(1, memoryview(b"noise")), 0, 0.0)
+    bucket = host.receiving._buckets[1]
     assert bucket._left == BURST - 10 * REFUSED_COST
     status = host.peers.status_for(1, Phase.RUNNING, 0.0).message()
     frame = b"".join(pack(Envelope(SETTINGS.run, 1, 7, 0, 0), status))
-    host.post.take(Frame(1, memoryview(bytearray(frame))), 0, 0.0)
+    host.receiving.take(Frame(1, memoryview(bytearray(frame))), 0, 0.0)
     assert bucket._left == BURST - 10 * REFUSED_COST - STATUS_COST
 
 
@@ -121,8 +121,8 @@ def message(host: Host[Any], sender: int, payload: dict[str, torch.Tensor]) -> m
 
 def test_a_message_among_a_flood_is_taken_as_the_next_but_one() -> None:
     host = flooded(1000, burst=10_000)
-    host.post.received(2, message(host, 2, {"params": torch.zeros(NUM_PARAMS)}))
-    assert [host._items.get().sender for _ in range(2)] == [1, 2]
+    host.receiving.received(2, message(host, 2, {"params": torch.zeros(NUM_PARAMS)}))
+    assert [host._inbox.get().sender for _ in range(2)] == [1, 2]
 
 
 # Those who lie.
@@ -141,7 +141,7 @@ def with_two_neighbors() -> Host[Any]:
 
 def lie(host: Host[Any]) -> list[Event]:
     frame = Frame(1, message(host, 1, {"params": torch.full((NUM_PARAMS,), 3e38)}))
-    return host.post.take(frame, 0, 0.0)
+    return host.receiving.take(frame, 0, 0.0)
 
 
 def test_nobody_waits_for_what_was_refused_and_a_liar_is_muted_at_its_third_lie() -> None:
@@ -149,24 +149,24 @@ def test_nobody_waits_for_what_was_refused_and_a_liar_is_muted_at_its_third_lie(
     assert lie(host) == [WorkerLost(1, has_lied=True)]
     assert host.peers[1].num_returns == 1
     good = Frame(1, message(host, 1, {"params": torch.zeros(NUM_PARAMS)}))
-    names = [type(event).__name__ for event in host.post.take(good, 0, 0.0)]
+    names = [type(event).__name__ for event in host.receiving.take(good, 0, 0.0)]
     assert names == ["WorkerJoined", "Received"]
     assert host.peers[1].num_returns == 0
     assert [event for _ in range(2) for event in lie(host)] == 2 * [
         WorkerLost(1, has_lied=True)  # it may have sent more since it was lost
     ]
     again = message(host, 1, {"params": torch.zeros(NUM_PARAMS)})
-    assert host.post.take(Frame(1, again), 0, 0.0) == []
-    host.post.received(1, again)
-    host.post.take(host._items.get(), 0, 0.0)
-    assert host.post.refusals["worker 1: no longer heard"] == 1
+    assert host.receiving.take(Frame(1, again), 0, 0.0) == []
+    host.receiving.received(1, again)
+    host.receiving.take(host._inbox.get(), 0, 0.0)
+    assert host.refusals["worker 1: no longer heard"] == 1
     assert host.peers.active == [2]
 
 
 def test_what_one_that_is_lost_has_sent_is_forgotten_when_it_lies() -> None:
     host = with_two_neighbors()
     good = message(host, 1, {"params": torch.zeros(NUM_PARAMS)})
-    for event in host.post.take(Frame(1, good), 0, 0.0):
+    for event in host.receiving.take(Frame(1, good), 0, 0.0):
         host._algorithm.handle(host.state, event, 0.0)
     assert host.state.inbox[0].keys() == {1}
     host.peers.lose(1)
@@ -184,10 +184,10 @@ def test_before_the_beginning_nobody_is_lost_to_the_algorithm() -> None:
 
 def test_what_a_process_owes_its_successor_need_not_pay_but_not_again_and_again() -> None:
     host = with_two_neighbors()
-    bucket = host.post._buckets[1]
+    bucket = host.receiving._buckets[1]
     for incarnation, left in ((5, -BURST), (6, BURST), (7, -BURST)):
         bucket.charge(3 * BURST)
-        host.post.take(Appeared(1, incarnation), 0, 0.0)
+        host.receiving.take(Appeared(1, incarnation), 0, 0.0)
         assert bucket._left == left
 
 
@@ -198,9 +198,9 @@ def test_one_that_is_muted_is_heard_again_as_another_process(
     host = with_two_neighbors()
     for _ in range(3):
         lie(host)
-    host.post.take(Appeared(1, incarnation), 0, 0.0)
+    host.receiving.take(Appeared(1, incarnation), 0, 0.0)
     good = Frame(1, message(host, 1, {"params": torch.zeros(NUM_PARAMS)}))
-    assert bool(host.post.take(good, 0, 0.0)) == is_heard
+    assert bool(host.receiving.take(good, 0, 0.0)) == is_heard
 
 
 def test_a_host_brings_a_lost_worker_back_by_itself() -> None:
@@ -209,7 +209,7 @@ def test_a_host_brings_a_lost_worker_back_by_itself() -> None:
     peer.status = host.peers.status_for(1, Phase.RUNNING, 0.0)
     host.peers.lose(1)
     peer.return_at = host._runtime.clock() - 1.0
-    assert host._wake_at() == pytest.approx(peer.return_at - host._zero)
+    assert host._wake_at() == pytest.approx(peer.return_at - host._clock.began_at)
     host._tick()
     assert not peer.is_lost
 
@@ -225,7 +225,7 @@ def test_what_honest_workers_cause_is_no_lie() -> None:
         b"".join(pack(Envelope(SETTINGS.run, 1, 7, host.peers.life, 9), params())),  # 8 missing
     ]
     for frame in frames * 5:
-        host.post.take(Frame(1, memoryview(bytearray(frame))), 0, 0.0)
+        host.receiving.take(Frame(1, memoryview(bytearray(frame))), 0, 0.0)
     assert host.peers.active == [1, 2]
 
 

@@ -65,10 +65,10 @@ def chatter(run: Run, host: Host[Any]) -> None:
     host._ending.is_over = lambda now: False  # type: ignore[method-assign]
 
     def say() -> None:
-        if host.post.phase == Phase.FINISHED:
+        if host.sending.phase == Phase.FINISHED:
             model = torch.full_like(host.state.estimate, run.time.now % 7)
             for rank in (0, 1):
-                host.post.send(rank, Message("final average", 0, {"params": model}))
+                host.sending.send(rank, Message("final average", 0, {"params": model}))
         run.time.at(run.time.now + 0.5, say)
 
     say()
@@ -85,9 +85,9 @@ def test_one_that_goes_on_sending_after_its_end_holds_nobody(ends_at: Seconds) -
 
 def withhold(run: Run, host: Host[Any]) -> None:
     """Never send a final model, nor finish."""
-    send = host.post.send
+    send = host.sending.send
     host._finish = lambda: None  # type: ignore[method-assign]
-    host.post.send = lambda receiver, message, left=None: (  # type: ignore[method-assign]
+    host.sending.send = lambda receiver, message, left=None: (  # type: ignore[method-assign]
         message.kind == "final average" or send(receiver, message, left)
     )
 

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from edgegossip.net.host.receiving import Holding
+from edgegossip.net.host.receiving import ReceiveBudget
 
 KB = 1000
 
@@ -16,7 +16,7 @@ def frame(size: int) -> memoryview:
 
 
 def test_a_frame_counts_until_the_last_tensor_made_of_it_is_gone() -> None:
-    holding = Holding(1000 * KB, largest=10 * KB)
+    holding = ReceiveBudget(1000 * KB, largest=10 * KB)
     held = holding.take(1, frame(100 * KB))
     assert held is not None
     assert len(held) == 100 * KB
@@ -28,7 +28,7 @@ def test_a_frame_counts_until_the_last_tensor_made_of_it_is_gone() -> None:
 
 
 def test_what_would_be_too_much_is_refused_until_there_is_room() -> None:
-    holding = Holding(1000 * KB, largest=10 * KB)
+    holding = ReceiveBudget(1000 * KB, largest=10 * KB)
     held = [holding.take(1, frame(100 * KB)) for _ in range(12)]
     assert [each is not None for each in held] == [True] * 9 + [False] * 3
     held.clear()
@@ -36,7 +36,7 @@ def test_what_would_be_too_much_is_refused_until_there_is_room() -> None:
 
 
 def test_each_sender_has_a_share_that_the_others_cannot_take() -> None:
-    holding = Holding(1000 * KB, largest=100 * KB)
+    holding = ReceiveBudget(1000 * KB, largest=100 * KB)
     held = [holding.take(1, frame(100 * KB)) for _ in range(9)]
     others = [holding.take(2, frame(100 * KB)) for _ in range(4)]
     assert None not in held
@@ -44,11 +44,11 @@ def test_each_sender_has_a_share_that_the_others_cannot_take() -> None:
 
 
 def test_a_message_larger_than_the_limit_gets_through() -> None:
-    assert Holding(1 * KB, largest=100 * KB).take(1, frame(100 * KB)) is not None
+    assert ReceiveBudget(1 * KB, largest=100 * KB).take(1, frame(100 * KB)) is not None
 
 
 def test_memory_may_be_freed_by_a_thread_that_is_just_counting() -> None:
-    holding = Holding(1000 * KB, largest=10 * KB)
+    holding = ReceiveBudget(1000 * KB, largest=10 * KB)
     held = holding.take(1, frame(KB))
     with holding._lock:  # as when the garbage collector begins there
         del held
@@ -66,4 +66,4 @@ def test_the_limit_follows_the_machine_and_the_model(
         total = memory
 
     monkeypatch.setattr(psutil, "virtual_memory", Memory)
-    assert Holding(None, largest).max_bytes == limit
+    assert ReceiveBudget(None, largest).max_bytes == limit

@@ -217,7 +217,7 @@ def test_what_never_arrives_is_missed(caplog: pytest.LogCaptureFixture) -> None:
     gosgd = GoSGD(topology=complete(NUM_WORKERS), num_rounds=30, exchange_probability=1.0)
     network = MemoryNetwork()
     hosts = [make_host(gosgd, rank, network, Slow(rank, 0.001)) for rank in range(NUM_WORKERS)]
-    transport, num_lost = hosts[0].post._transport, 3
+    transport, num_lost = hosts[0]._transport, 3
     carry, left = transport.send, iter(range(1000))
 
     def lose_some(receiver: Rank, frame: Any) -> None:  # noqa: ANN401
@@ -227,8 +227,8 @@ def test_what_never_arrives_is_missed(caplog: pytest.LogCaptureFixture) -> None:
 
     transport.send = lose_some  # type: ignore[method-assign]
     assert run_all(hosts) == ["finished"] * NUM_WORKERS
-    assert hosts[1].post.refusals == {"worker 0: missing": num_lost}
-    assert [host.post.refusals for host in hosts[2:]] == [{}] * 3
+    assert hosts[1].refusals == {"worker 0: missing": num_lost}
+    assert [host.refusals for host in hosts[2:]] == [{}] * 3
     assert caplog.text.count("never arrived") == 1
 
 
@@ -238,12 +238,12 @@ def test_what_floods_a_host_is_refused_and_counted(size: int) -> None:
     host = make_host(EPOCHS, 0, MemoryNetwork(), settings=settings)
     for _ in range(2):
         for _ in range(1000):
-            host.post.received(1, memoryview(bytearray(size)))
-        num_items = host._items.qsize()
+            host.receiving.received(1, memoryview(bytearray(size)))
+        num_items = host._inbox.qsize()
         assert 100 <= num_items <= 200
         for _ in range(num_items):
-            host.post.take(host._items.get(), 0, 0.0)
-    refusals = host.post.refusals
+            host.receiving.take(host._inbox.get(), 0, 0.0)
+    refusals = host.refusals
     assert refusals["worker 1: more than can be held"] == 2 * (1001 - num_items)
     assert refusals["worker 1: no message"] == 2 * (num_items - 1)
 
@@ -257,9 +257,9 @@ def test_what_the_algorithm_holds_counts_too() -> None:
     host.peers.has_begun = True
     for number in range(1, 1001):
         envelope = Envelope(SETTINGS.run, 1, 7, host.peers.life, number)
-        host.post.received(1, memoryview(bytearray().join(pack(envelope, push))))
-        if not host._items.empty():
-            for event in host.post.take(host._items.get(), 0, 0.0):
+        host.receiving.received(1, memoryview(bytearray().join(pack(envelope, push))))
+        if not host._inbox.empty():
+            for event in host.receiving.take(host._inbox.get(), 0, 0.0):
                 gosgd.handle(host.state, event, 0.0)
     assert 50 <= len(host.state.queue) <= 200
 
@@ -283,12 +283,12 @@ def test_a_limit_never_stops_those_who_wait_for_each_other(
         for rank in range(NUM_WORKERS)
     ]
     assert run_all(hosts) == ["finished"] * NUM_WORKERS
-    assert [host.post.refusals for host in hosts] == [{}] * NUM_WORKERS
+    assert [host.refusals for host in hosts] == [{}] * NUM_WORKERS
 
 
 def test_a_late_frame_of_one_that_cannot_be_reached_does_not_bring_it_back() -> None:
-    post = make_host(EPOCHS, 0, MemoryNetwork(), settings=SETTINGS).post
-    peers = post.peers
+    host = make_host(EPOCHS, 0, MemoryNetwork(), settings=SETTINGS)
+    peers = host.peers
     peers.appeared(1, 5)
     peers[1].turn_to(7)
     peers.begin()
@@ -297,7 +297,7 @@ def test_a_late_frame_of_one_that_cannot_be_reached_does_not_bring_it_back() -> 
     envelope = Envelope(SETTINGS.run, 1, sender_life=7, receiver_life=peers.life, number=1)
     params = Message("params", 0, {"params": torch.zeros(NUM_PARAMS)})
     late = memoryview(bytearray().join(pack(envelope, params)))
-    assert [type(event) for event in post.take(Frame(1, late), 0, 1.0)] == [Received]
+    assert [type(event) for event in host.receiving.take(Frame(1, late), 0, 1.0)] == [Received]
     assert peers[1].is_lost
 
 

@@ -150,7 +150,7 @@ def test_a_question_without_an_answer_is_asked_again(question: Effect) -> None:
     algorithm = Asking(question)
     first = make()
     # It is woken before it has the answer, and keeps a checkpoint if it can.
-    algorithm.is_asking = lambda: first._items.put(None)
+    algorithm.is_asking = lambda: first._inbox.put(None)
     assert first.run() == "finished"
     assert make(checkpoint=kept[0]).run() == "finished"
     assert len(kept[0]["work"]["asked"]) == (0 if isinstance(question, Assign) else 1)

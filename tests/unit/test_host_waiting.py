@@ -91,7 +91,7 @@ def test_a_lost_message_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPat
     )
     network = MemoryNetwork()
     hosts = [make_host(EPOCHS, rank, network) for rank in range(NUM_WORKERS)]
-    transport, left = hosts[0].post._transport, iter(range(1000))
+    transport, left = hosts[0]._transport, iter(range(1000))
     carry = transport.send
 
     def lose_one(receiver: Rank, frame: Any) -> None:  # noqa: ANN401
@@ -107,42 +107,42 @@ def test_a_lost_message_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPat
 
 def test_one_that_has_finished_answers_those_who_wait_and_no_one_else_does() -> None:
     host = make_host(EPOCHS, 0, MemoryNetwork())
-    post, told = host.post, list[tuple[Rank, bool]]()
-    post.tell = lambda rank, *, again=False: told.append((rank, again))  # type: ignore[method-assign]
+    sending, told = host.sending, list[tuple[Rank, bool]]()
+    sending.tell = lambda rank, *, again=False: told.append((rank, again))  # type: ignore[method-assign]
     host.peers.appeared(1, 5)
     status = replace(host.peers.status_for(1, Phase.RUNNING, 0.0), life=7)
     frame = pack(Envelope(SETTINGS.run, 1, 7, 0, 0), status.message())
-    for post.phase in (Phase.RUNNING, Phase.FINISHED):
-        post.take(Frame(1, memoryview(bytearray().join(frame))), 0, 3.0)
+    for sending.phase in (Phase.RUNNING, Phase.FINISHED):
+        host.receiving.take(Frame(1, memoryview(bytearray().join(frame))), 0, 3.0)
     assert told == [(1, True)]
-    assert post.spoke_at[1] == 3.0
+    assert host.receiving.spoke_at[1] == 3.0
 
 
 def test_a_life_that_is_one_too_many_is_not_answered() -> None:
     host = make_host(EPOCHS, 0, MemoryNetwork())
-    post, told = host.post, list[Rank]()
-    post.tell = lambda rank, *, again=False: told.append(rank)  # type: ignore[method-assign]
-    post.phase = Phase.RUNNING
+    sending, told = host.sending, list[Rank]()
+    sending.tell = lambda rank, *, again=False: told.append(rank)  # type: ignore[method-assign]
+    sending.phase = Phase.RUNNING
     host.peers.appeared(1, 5)
     waiting = host.peers.status_for(1, Phase.WAITING, 0.0)
     for life in (7, 8, 9):
         frame = pack(
             Envelope(SETTINGS.run, 1, life, 0, 0), replace(waiting, life=life).message()
         )
-        post.take(Frame(1, memoryview(bytearray().join(frame))), 0, float(life))
+        host.receiving.take(Frame(1, memoryview(bytearray().join(frame))), 0, float(life))
     assert told == [1, 1]
-    assert post.spoke_at[1] == 8.0
+    assert host.receiving.spoke_at[1] == 8.0
 
 
 def test_who_asks_its_own_machine_does_not_wait_for_others() -> None:
     host = make_host(EPOCHS, 0, MemoryNetwork(), evaluate=lambda params: (0.0, 1.0))
-    host.post.phase = Phase.RUNNING
+    host.sending.phase = Phase.RUNNING
     host._work.ask(Evaluate(torch.zeros(NUM_PARAMS)))
     host._watch_for_waiting()
-    assert host._patience.look_at == math.inf
-    host._work.take(host._items.get(), 0.0)
+    assert host._patience.check_at == math.inf
+    host._work.take(host._inbox.get(), 0.0)
     host._watch_for_waiting()
-    assert host._patience.look_at < math.inf
+    assert host._patience.check_at < math.inf
 
 
 @thorough

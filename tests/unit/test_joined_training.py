@@ -79,7 +79,7 @@ def test_moments_of_training_that_failed_are_forgotten() -> None:
         optimizer = torch.optim.AdamW(model.parameters())
         begin(training, model=model, optimizers=[optimizer])
         assert training._loop is not None
-        training._loop._host.post.trust.footing._blame = lambda: True
+        training._loop._host._sound._credit = 1  # another worker has been blamed before
         for number in range(6):
             optimizer.zero_grad()
             model(torch.full((1, 1), 1.0 - 3.0 * worker.rank)).sum().backward()

@@ -146,8 +146,8 @@ class VirtualRun:
         reasons = {rank: process.reason for rank, process in self.processes.items()}
         assert reasons == dict.fromkeys(self.processes, "finished")
         for host in self.hosts.values():
-            assert host.post._strikes.muted == set()
-            assert not [reason for reason in host.post.refusals if "values" in reason]
+            assert host.receiving._strikes.muted == set()
+            assert not [reason for reason in host.refusals if "values" in reason]
 
     def require_all_arrived(self) -> None:
         for rank, host in self.hosts.items():
@@ -227,5 +227,5 @@ def test_the_only_other_worker_cannot_end_an_honest_one(size: float) -> None:
     run.to_the_end()
     honest = run.hosts[0]
     assert run.processes[0].reason == "finished"
-    assert honest.post._strikes.muted == {1}
+    assert honest.receiving._strikes.muted == {1}
     assert honest.state.estimate.abs().max() < 1e5

@@ -129,7 +129,7 @@ def test_no_finite_value_ends_an_honest_worker(algorithm: Algorithm[Any], size: 
 def test_nobody_who_is_honest_is_refused_anything(algorithm: Algorithm[Any]) -> None:
     outcome = run(algorithm)
     assert outcome.reasons == dict.fromkeys(HONEST, "finished")
-    assert [host.post.refusals for host in outcome.hosts] == [{}] * NUM_WORKERS
+    assert [host.refusals for host in outcome.hosts] == [{}] * NUM_WORKERS
 
 
 # Training that fails all the same.
@@ -185,7 +185,7 @@ def test_a_weight_that_nobody_can_have_makes_nobody_refuse_the_honest(
     outcome = run(algorithm, lie)
     require_unharmed(outcome)
     honest = [f"worker {rank}" for rank in HONEST]
-    refused = [key for rank in HONEST for key in outcome.hosts[rank].post.refusals]
+    refused = [key for rank in HONEST for key in outcome.hosts[rank].refusals]
     assert not [key for key in refused if key.partition(":")[0] in honest]
     assert all(0 <= outcome.hosts[rank].state.weight <= most for rank in HONEST)
 
@@ -334,7 +334,7 @@ def test_a_huge_number_of_a_commit_makes_nobody_refuse_the_honest_server() -> No
     outcome = run(ASP(num_workers=3, num_rounds=NUM_ROUNDS), lie, liar=3)
     assert outcome.reasons == dict.fromkeys([0, 1, 2], "finished")
     for rank in (1, 2):
-        assert outcome.hosts[rank].post.refusals.keys() == set()
+        assert outcome.hosts[rank].refusals.keys() == set()
 
 
 # In another's name.
@@ -392,4 +392,4 @@ def test_seals_change_nothing_among_the_honest(tmp_path: Path) -> None:
     sealed = run(RING, security=liars.certificates(tmp_path))
     plain = run(RING)
     assert torch.equal(sealed.estimates, plain.estimates)
-    assert [host.post.refusals for host in sealed.hosts] == [{}] * NUM_WORKERS
+    assert [host.refusals for host in sealed.hosts] == [{}] * NUM_WORKERS

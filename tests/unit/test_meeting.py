@@ -28,30 +28,30 @@ def host_with(*here: int, **settings: Any) -> Host[Any]:  # noqa: ANN401
 
 
 def test_a_run_begins_only_with_as_many_as_it_needs() -> None:
-    host_with(1, 2, min_to_begin=3).meeting._conclude()
+    host_with(1, 2, min_to_begin=3).meeting.conclude()
     with pytest.raises(NetworkError, match=r"3 of the 4 workers .*; workers 3, 4 cannot be"):
-        host_with(1, 2, min_to_begin=4).meeting._conclude()
+        host_with(1, 2, min_to_begin=4).meeting.conclude()
 
 
 def test_those_who_have_come_to_their_end_count_as_here() -> None:
-    host_with(1, min_to_begin=5, ended=(2, 3, 4)).meeting._conclude()
+    host_with(1, min_to_begin=5, ended=(2, 3, 4)).meeting.conclude()
     with pytest.raises(NetworkError, match="worker 1 cannot be reached"):
-        host_with(min_to_begin=5, ended=(2, 3, 4)).meeting._conclude()
+        host_with(min_to_begin=5, ended=(2, 3, 4)).meeting.conclude()
 
 
 def test_workers_that_may_have_finished_are_named_as_an_option() -> None:
     with pytest.raises(
         NetworkError, match=r"name those that have finished \(--ended 2 4\), or"
     ):
-        host_with(1, 3, min_to_begin=4).meeting._conclude()
+        host_with(1, 3, min_to_begin=4).meeting.conclude()
     with pytest.raises(NetworkError, match=r"\(--ended 1 2 3 4\)"):
-        host_with(min_to_begin=5, ended=(4, 2, 3)).meeting._conclude()
+        host_with(min_to_begin=5, ended=(4, 2, 3)).meeting.conclude()
 
 
 def test_a_run_that_begins_without_some_names_them_and_the_possible_reasons(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    host_with(1, 2).meeting._conclude()
+    host_with(1, 2).meeting.conclude()
     [message] = caplog.messages
     assert message.startswith(
         "beginning without workers 3, 4: absent, not linked to this worker"
@@ -59,7 +59,7 @@ def test_a_run_that_begins_without_some_names_them_and_the_possible_reasons(
 
 
 def test_a_run_of_fewer_than_it_needs_begins_with_all() -> None:
-    host_with(1, 2, 3, 4, min_to_begin=NUM_WORKERS + 1).meeting._conclude()
+    host_with(1, 2, 3, 4, min_to_begin=NUM_WORKERS + 1).meeting.conclude()
 
 
 def test_too_few_for_a_while_end_a_run_and_too_few_for_a_moment_do_not() -> None:
@@ -88,7 +88,8 @@ def test_a_worker_that_waits_says_for_whom_and_whom_it_calls(
     calls = property(lambda self: ("tcp/10.0.0.7:7447",))
     monkeypatch.setattr("edgegossip.net.memory.MemoryTransport.calls", calls)
     meeting = host_with(1, 3).meeting
+    meeting.start(0.0)
     for now in itertools.chain(range(33), [33.0]):
-        meeting._wait(float(now))
+        meeting.check(float(now))
     said = [record.getMessage() for record in caplog.records]
     assert said == ["still trying to reach workers 2, 4, calling tcp/10.0.0.7:7447"] * 2

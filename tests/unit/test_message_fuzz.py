@@ -36,7 +36,7 @@ from edgegossip.contract.protocol import (
 )
 from edgegossip.contract.schema import MessageSpec
 from edgegossip.contract.trainer import Trainer
-from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.admission import Admission, Admitted
 from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.net.guard.plausibility import Plausibility
 from edgegossip.sim.platform import Platform
@@ -119,11 +119,11 @@ class Forged(Watched):
             frame = bytearray().join(pack(Envelope(RUN, sender, 1, 1, 1), message))
         except ValueError:
             return []  # nobody can send that
-        admitted = admission.admit(sender, frame, state.round)
-        self.num_let_in.append(admitted is not None)
-        if admitted is None:
+        verdict = admission.admit(sender, frame, state.round)
+        self.num_let_in.append(isinstance(verdict, Admitted))
+        if not isinstance(verdict, Admitted):
             return []
-        return super().handle(state, Received(sender, admitted[1]), now)
+        return super().handle(state, Received(sender, verdict.message), now)
 
     def _admission(self, rank: Rank) -> Admission:
         schema = self.inner.schema(PARAMS)

@@ -32,6 +32,7 @@ from edgegossip.contract.protocol import (
     Started,
 )
 from edgegossip.net.host.host import Host
+from edgegossip.net.host.settings import HostServices
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real.worker_log import NOTES_A_SECOND, NOTES_AT_ONCE, Diary
 from edgegossip.runs.events import EventLog
@@ -73,9 +74,9 @@ def test_hosts_hand_on_the_notes_that_the_simulator_does() -> None:
             ManySamples(rank, 0.1, 4),
             network.transport(rank),
             settings=SETTINGS,
-            evaluate=loss_of,
-            forecaster=Steady(1.0),
-            observer=found[rank],
+            services=HostServices(
+                evaluate=loss_of, forecaster=Steady(1.0), observer=found[rank]
+            ),
         )
         for rank in range(NUM_WORKERS)
     ]

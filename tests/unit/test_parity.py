@@ -27,7 +27,7 @@ def test_hosts_end_with_the_simulators_bits(algorithm: Algorithm[Any]) -> None:
     for host, state in zip(hosts, states, strict=True):
         assert torch.equal(host.state.params, state.params)
         assert host.state.round == state.round
-        assert not host.post.refusals
+        assert not host.refusals
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_hosts_over_sockets_end_with_the_simulators_bits(algorithm: Algorithm[An
     for host, state in zip(hosts, states, strict=True):
         assert torch.equal(host.state.params, state.params)
         assert host.state.round == state.round
-        assert not host.post.refusals
+        assert not host.refusals
 
 
 @thorough

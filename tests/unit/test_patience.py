@@ -59,11 +59,11 @@ def test_a_wait_that_was_given_up_teaches_nothing() -> None:
 
 def test_who_waits_looks_about_ten_times_in_slack() -> None:
     patience = Patience(slack=1.0)
-    assert patience.look_at == math.inf
+    assert patience.check_at == math.inf
     patience.watch(True, 5.0)
-    assert patience.look_at == pytest.approx(5.1)
+    assert patience.check_at == pytest.approx(5.1)
     patience.watch(False, 5.2)
-    assert patience.look_at == math.inf
+    assert patience.check_at == math.inf
 
 
 @pytest.mark.parametrize("wrong", [{"factor": 0.5}, {"slack": 0.0}, {"first": 0.0}])

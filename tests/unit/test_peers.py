@@ -303,7 +303,7 @@ def test_each_return_without_a_missing_message_is_delayed_for_longer(says_more: 
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.FINISHED])
 def test_after_a_lie_even_the_first_return_is_delayed(phase: Phase) -> None:
     peers = make_started()
-    assert peers.lied(1) == [WorkerLost(1)]
+    assert peers.lied(1) == [WorkerLost(1, has_lied=True)]
     assert peers.told(1, replace(STUCK, phase=phase), 1.0) == []
     assert peers.due_at == 4.0
 

@@ -9,7 +9,7 @@ from tests.link_events import Session
 from tests.transports import OverZenoh
 
 from edgegossip.net.zenoh import links as reach_module
-from edgegossip.net.zenoh.links import Reach
+from edgegossip.net.zenoh.links import Links
 
 AWAY = ("tcp/10.0.0.1:40000", "tcp/10.0.0.2:7447")
 LOOPBACK = ("tcp/127.0.0.1:40000", "tcp/127.0.0.1:7447")
@@ -23,8 +23,8 @@ def session() -> Session:
 
 
 @pytest.fixture
-def reach(session: Session) -> Reach:
-    reach = Reach()
+def reach(session: Session) -> Links:
+    reach = Links()
     reach.follow(session)  # type: ignore[arg-type]
     return reach
 
@@ -33,13 +33,13 @@ def reach(session: Session) -> Reach:
     ("ends", "leaves"), [(AWAY, True), (LOOPBACK, False), (OWN_ADDRESS, False)], ids=str
 )
 def test_only_links_between_two_machines_leave_one(
-    session: Session, reach: Reach, ends: tuple[str, str], leaves: bool
+    session: Session, reach: Links, ends: tuple[str, str], leaves: bool
 ) -> None:
     session.open("a", ends)
     assert reach.leave_machine("a") is leaves
 
 
-def test_each_peer_is_known_by_its_own_link(session: Session, reach: Reach) -> None:
+def test_each_peer_is_known_by_its_own_link(session: Session, reach: Links) -> None:
     session.open("here", LOOPBACK)
     session.open("there", AWAY)
     assert not reach.leave_machine("here")
@@ -47,7 +47,7 @@ def test_each_peer_is_known_by_its_own_link(session: Session, reach: Reach) -> N
 
 
 def test_whoever_has_no_link_is_reached_by_one_that_leaves_if_there_is_any(
-    session: Session, reach: Reach
+    session: Session, reach: Links
 ) -> None:
     assert not reach.leave_machine(None)
     session.open("here", LOOPBACK)
@@ -57,7 +57,7 @@ def test_whoever_has_no_link_is_reached_by_one_that_leaves_if_there_is_any(
     assert reach.leave_machine(None)
 
 
-def test_links_that_are_closed_count_no_more(session: Session, reach: Reach) -> None:
+def test_links_that_are_closed_count_no_more(session: Session, reach: Links) -> None:
     session.open("a", AWAY)
     session.open("a", (AWAY[1], AWAY[0]))
     session.close("a", AWAY)

@@ -13,8 +13,7 @@ from tests.certificate_folders import give, put, tell_revoked
 from edgegossip.contract.errors import NetworkError
 from edgegossip.net.identity.certificates import issue, issued, make_authority
 from edgegossip.net.identity.revocation import list_path, revoke
-from edgegossip.net.identity.tls import TLS
-from edgegossip.net.zenoh.renewal import CertificateWatch
+from edgegossip.net.identity.tls import TLS, CertificateWatch
 
 NOW = datetime.now(UTC)
 
@@ -39,7 +38,7 @@ def watch(folder: Path) -> CertificateWatch:
 
 def looks(watch: CertificateWatch, caplog: pytest.LogCaptureFixture) -> list[str]:
     """Messages in the log after several looks, which find nothing to use."""
-    assert [watch.look() for _ in range(6)] == [None] * 6
+    assert [watch.poll() for _ in range(6)] == [None] * 6
     return caplog.messages
 
 
@@ -57,9 +56,9 @@ def test_a_new_certificate_is_used_once_its_key_is_there(
     watching = watch(folder)
     issue(authority, [1], replace=True)
     put(authority / "worker-1-key.pem", folder / "worker-1-key.pem")
-    assert watching.look() is None
+    assert watching.poll() is None
     put(authority / "worker-1.pem", folder / "worker-1.pem")
-    after = watching.look()
+    after = watching.poll()
     assert after is watching.current is not None
     assert after.identity.holder == issued(authority)[-1]
     assert caplog.messages == []
@@ -87,11 +86,11 @@ def test_a_certificate_is_used_when_its_time_has_come(
     issue(authority, [1], replace=True, begin=NOW + timedelta(days=2))
     watching = watch(folder)
     give(authority, folder, 1)
-    assert watching.look() is None
+    assert watching.poll() is None
 
     later = SimpleNamespace(now=lambda _: NOW + timedelta(days=2))
     monkeypatch.setattr("edgegossip.net.identity.tls.datetime", later)
-    after = watching.look()
+    after = watching.poll()
     assert after is not None
     assert after.identity.holder == issued(authority)[-1]
 
@@ -102,10 +101,10 @@ def test_a_list_is_in_force_when_it_appears_and_grows(authority: Path, folder: P
         issue(authority, [2], replace=True)
         revoke(authority, [rank])
         tell_revoked(authority, folder)
-        after = watching.look()
+        after = watching.poll()
         assert after is not None
         assert [revoked.number for revoked in after.revocations.values()] == [number]
-        assert watching.look() is None
+        assert watching.poll() is None
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_warnings_are_not_repeated_while_a_list_is_damaged(
     assert len(looks(watching, caplog)) == 1
     issue(authority, [1], days=3, replace=True)
     give(authority, folder, 1)
-    assert watching.look() is not None
+    assert watching.poll() is not None
     assert "expires on" in caplog.messages[-1]
 
 
@@ -158,14 +157,14 @@ def test_a_new_certificate_is_used_beside_a_damaged_list_and_a_list_beside_a_dam
     list_path(folder).write_text("damaged")
     issue(authority, [1], replace=True)
     give(authority, folder, 1)
-    after = watching.look()
+    after = watching.poll()
     assert after is not None
     assert after.identity.holder == issued(authority)[-1]
     assert [revoked.number for revoked in after.revocations.values()] == [1]
     (folder / "worker-1.pem").write_text("damaged")
     revoke(authority, serials=[7])
     tell_revoked(authority, folder)
-    last = watching.look()
+    last = watching.poll()
     assert last is not None
     assert last.identity == after.identity
     assert [revoked.number for revoked in last.revocations.values()] == [2]
@@ -177,7 +176,7 @@ def test_a_worker_that_is_revoked_says_so(
     watching = watch(folder)
     revoke(authority, [1])
     tell_revoked(authority, folder)
-    assert watching.look() is not None
+    assert watching.poll() is not None
     assert caplog.messages == [
         f"{folder / 'worker-1.pem'} is revoked; other workers close their links"
     ]
@@ -192,7 +191,7 @@ def test_another_authority_is_trusted_beside_the_first(
     make_authority(tmp_path / "new")
     both = (tmp_path / "new" / "ca.pem").read_text() + (authority / "ca.pem").read_text()
     (folder / "ca.pem").write_text(both)
-    after = watching.look()
+    after = watching.poll()
     assert after is not None
     assert len(after.identity.authorities) == 2
     assert [revoked.number for revoked in after.revocations.values()] == [1]

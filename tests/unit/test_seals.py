@@ -16,7 +16,7 @@ from torch import Tensor
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Message
 from edgegossip.contract.schema import MessageSpec, TensorSpec, by_origin
-from edgegossip.net.guard.admission import Admission
+from edgegossip.net.guard.admission import Admission, Admitted
 from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.net.guard.seals import SEAL, Seal, Seals, with_seals
 from edgegossip.net.identity.certificates import issue, load_certificate, make_authority
@@ -240,11 +240,12 @@ def test_who_passes_on_what_is_sealed_with_an_old_certificate_has_not_lied(
     seals = Watched(authority, 0).seals
     admission = Admission(run=RUN, rank=0, num_workers=3, schema=schema, seals=seals)
     frame = bytearray().join(pack(Envelope(RUN, 1, LIFE, 1, 1), told))
-    admitted = admission.admit(1, memoryview(frame), 4)
-    assert admitted is not None
-    assert by_origin(admitted[1].payload).keys() == {1}
-    assert admission.offenders == []
-    assert admission.dropped == {(2, "with a certificate that is no longer valid"): 1}
+    verdict = admission.admit(1, memoryview(frame), 4)
+    assert isinstance(verdict, Admitted)
+    assert by_origin(verdict.message.payload).keys() == {1}
+    [left_out] = verdict.left_out
+    assert (left_out.rank, left_out.is_lie) == (2, False)
+    assert left_out.reason == "with a certificate that is no longer valid"
 
 
 # Keys that cannot sign.

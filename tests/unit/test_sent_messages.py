@@ -137,7 +137,7 @@ def test_a_worker_sends_nothing_in_a_round_with_an_empty_payload() -> None:
     assert sorted(one.heard) == sorted(other.heard) == sorted(expected)
     for rank, process in run.processes.items():
         assert process.reason == "finished"
-        assert process.host.post.refusals == {}
+        assert process.host.refusals == {}
         assert torch.equal(process.host.state.params, world.states[rank].params)
 
 

@@ -10,7 +10,7 @@ import zenoh
 from tests.transports import OverZenoh, Recorder, What
 from tests.unit.test_zenoh_transport import stranger
 
-from edgegossip.net.zenoh.links import Reach
+from edgegossip.net.zenoh.links import Links
 from edgegossip.net.zenoh.transport import ZenohPeer
 from edgegossip.net.zenoh.twins import Claim
 
@@ -39,7 +39,7 @@ def test_of_many_processes_of_one_rank_few_are_reported_and_none_is_kept(
 ) -> None:
     monkeypatch.setattr("zenoh.SourceInfo", lambda *parts: parts)
     events, num_threads = Recorder(), threading.active_count()
-    peer = ZenohPeer(1, events, 1000, Reach(), settle=0.0)
+    peer = ZenohPeer(1, events, 1000, Links(), settle=0.0)
     peer.publisher = cast("zenoh.Publisher", _Silent())
     for incarnation in range(5000):
         peer.appear(incarnation)
@@ -53,7 +53,7 @@ def test_of_many_processes_of_one_rank_few_are_reported_and_none_is_kept(
 
 def test_claims_count_as_signs_of_life() -> None:
     events = Recorder()
-    peer = ZenohPeer(1, events, 1000, Reach(), settle=0.0)
+    peer = ZenohPeer(1, events, 1000, Links(), settle=0.0)
     for number in range(5000):
         peer.heard(Claim(number, number + 1, 7))
     told = drain(events)

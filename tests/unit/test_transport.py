@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.transports import NETWORKS, Network
 
-from edgegossip.net.transport import CHUNK_BYTES
+from edgegossip.net.zenoh.session import CHUNK_BYTES
 
 
 @pytest.fixture(params=NETWORKS, ids=lambda network: network.__name__)

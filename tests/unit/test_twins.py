@@ -20,9 +20,9 @@ from tests.zenoh_workers import wait_until
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import Address
-from edgegossip.net.transport import TWIN, split
-from edgegossip.net.zenoh.links import Reach, new_session_id
-from edgegossip.net.zenoh.transport import ZenohPeer, ZenohTransport
+from edgegossip.net.transport import TWIN
+from edgegossip.net.zenoh.links import Links, new_session_id
+from edgegossip.net.zenoh.transport import ZenohPeer, ZenohTransport, split
 from edgegossip.net.zenoh.twins import Claim, Twins
 
 RANK = 2
@@ -110,7 +110,7 @@ def told(
 ) -> tuple[ZenohPeer, Recorder]:
     """Let process 7 and then 3 appear; return what the listener is told after the first."""
     events = Recorder()
-    peer = ZenohPeer(RANK, events, 1000, Reach(), settle)
+    peer = ZenohPeer(RANK, events, 1000, Links(), settle)
     peer.publisher = cast("zenoh.Publisher", None)
     peer.appear(7)
     assert events.next() == ("appeared", RANK, 7)

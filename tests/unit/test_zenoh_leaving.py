@@ -9,7 +9,7 @@ import pytest
 import zenoh
 from tests.transports import Recorder
 
-from edgegossip.net.zenoh.links import Reach
+from edgegossip.net.zenoh.links import Links
 from edgegossip.net.zenoh.transport import _FAREWELL, ZenohPeer
 
 
@@ -29,7 +29,7 @@ def test_two_that_leave_at_once_do_not_wait_for_each_others_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("zenoh.SourceInfo", lambda *parts: parts)
-    peer = ZenohPeer(1, Recorder(), 1000, Reach(), settle=1.0)
+    peer = ZenohPeer(1, Recorder(), 1000, Links(), settle=1.0)
     publisher, began = Publisher(), time.monotonic()
     peer.publisher = cast("zenoh.Publisher", publisher)
     peer.appear(7)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.identity.tls import TLS, Credentials
-from edgegossip.net.transport import MAX_FRAME_BYTES, Assembler, Incarnation, Listener, split
+from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
 
 class MemoryNetwork:
@@ -91,11 +91,11 @@ class MemoryNetwork:
                     self._tell(transport.rank, other, "disappeared")
                 del self._open[transport.rank]
 
-    def carry(self, sender: MemoryTransport, receiver: Rank, piece: bytes) -> None:
-        """Deliver a piece to `receiver`, if it is reachable."""
+    def carry(self, sender: MemoryTransport, receiver: Rank, frame: bytearray) -> None:
+        """Deliver a frame to `receiver`, if it is reachable."""
         with self._lock:
             if self._open.get(sender.rank) is sender and self._is_way(sender.rank, receiver):
-                self._open[receiver].take(sender.rank, piece)
+                self._open[receiver].take(sender.rank, frame)
 
     def _tell(self, a: Rank, b: Rank, what: str) -> None:
         if self._is_way(a, b):
@@ -125,10 +125,7 @@ class MemoryTransport:
             credentials = security.check(rank)
             self.credentials = lambda: credentials
         self._network = network
-        self._serials = itertools.count()
-        self._assemblers: dict[Rank, Assembler] = {}
-        self._sending = threading.Lock()
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, name=f"receive as {rank}", daemon=True
         )
@@ -152,9 +149,8 @@ class MemoryTransport:
 
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
         """See `Transport`."""
-        with self._sending:
-            for piece in split(next(self._serials), frame):
-                self._network.carry(self, receiver, piece)
+        # A copy, which the receiver owns: it may write to it, and the sender may not.
+        self._network.carry(self, receiver, bytearray().join(frame))
 
     def close(self) -> None:
         """See `Transport`."""
@@ -167,28 +163,22 @@ class MemoryTransport:
 
     # Calls of the network, one after the other.
 
-    def take(self, sender: Rank, piece: bytes) -> None:
-        """Receive a piece of a frame from `sender`."""
-        self._calls.put(lambda: self._receive(sender, piece))
+    def take(self, sender: Rank, frame: bytearray) -> None:
+        """Receive a frame from `sender`."""
+        if len(frame) > self._max_bytes:
+            self._calls.put(
+                partial(self._listener.refused, sender, "a frame that is too large")
+            )
+        else:
+            self._calls.put(partial(self._listener.received, sender, memoryview(frame)))
 
     def tell(self, what: str, other: MemoryTransport) -> None:
         """Report that `other` "appeared" or "disappeared"."""
-        self._calls.put(lambda: self._announce(what, other))
+        self._calls.put(partial(getattr(self._listener, what), other.rank, other.incarnation))
 
     def stop(self) -> None:
         """Stop calling this transport's listener."""
         self._calls.put(None)
-
-    def _announce(self, what: str, other: MemoryTransport) -> None:
-        self._assemblers[other.rank] = Assembler(
-            self._max_bytes, lambda reason: self._listener.refused(other.rank, reason)
-        )
-        getattr(self._listener, what)(other.rank, other.incarnation)
-
-    def _receive(self, sender: Rank, piece: bytes) -> None:
-        frame = self._assemblers[sender].add(piece)
-        if frame is not None:
-            self._listener.received(sender, frame)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -1,4 +1,8 @@
-"""A fair queue for the host: a worker that sends a lot delays only itself."""
+"""The runtime of a host: its clock, its inbox, and background threads.
+
+The host uses time and threads only through a `Runtime`. Tests use a virtual runtime, with which
+a run of minutes takes milliseconds and one seed gives one trace.
+"""
 
 from __future__ import annotations
 
@@ -142,17 +146,10 @@ class TokenBucket:
             self._left = max(-self._burst, self._left - number)
 
 
-# The runtime of a host: its clock, its inbox, and background threads.
-#
-# The host uses time and threads only through a `Runtime`. Tests use a virtual runtime, with
-# which
-# a run of minutes takes milliseconds and one seed gives one trace.
-
-
 T = TypeVar("T")
 Life: TypeAlias = int
 """A life of a rank, drawn at each start with an empty state; a resumed worker keeps its own."""
-Course: TypeAlias = Generator[Seconds, Any, T]
+HostCoroutine: TypeAlias = Generator[Seconds, Any, T]
 """Yields the time, by `Runtime.clock`, until which there is nothing to do, and receives the
 next item of the inbox, or None at that time.
 """
@@ -186,13 +183,38 @@ class Runtime(Protocol):
         """Draw a unique life in 1..2**63 - 1."""
 
 
-def drive(course: Course[T], inbox: FairQueue, clock: Callable[[], Seconds]) -> T:
-    """Run `course`, and wait when it asks to; return its result."""
+class RunClock:
+    """Seconds since a run began, read from a machine's clock.
+
+    Args:
+        read: Returns the machine's time; it never decreases.
+
+    Attributes:
+        began_at: The machine's time at which the run began; until then, at which this was made.
+
+    >>> clock = RunClock(lambda: 107.0)
+    >>> clock.began_at = 100.0
+    >>> clock.now
+    7.0
+    """
+
+    def __init__(self, read: Callable[[], Seconds]) -> None:
+        self.read = read
+        self.began_at = read()
+
+    @property
+    def now(self) -> Seconds:
+        """Seconds since the run began."""
+        return self.read() - self.began_at
+
+
+def drive(coroutine: HostCoroutine[T], inbox: FairQueue, clock: Callable[[], Seconds]) -> T:
+    """Run `coroutine`, and wait when it asks to; return its result."""
     item = None
-    with closing(course):
+    with closing(coroutine):
         while True:
             try:
-                until = course.send(item)
+                until = coroutine.send(item)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             item = inbox.get(timeout=min(max(0.0, until - clock()), _LONGEST_WAIT))

@@ -23,7 +23,7 @@ from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.models.flat import FlatModel, described, frozen_sample
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.introduction import Introduction
-from edgegossip.net.host.settings import Forecaster, HostSettings
+from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
 from edgegossip.net.transport import Transport
 from edgegossip.real.agreement import Agreement, agreement_of
 from edgegossip.real.final_average import FinalAverage, FinalState, ending_seconds
@@ -164,7 +164,8 @@ class TrainingLoop:
                 inner=algorithm, num_workers=num_workers, ends_at=max_seconds
             )
         self._algorithm = algorithm
-        host = partial(Host, settings=settings, forecaster=forecaster, evaluate=judge)
+        services = HostServices(forecaster=forecaster, evaluate=judge)
+        host = partial(Host, settings=settings, services=services)
         self._host: Host[Any] = host(
             algorithm, rank, num_workers, params, self._work, transport
         )

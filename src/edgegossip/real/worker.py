@@ -22,7 +22,7 @@ from edgegossip.contract.protocol import Rank, Seconds, WorkerState
 from edgegossip.contract.ranges import check_counts, check_ranges
 from edgegossip.machine.counters import is_running
 from edgegossip.net.host.host import Host
-from edgegossip.net.host.settings import Forecaster, HostSettings
+from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
 from edgegossip.net.transport import Transport
 from edgegossip.real.agreement import agreement_of
 from edgegossip.real.final_average import (
@@ -242,11 +242,13 @@ class _Worker:
                 trainer,
                 transport,
                 settings=self._host_settings(workload),
-                forecaster=forecaster,
-                evaluate=validator.evaluate if validator else None,
-                observer=self._diary,
-                chores=(*chores, *([self._snapshots.due] if is_watched else [])),
-                save=self._save,
+                services=HostServices(
+                    forecaster=forecaster,
+                    evaluate=validator.evaluate if validator else None,
+                    observer=self._diary,
+                    chores=(*chores, *([self._snapshots.due] if is_watched else [])),
+                    save=self._save,
+                ),
                 checkpoint=checkpoint,
             )
             _require_like(host.state, algorithm.init(self._rank, initial))
@@ -348,7 +350,7 @@ class _Worker:
                 "is_evaluated": inner.is_evaluated,
                 "agreement": None if agreement is None else agreement.summary(),
                 **self._validated(host, reason),
-                "refused": host.post.refusals,
+                "refused": host.refusals,
             }
         )
         self._keep(self._summary, summary, reason)

@@ -1,17 +1,17 @@
-"""Strikes for messages that no honest worker sends; a sender with too many is muted."""
+"""Admission: the one way from a frame of the network to a message for the algorithm."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from torch import Tensor
 
 from edgegossip.contract.codec import MAX_HEADER_BYTES, Buffer
-from edgegossip.contract.protocol import Message, Payload, Rank
+from edgegossip.contract.protocol import Message, Rank
 from edgegossip.contract.schema import MessageSpec, by_origin
 from edgegossip.net.guard import envelope as envelopes
 from edgegossip.net.guard.envelope import Envelope, unpack
@@ -19,17 +19,62 @@ from edgegossip.net.guard.plausibility import Plausibility
 from edgegossip.net.guard.seals import Seals
 from edgegossip.net.runtime import Life
 
+_LOG = logging.getLogger("edgegossip.net")
+# A peer that keeps inventing new reasons must fill neither memory nor log.
+_MAX_REASONS = 1000
+_MOST_LIES = 3
+
+MUTED = "no longer heard"
+FLOOD = "more than any honest worker sends"
 IN_ANOTHERS_NAME = "in another's name"
 IMPOSSIBLE_ROUND = "of an impossible round"
 OTHER_FORM = "of another form"
 BAD_VALUES = "with bad values"
 TOO_LARGE = "with values far beyond what is usual"
-FLOOD = "more than any honest worker sends"
-LIES = frozenset({IN_ANOTHERS_NAME, IMPOSSIBLE_ROUND, OTHER_FORM, BAD_VALUES, TOO_LARGE})
-"""Reasons for a rejection that only the sender can cause. They exclude messages that are lost,
-damaged, beyond the memory limit, or from an earlier life or another run.
-"""
-_MOST = 3
+INVALID_CERTIFICATE = "with a certificate that is no longer valid"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Input that no algorithm gets to see.
+
+    Attributes:
+        rank: Apparent author, if any.
+        reason: One of a few fixed texts.
+        detail: For the log only.
+        is_lie: Whether only the author can have caused this. Input that is lost, damaged,
+            beyond a limit, or from an earlier life or another run is no lie.
+    """
+
+    rank: Rank | None
+    reason: str
+    detail: str = ""
+    is_lie: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A message for the algorithm.
+
+    Attributes:
+        envelope: Its sender, lives and number.
+        message: The message; its tensors are views of the frame.
+        left_out: Relayed parts that the message no longer has.
+    """
+
+    envelope: Envelope
+    message: Message
+    left_out: tuple[Refused, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Nobody can judge the values of this frame yet; it can be admitted again later."""
+
+
+Verdict: TypeAlias = Admitted | Refused | Undecided
+_Sizes: TypeAlias = Mapping[str, float | None]
+"""The largest absolute value of each tensor, by name; see `TensorSpec.magnitude`."""
 
 
 class Strikes:
@@ -50,13 +95,10 @@ class Strikes:
     def add(self, rank: Rank) -> bool:
         """Count a lie; return whether it mutes `rank`."""
         self._counts[rank] += 1
-        return self._counts[rank] >= _MOST and self.mute(rank)
-
-    def mute(self, rank: Rank) -> bool:
-        """Mute `rank`; return whether that is new."""
-        is_new = rank not in self.muted
+        if self._counts[rank] < _MOST_LIES or rank in self.muted:
+            return False
         self.muted.add(rank)
-        return is_new
+        return True
 
     def forgive(self, rank: Rank) -> None:
         """Clear the record of `rank`, which has a new process."""
@@ -64,21 +106,36 @@ class Strikes:
         self.muted.discard(rank)
 
 
-# Validation of all input before an algorithm sees it.
+class Refusals:
+    """Counts refused input, and logs each new reason once per author.
 
+    Attributes:
+        counts: Number of refused or missing messages, by author and reason; a refused message
+            later also counts as missing. Input from outside this run has the author None.
+    """
 
-_LOG = logging.getLogger("edgegossip.net")
-# A peer that keeps inventing new reasons must fill neither memory nor log.
-_MAX_REASONS = 1000
-_Sizes: TypeAlias = Mapping[str, float | None]
-"""The largest absolute value of each tensor, by name; see `TensorSpec.magnitude`."""
+    def __init__(self, others: set[Rank]) -> None:
+        self._others = others
+        self.counts: Counter[tuple[Rank | None, str]] = Counter()
+
+    def add(self, refused: Refused, number: int = 1) -> None:
+        """Count `number` equal refusals."""
+        key = (refused.rank if refused.rank in self._others else None, refused.reason)
+        if key not in self.counts and len(self.counts) >= _MAX_REASONS:
+            key = (None, "anything else")
+        is_new = key not in self.counts
+        self.counts[key] += number
+        if is_new:
+            sender = "a stranger" if key[0] is None else f"worker {refused.rank}"
+            what = f"{key[1]} ({refused.detail})" if refused.detail else key[1]
+            _LOG.warning("dropped input from %s: %s; more of it is only counted", sender, what)
 
 
 class Admission:
     """Admits only messages that match the algorithm's schema and come from this run's workers.
 
-    Everything else is dropped, counted, and logged once for each worker and reason; no error is
-    raised. Not thread-safe.
+    `admit` is a function of its arguments and of what was learned from earlier frames: it does
+    no I/O, counts nothing and punishes nobody. Its caller acts on the verdict. Not thread-safe.
 
     Args:
         run: 8 bytes that identify this run.
@@ -93,12 +150,9 @@ class Admission:
 
     Attributes:
         max_bytes: Maximum size of a frame, for the transport.
-        offenders: Senders of messages that no honest worker sends, once per offense; the owner
-            empties the list.
-        undecided: Senders and frames whose values nobody can judge yet (`Excess`); the owner
-            empties the list, and lets them be admitted again later.
-        dropped: Number of dropped or missing messages, by sender and reason; a dropped message
-            later also counts as missing. Input from outside this run has the sender None.
+        schema: As given.
+        seals: As given.
+        strikes: Lies by sender, and the muted workers.
     """
 
     def __init__(
@@ -113,156 +167,124 @@ class Admission:
         seals: Seals | None = None,
         life_of: Callable[[Rank], Life] = lambda rank: 0,
     ) -> None:
-        self.offenders: list[Rank] = []
-        self.undecided: list[tuple[Rank, Buffer]] = []
-        self._rank = rank
+        self.schema = schema
         self._plausibility = plausibility
-        self._seals = seals
-        self._life_of = life_of
-        self.dropped: Counter[tuple[Rank | None, str]] = Counter()
+        self.seals = seals
+        self.strikes = Strikes()
         self._run = run
+        self._rank = rank
         self._others = {*range(num_workers)} - {rank}
-        self._schema = schema
+        self._life_of = life_of
         largest = max((spec.max_num_bytes for spec in schema.values()), default=0)
-        around = envelopes.NUM_BYTES + 8 + MAX_HEADER_BYTES
+        around = envelopes.NUM_BYTES + MAX_HEADER_BYTES + 8
         self.max_bytes = largest + around if max_bytes is None else max_bytes
 
-    def admit(
-        self, sender: Rank, frame: Buffer, own_round: int
-    ) -> tuple[Envelope, Message] | None:
-        """Read a frame that the transport received from `sender`.
+    def admit(self, sender: Rank, frame: Buffer, own_round: int) -> Verdict:
+        """Judge a frame that the transport received from `sender`.
 
-        None if it is dropped or undecided.
-
-        The tensors are views of `frame`, which must not be changed afterwards.
+        Each check trusts what the earlier ones have established. The tensors are views of
+        `frame`, which must not be changed afterwards.
         """
-        try:
-            return self._check(sender, frame, own_round)
-        except _UndecidedError:
-            self.undecided.append((sender, frame))
-            return None
-        except _AdmissionError as error:
-            self.refused(sender, *error.args)
-            if error.args[0] in LIES:
-                self.offenders.append(sender)
-            return None
-
-    def refused(
-        self, rank: Rank | None, reason: str, detail: str = "", number: int = 1
-    ) -> None:
-        """Count messages dropped here or in transit; log each new reason.
-
-        Args:
-            rank: Apparent sender, if any.
-            reason: One of a few fixed texts.
-            detail: For the log only.
-            number: Number of messages.
-        """
-        key = (rank if rank in self._others else None, reason)
-        if key not in self.dropped and len(self.dropped) >= _MAX_REASONS:
-            key = (None, "anything else")
-        is_new = key not in self.dropped
-        self.dropped[key] += number
-        if is_new:
-            sender = "a stranger" if key[0] is None else f"worker {rank}"
-            what = f"{key[1]} ({detail})" if detail else key[1]
-            _LOG.warning("dropped input from %s: %s; more of it is only counted", sender, what)
-
-    def _check(self, sender: Rank, frame: Buffer, own_round: int) -> tuple[Envelope, Message]:
+        # Sender and size: what costs nothing comes first.
+        if sender in self.strikes.muted:
+            return Refused(sender, MUTED)
         if sender not in self._others:
-            raise _AdmissionError("not from another worker of this run")
+            return Refused(sender, "not from another worker of this run")
         if len(frame) > self.max_bytes:
-            raise _AdmissionError("too large", f"{len(frame)} bytes")
+            return Refused(sender, "too large", f"{len(frame)} bytes")
+
+        # Envelope and codec. The checksum is verified first, so damage in transit is never
+        # mistaken for a lie, and neither is a worker of another run that uses the same network.
         try:
             envelope, message = unpack(frame)
         except ValueError as error:
-            raise _AdmissionError("no message", str(error)) from None
+            return Refused(sender, "no message", str(error))
         if envelope.run != self._run:
-            raise _AdmissionError("of another run")
+            return Refused(sender, "of another run")
         if envelope.sender != sender:
-            raise _AdmissionError(IN_ANOTHERS_NAME, f"worker {envelope.sender}")
-        sizes = self._check_message(message, own_round)
-        return envelope, self._check_values(sender, message, sizes)
+            # The transport knows the sender from its link, and with certificates for sure.
+            return _lie(sender, IN_ANOTHERS_NAME, f"worker {envelope.sender}")
 
-    def _check_message(self, message: Message, own_round: int) -> _Sizes:
-        """Validate a message against the schema; return the magnitudes of its values."""
+        # Schema and round. A liar may choose the kind, so the log gets a short one. An unknown
+        # kind is no lie: the sender's version may be newer.
         kind = repr(message.kind[:40])
-        spec = self._schema.get(message.kind)
+        spec = self.schema.get(message.kind)
         if spec is None:
-            raise _AdmissionError("of unknown kind", kind)
-        latest = [] if spec.max_round is None else [spec.max_round]
-        latest += [] if spec.max_ahead is None else [own_round + spec.max_ahead]
-        if not 0 <= message.round <= min(latest, default=message.round):
+            return Refused(sender, "of unknown kind", kind)
+        if not 0 <= message.round <= _last_round(spec, own_round, message.round):
             rounds = f"{kind} of round {message.round} while we are in round {own_round}"
-            raise _AdmissionError(IMPOSSIBLE_ROUND, rounds)
+            return _lie(sender, IMPOSSIBLE_ROUND, rounds)
         if mismatch := spec.mismatch(message.payload, message.numbers):
-            raise _AdmissionError(OTHER_FORM, f"{kind}: {mismatch}")
+            return _lie(sender, OTHER_FORM, f"{kind}: {mismatch}")
+        # Values are read only now that their number and type are known to be as described.
         bad_values, sizes = spec.inspect(message.payload, message.numbers)
         if bad_values:
-            raise _AdmissionError(BAD_VALUES, f"{kind}: {bad_values}")
-        return sizes
+            return _lie(sender, BAD_VALUES, f"{kind}: {bad_values}")
 
-    def _check_values(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
-        """Compare the values with the usual ones; return the message for the algorithm."""
-        if self._schema[message.kind].is_passed_on:
-            return self._check_parts(sender, message, sizes)
-        if excess := self._excess(sender, message.kind, sizes):
-            raise _AdmissionError(TOO_LARGE, excess)
-        return message
+        # Seals and plausibility: a relayed message has several authors.
+        if spec.is_passed_on:
+            return self._admit_parts(envelope, message, sizes)
+        return self._excess(sender, message, sizes) or Admitted(envelope, message)
 
-    def _check_parts(self, sender: Rank, message: Message, sizes: _Sizes) -> Message:
-        """Check the values of a message with several authors, each judged by its own part.
+    def _admit_parts(self, envelope: Envelope, message: Message, sizes: _Sizes) -> Verdict:
+        """Judge each part of a relayed message by its author.
 
         A worker that relays a part without a valid seal has forged it, because honest workers
         do not accept such a part. Any other flaw of a part is blamed on its origin.
         """
-        payload: dict[str, Tensor] = {}
+        sender, parts, left_out = envelope.sender, dict[Rank, dict[str, Tensor]](), []
         for origin, part in by_origin(message.payload).items():
-            if origin == self._rank or not self._counts(message, origin, part):
+            if origin == self._rank:
                 continue  # a worker knows the parts that it has written
-            is_own = origin == sender
-            # Without seals any worker could vote in another's name.
-            author = origin if is_own or self._seals is not None else None
+            if self.seals is not None:
+                seal = self.seals.read(message, origin, part)
+                if seal is None:
+                    return _lie(sender, IN_ANOTHERS_NAME, f"{message.kind!r} of {origin}")
+                if seal.flaw is not None:
+                    # Nobody is to blame: the sender may have accepted the part while the
+                    # certificate was valid, or not know of its revocation yet.
+                    left_out.append(Refused(origin, INVALID_CERTIFICATE, seal.flaw))
+                    continue
+                if self._life_of(origin) not in (0, seal.life):
+                    continue  # written before its origin was restarted
+            parts[origin] = dict(part)
+        payload: dict[str, Tensor] = {}
+        for origin, part in parts.items():
+            # Without seals any worker could vote in another's name, and nobody is to blame.
+            author = origin if origin == sender or self.seals is not None else None
             own_sizes = {name: sizes[f"{origin}.{name}"] for name in part}
-            excess = self._excess(author, message.kind, own_sizes)
-            if excess is None:
-                payload.update({f"{origin}.{name}": x for name, x in part.items()})
-            elif is_own:
-                raise _AdmissionError(TOO_LARGE, excess)
+            refused = self._excess(author, message, own_sizes)
+            if isinstance(refused, Undecided) or (refused and origin == sender):
+                return refused  # the whole frame waits, or its sender has lied
+            if refused:
+                left_out.append(
+                    refused if author is not None else replace(refused, rank=sender)
+                )
             else:
-                self.refused(sender if author is None else author, TOO_LARGE, excess)
-                self.offenders += [] if author is None else [author]
-        return replace(message, payload=payload)
+                payload.update({f"{origin}.{name}": x for name, x in part.items()})
+        return Admitted(envelope, replace(message, payload=payload), tuple(left_out))
 
-    def _counts(self, message: Message, origin: Rank, part: Payload) -> bool:
-        """Whether `origin` has written a part in its current life, with a valid certificate.
-
-        No worker is blamed for a part with an expired or revoked certificate: the relaying
-        worker may have accepted it earlier, or may not know about the revocation yet.
-        """
-        if self._seals is None:
-            return True
-        seal = self._seals.read(message, origin, part)
-        if seal is None:
-            raise _AdmissionError(IN_ANOTHERS_NAME, f"{message.kind!r} of {origin}")
-        if seal.flaw is not None:
-            self.refused(origin, "with a certificate that is no longer valid", seal.flaw)
-        return seal.flaw is None and self._life_of(origin) in (0, seal.life)
-
-    def _excess(self, author: Rank | None, kind: str, sizes: _Sizes) -> str | None:
+    def _excess(
+        self, author: Rank | None, message: Message, sizes: _Sizes
+    ) -> Refused | Undecided | None:
+        """Compare values with the usual ones; None if they are admitted."""
         if self._plausibility is None:
             return None
-        excess = self._plausibility.excess(author, kind, sizes)
+        excess = self._plausibility.excess(author, message.kind, sizes)
         if excess is None:
             return None
         if not excess.is_lie:
-            raise _UndecidedError
-        return f"{kind!r}: {excess.text}"
+            return Undecided()
+        detail = f"{message.kind!r}: {excess.text}"
+        return Refused(author, TOO_LARGE, detail, is_lie=author is not None)
 
 
-class _AdmissionError(Exception):
-    """A reason and a detail for the log; caught within this module."""
+def _lie(sender: Rank, reason: str, detail: str) -> Refused:
+    return Refused(sender, reason, detail, is_lie=True)
 
 
-class _UndecidedError(Exception):
-    """Nobody can judge the values yet; caught within this module."""
+def _last_round(spec: MessageSpec, own_round: int, otherwise: int) -> int:
+    """The last round that an honest worker can be in; `otherwise` if there is no limit."""
+    latest = [] if spec.max_round is None else [spec.max_round]
+    latest += [] if spec.max_ahead is None else [own_round + spec.max_ahead]
+    return min(latest, default=otherwise)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Generic
 
 from torch import Tensor
 
 from edgegossip.contract import codec
 from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import NetworkError, TrainingError
 from edgegossip.contract.metrics import staleness
-from edgegossip.contract.observer import UNOBSERVED, Observer
+from edgegossip.contract.observer import UNOBSERVED
 from edgegossip.contract.protocol import (
     Assign,
     Evaluate,
@@ -32,67 +34,43 @@ from edgegossip.contract.protocol import (
     Trained,
 )
 from edgegossip.contract.trainer import Trainer
-from edgegossip.net.host.meeting import Meeting
+from edgegossip.net.guard.admission import Refused
+from edgegossip.net.host.meeting import Ending, Meeting
 from edgegossip.net.host.peers import Peers
-from edgegossip.net.host.receiving import ITEMS, Left, Post
-from edgegossip.net.host.settings import Chore, Forecaster, HostSettings
+from edgegossip.net.host.receiving import Appeared, Disappeared, Frame, connect
+from edgegossip.net.host.settings import HostServices, HostSettings
 from edgegossip.net.host.status import Phase
-from edgegossip.net.host.timing import Alarms, Chores, Ending, Patience
-from edgegossip.net.host.work import Completed, Judge, Work
-from edgegossip.net.runtime import Course, drive
+from edgegossip.net.host.timing import Alarms, Chores, Patience
+from edgegossip.net.host.work import Completed, LastSoundParameters, Work
+from edgegossip.net.runtime import HostCoroutine, RunClock, drive
 from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.net")
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A message was handed to the transport, or is kept until this is possible."""
+
+    receiver: Rank
+    message: Message
+    handed_over: Seconds
 
 
 class Host(Generic[State]):
     """Runs an unchanged algorithm for one worker, as the simulator does for all workers.
 
     The caller's thread handles events and carries out effects; training, evaluation and sending
-    run in other threads. Messages are validated before the algorithm sees them.
+    run in other threads. Every message passes `Admission` before the algorithm sees it.
 
     A run begins when all workers have met or the wait for missing workers is over. A worker
     that arrives later rejoins. The run ends when all present workers have finished and nothing
-    is in flight, at `settings.max_seconds`, or after `stop`.
+    is in flight, at `settings.max_seconds`, or after `stop`. The page on networks describes how
+    workers lose, find and mute each other.
 
     A worker that starts with an empty state draws a number, its *life*, and keeps it in its
     checkpoints. Messages are numbered for each pair of lives. A restarted worker is therefore
     never mistaken for one that was cut off, and messages for an earlier life are dropped.
-
-    A checkpoint holds the state, the trainer, the timers and unhandled events. It also holds
-    the newest messages that other workers' checkpoints lack, up to `settings.max_log_bytes` for
-    each worker. Resumed workers, and workers whose link was cut, send each other the missing
-    messages and drop duplicates. A resumed worker repeats the messages that it sent after its
-    checkpoint, with the same numbers, until it loses or finds a worker. A worker that cannot be
-    resumed without a gap rejoins: it takes a neighbor's parameters.
-
-    Messages that no honest worker sends are rejected, and no worker waits for them. At its
-    third such message, the sender is *muted*: it counts as lost, and all its messages are
-    dropped, until another process of its rank appears.
-
-    * A value beyond 1e30, or more than 1000 times as large as usual, is rejected. The usual
-      value is the largest of five: 1, the largest initial parameter, the largest of the
-      receiver's own sound parameters, the largest value in its own messages, and the median of
-      the *other* senders' values of this kind and name.
-    * Honest values may be that large, as the running variance of pixels from 0 to 255 is. A
-      value up to 1e30 is therefore undecided as long as the receiver has not trained and no
-      other worker has sent such a message; the message waits until then. It is admitted if no
-      other present worker of the sender's role could send one, and always if the sender is the
-      only other worker, because nobody can tell which of the two is unusual.
-    * If admitted values break training, the worker goes back to the last parameters with a loss
-      near its lowest, forgets momentum, and mutes the sender whose values stand out most, by at
-      least a factor of two. If no sender stands out, the worker fails as it would alone.
-    * Senders are served in turn, one frame each, so a flood delays only its sender. A sender of
-      more than 2000 messages per second, after a burst of 100,000, is muted. A rejected frame
-      counts as 100 messages, a status report as 20.
-    * Relayed parts carry seals: the origin's certificate, and its signature over run, rank,
-      life, kind, round and every byte. A forged seal counts as a lie by the worker that relays
-      it. Without certificates nothing is signed, and a neighbor's own statement has priority
-      over statements about it.
-
-    A worker that has finished tells the others how many messages it has exchanged, in each
-    direction, with each worker. When all workers have finished and all counts agree, nothing
-    is in flight, and they leave.
 
     Args:
         algorithm: The workers' algorithm.
@@ -102,12 +80,16 @@ class Host(Generic[State]):
         trainer: This worker's trainer.
         transport: Carries messages; opened and closed here.
         settings: Settings of this host.
-        forecaster: Answers `Predict` and learns how long training takes; None if unused.
-        evaluate: Answers `Evaluate` with loss and metrics.
-        observer: Observes this worker.
-        chores: Periodic chores between two events.
-        save: Stores a checkpoint and returns whether it succeeded; None for no checkpoints.
+        services: What this machine offers beyond training and messages.
         checkpoint: Stored checkpoint to resume from.
+
+    Attributes:
+        rank: As given.
+        state: State of the algorithm.
+        peers: The other workers.
+        meeting: Watches how many workers are present.
+        sending: Direction from this worker.
+        receiving: Direction to this worker.
     """
 
     def __init__(
@@ -120,40 +102,38 @@ class Host(Generic[State]):
         transport: Transport,
         *,
         settings: HostSettings,
-        forecaster: Forecaster | None = None,
-        evaluate: Judge | None = None,
-        observer: Observer = UNOBSERVED,
-        chores: tuple[Chore, ...] = (),
-        save: Callable[[dict[str, Any]], bool] | None = None,
+        services: HostServices = HostServices(),
         checkpoint: Mapping[str, Any] | None = None,
     ) -> None:
         self.rank = rank
         self.state: State = algorithm.init(rank, initial_params)
         self._algorithm = algorithm
         self._traits = algorithm.traits
+        self._transport = transport
         self._settings = settings
-        self._observer = observer
-        self._save = save
+        self._observer = services.observer
+        self._save = services.save
         self._runtime = runtime = settings.runtime
-        self._zero = runtime.clock()
-        self._kept_at: Seconds = 0.0
-        self._items = runtime.inbox()
-        self._work = Work(rank, trainer, self._items, forecaster, evaluate, runtime)
-        log_bytes = settings.max_log_bytes // (8 if save is None else 1)
+        self._clock = clock = RunClock(runtime.clock)
+        self._inbox = inbox = runtime.inbox()
+        self._work = Work(rank, trainer, inbox, services.forecaster, services.evaluate, runtime)
+        self._sound = LastSoundParameters(initial_params)
+        # Without checkpoints, nobody resumes, and only links that come back ask for messages.
+        log_bytes = settings.max_log_bytes // (8 if self._save is None else 1)
         life, repeats = runtime.new_life(), self._traits.takes_repeats
-        self.peers = Peers(rank, num_workers, life, log_bytes, settings.ended, repeats)
-        self.post = Post(
-            algorithm, initial_params, transport, self._items, self.peers, settings
+        self.peers = peers = Peers(rank, num_workers, life, log_bytes, settings.ended, repeats)
+        self.sending, self.receiving, self._plausibility = connect(
+            algorithm, initial_params, transport, inbox, peers, settings, clock
         )
-        self._work.footing = self.post.trust.footing
-        self.in_training = self._work.in_training
-        self.meeting = Meeting(self.peers, self.post, settings)
+        introductions, calls = self.receiving.introductions, transport.calls
+        self.meeting = Meeting(peers, self.sending, introductions, settings, calls)
+        self._ending = Ending(settings, self.sending, peers)
         self._alarms = Alarms()
         self._patience = Patience()
+        self._chores = Chores(services.chores)
         self._should_stop = False
-        self._ending = Ending(settings, self.post)
-        self._chores = Chores(chores)
-        self._checkpoint_at: Seconds = math.inf if save is None else 0.0
+        self._kept_at: Seconds = 0.0
+        self._checkpoint_at: Seconds = math.inf if self._save is None else 0.0
         # Events that came before the run began, or that a checkpoint holds.
         self._pending: list[Event] = []
         if checkpoint is not None:
@@ -162,12 +142,22 @@ class Host(Generic[State]):
     @property
     def now(self) -> Seconds:
         """Seconds since the run began."""
-        return self._runtime.clock() - self._zero
+        return self._clock.now
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Number of rejected and missing messages, by sender and reason."""
+        return self.receiving.refusals
+
+    def in_training(self) -> list[tuple[Rank, Seconds]]:
+        """The worker and the time since which it trains; empty if it does not."""
+        training = self._work.training
+        return [] if training is None else [(self.rank, training[1])]
 
     def stop(self) -> None:
         """After the current work, store a checkpoint and leave; thread-safe."""
         self._should_stop = True
-        self._items.put(None)
+        self._inbox.put(None)
 
     def run(self) -> str:
         """Take part until the end; return "finished", "time limit" or "interrupted".
@@ -178,59 +168,82 @@ class Host(Generic[State]):
                 them have different settings.
             Exception: If training fails.
         """
-        return drive(self.course(), self._items, self._runtime.clock)
+        return drive(self.coroutine(), self._inbox, self._runtime.clock)
 
-    def course(self) -> Course[str]:
-        """Do everything that `run` does, but leave the waiting to the driver; see `Course`."""
+    def coroutine(self) -> HostCoroutine[str]:
+        """Do everything that `run` does, but leave the waiting to the driver."""
         try:
-            has_stopped = lambda: self._should_stop  # noqa: E731
-            yield from self.meeting.meet(self._take_next, lambda: self.now, has_stopped)
-            if not self._should_stop:
-                self._begin()
+            yield from self._meet()
             while (reason := self._why_end()) is None:
                 yield from self._take_next(self._wake_at())
             if reason == "time limit":  # the others must not count it as lost
-                self.post.phase = Phase.FINISHED
-                self.post.tell_all()
+                self.sending.phase = Phase.FINISHED
+                self.sending.tell_all()
             return reason
         finally:
-            self.post.close()
+            # What was sent leaves first; training may take a while to notice its cancellation.
+            self.sending.close()
+            self._transport.close()
             self._work.close()
 
     # Meeting and beginning.
 
+    def _meet(self) -> HostCoroutine[None]:
+        """Wait for the other workers, then begin, unless `stop` is called meanwhile."""
+        meeting = self.meeting
+        meeting.start(self.now)
+        try:
+            self._transport.open(
+                self.receiving,
+                self.receiving.admission.max_bytes,
+                lambda: not self._should_stop and self.now < meeting.deadline,
+            )
+        except NetworkError:
+            if not self._should_stop:
+                raise
+        while not self._should_stop and not meeting.is_over(self.now):
+            yield from self._take_next(meeting.wake_at)
+            meeting.check(self.now)
+        if not self._should_stop:
+            meeting.conclude()
+            self._begin()
+
     def _begin(self) -> None:
         """Start, resume from the checkpoint, or rejoin a run that has begun."""
-        peers = self.peers
+        peers, clock = self.peers, self._clock
         has_rejoined = peers.must_rejoin
         if has_rejoined:
             # Its state is too old, but its parameters are better than the initial ones, unless
             # they are a slice of the model. Some workers may have begun with its previous life,
             # and wait for that life's messages.
-            params = self.post.trust.footing.whole(self.state.estimate)
+            params = self._sound.whole(self.state.estimate)
             self.state = self._algorithm.init(self.rank, params)
             self._alarms, self._pending, self._ending.has_finished = Alarms(), [], False
             self._work.forget_questions()
             peers.live_anew(self._runtime.new_life())
-        now, began_at = self._runtime.clock(), peers.began_at
+        now, began_at = clock.read(), peers.began_at
         if peers.is_resumed:  # no time has passed until the others were back
-            self._zero = now - self._kept_at
+            clock.began_at = now - self._kept_at
         elif began_at is not None and now - began_at < self._settings.max_seconds:
-            self._zero = min(now, began_at)
+            clock.began_at = min(now, began_at)
         else:  # nobody has begun, or the claim is impossible because that run would be over
-            self._zero = now
-        self.post.elapsed = lambda: self.now
+            clock.began_at = now
+        # Before the first status: it says with which of the others this worker has begun.
         events = peers.begin(has_rejoined=has_rejoined)
-        self.post.phase = Phase.FINISHED if self._ending.has_finished else Phase.RUNNING
-        self.post.tell_all()
+        has_finished = self._ending.has_finished
+        self.sending.phase = Phase.FINISHED if has_finished else Phase.RUNNING
+        # The status goes out before any message: it names this worker's life, and a receiver
+        # drops messages of a life that it does not know.
+        self.sending.tell_all()
         if peers.is_resumed:
-            self.post.send_again()
+            self.sending.send_again()
             self._work.ask_again(self.now, self._progress)
         else:
             if has_rejoined:
                 self._observer.changed(self.now, self.rank, "recovered")
             has_data = self._algorithm.role(self.rank).has_data
             events.append(self._work.started(has_rejoined, has_data, peers.life))
+        # The algorithm hears who is lost, then that it starts, and only then what came before.
         events += self._pending
         self._pending = []
         self._ending.changed(self.now)
@@ -240,33 +253,25 @@ class Host(Generic[State]):
 
     # The loop.
 
-    def _take_next(self, wake_at: Seconds) -> Course[None]:
+    def _take_next(self, wake_at: Seconds) -> HostCoroutine[None]:
         """Wait for an item until `wake_at`, and handle it."""
-        item = yield self._zero + wake_at
-        if isinstance(item, ITEMS):
-            if self._should_stop:
-                return  # it is resent when the worker resumes from the checkpoint
-            for event in self.post.take(item, self.state.round, self.now):
-                self._handle(event)
-        elif isinstance(item, Completed):
-            event = self._work.take(item, self.now)
-            for each in self.post.reconsider(self.state.round, self.now):
-                self._handle(each)
-            if isinstance(event, Trained):
-                self._trained(event)
-            else:
-                self._handle(event)
-        elif isinstance(item, Left):
-            receiver, message, began = item.receiver, item.message, item.handed_over
-            sent = (message, codec.num_bytes(message), (began, self.now))
-            self._observer.sent(began, self.rank, receiver, *sent)
-        elif item is not None:
-            self._handle(item)
+        match item := (yield self._clock.began_at + wake_at):
+            case Frame() | Appeared() | Disappeared() | Refused():
+                if self._should_stop:
+                    return  # it is resent when the worker resumes from the checkpoint
+                for event in self.receiving.take(item, self.state.round, self.now):
+                    self._handle(event)
+            case Completed():
+                self._complete(item)
+            case Sent(receiver, message, began):
+                sent = (message, codec.num_bytes(message), (began, self.now))
+                self._observer.sent(began, self.rank, receiver, *sent)
         if self.peers.has_begun:
             self._tick()
 
     def _tick(self) -> None:
         """Carry out all due actions."""
+        # Timers first: an algorithm's deadline must not depend on how long the chores take.
         for name in self._alarms.pop_due(self.now):
             self._handle(TimerFired(name))
         self._chores.do_due(self.now)
@@ -274,35 +279,45 @@ class Host(Generic[State]):
         if now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
         if not self._should_stop:  # a checkpoint must record no stopped worker as lost
-            for event in self.peers.overdue(self._zero + now):
+            for event in self.peers.overdue(self._clock.began_at + now):
                 self._handle(event)
-            self.post.release(self._zero + now)
-            if now >= self._patience.look_at:
+            self.sending.release(self._clock.began_at + now)
+            if now >= self._patience.check_at:
                 self._lose_patience()
-            if self.post.phase == Phase.RUNNING and self.meeting.has_too_few(now):
+            # After the losses above, which may be what makes the workers too few.
+            if self.sending.phase == Phase.RUNNING and self.meeting.has_too_few(now):
                 self.stop()
-        if self.post.phase == Phase.FINISHED and now >= self._ending.tell_at:
-            self.post.tell_all()
+        if self.sending.phase == Phase.FINISHED and now >= self._ending.tell_at:
+            self.sending.tell_all()
 
     def _wake_at(self) -> Seconds:
         moments = [self._alarms.next_at, self._latest_end, self._chores.next_at]
         if not self._should_stop:
-            on_clock = min(self.peers.due_at, self.post.release_at)
-            moments += [self._patience.look_at, on_clock - self._zero, self.meeting.ends_at]
+            # These two times are on the machine's clock, because they also count before a run.
+            on_clock = min(self.peers.due_at, self.sending.release_at)
+            moments += [
+                self._patience.check_at,
+                on_clock - self._clock.began_at,
+                self.meeting.ends_at,
+            ]
         if not self._work.is_busy:
             moments.append(self._checkpoint_at)
-        if self.post.phase == Phase.FINISHED:
+        if self.sending.phase == Phase.FINISHED:
             moments.append(self.now + self._settings.quiet_seconds)
         return min(moments)
 
     def _why_end(self) -> str | None:
+        # No checkpoint can hold half of a training. Training that still waits for its data can
+        # be put off until the worker resumes, so that a stop need not wait for the data, too.
         if self._should_stop and (not self._work.is_busy or self._work.put_off()):
             if self.peers.has_begun and self._save is not None:
-                self.post.phase = Phase.LEAVING
+                # Told with the checkpoint: the others then wait for this worker to come back.
+                self.sending.phase = Phase.LEAVING
                 self._keep()
             return "interrupted"
         if self.now >= self._latest_end:
             return "time limit"
+        # Beyond the time limit only the last messages count, so no training is awaited.
         if self._work.is_busy and self.now < self._settings.max_seconds:
             return None
         return "finished" if self._ending.is_over(self.now) else None
@@ -313,6 +328,7 @@ class Host(Generic[State]):
 
     def _handle(self, event: Event) -> None:
         """Hand an event to the algorithm, and carry out its effects."""
+        # Nothing may change a state that the worker drops if it has to rejoin.
         if not self.peers.has_begun:
             self._pending.append(event)
             return
@@ -335,6 +351,7 @@ class Host(Generic[State]):
                     self._finish()
                 case Note():
                     self._observer.noted(self.now, self.rank, effect)
+        # Only after all effects: each of them may give the worker something to do.
         self._watch_for_waiting()
         if self.state.round != round_before:
             self._patience.next_round(self.now)
@@ -345,29 +362,60 @@ class Host(Generic[State]):
     def _progress(self) -> float:
         return self._traits.progress(self.state.round, self.now, self._settings.max_seconds)
 
+    def _complete(self, done: Completed) -> None:
+        """Handle the end of background work, and what it shows about the other workers."""
+        training, muted = self._work.training, list[Event]()
+        try:
+            event = self._work.take(done, self.now)
+            if isinstance(event, Trained) and self._sound.check(event):
+                self._plausibility.went_well(event.params)
+        except TrainingError as error:
+            if training is None:
+                raise
+            request, began = training
+            suspect = self._plausibility.suspect() if self._sound.needs_suspect else None
+            event = self._sound.go_back(request, self.now - began, error, suspect)
+            self._work.start_over()
+            if suspect is not None:
+                why = "training failed after its messages, whose values were the largest"
+                muted = self.receiving.mute(suspect, why)
+        # First the loss of the suspect, whose data the algorithm drops, and what may be decided
+        # now. The result of the training comes last, because it may begin the next round.
+        for each in [*muted, *self.receiving.reconsider(self.state.round, self.now)]:
+            self._handle(each)
+        if isinstance(event, Trained):
+            self._trained(event)
+        else:
+            self._handle(event)
+
     def _trained(self, event: Trained) -> None:
         self._patience.worked(event.seconds)
         now = self.now  # once: a process may be paused between two looks at the clock
         self._observer.trained(now, self.rank, now - event.seconds, event)
+        # The best moment for a checkpoint: nothing trains, and the state does not know the
+        # result yet. As a pending event, the result is the first thing that a resumed worker
+        # handles.
         self._pending.append(event)
         if self.now >= self._checkpoint_at:
             self._keep()
-        if not self._should_stop:
+        if not self._should_stop:  # else it stays pending for the last checkpoint
             self._pending.clear()
             self._handle(event)
 
     def _send(self, receiver: Rank, message: Message) -> None:
-        left = Left(receiver, message, self.now)
-        report = None if self._observer is UNOBSERVED else lambda: self._items.put(left)
-        if not self.post.send(receiver, message, report):
+        sent = Sent(receiver, message, self.now)
+        # The report comes from another thread, so it takes the way through the inbox.
+        report = None if self._observer is UNOBSERVED else lambda: self._inbox.put(sent)
+        if not self.sending.send(receiver, message, report):
             self._observer.lost(self.now, receiver, self.rank, message, "unreachable")
 
     def _finish(self) -> None:
+        # An algorithm may finish several times, as it must go on answering after `Finish`.
         if not self._ending.has_finished:
             self._ending.finish(self.now)
-            self.post.phase = Phase.FINISHED
+            self.sending.phase = Phase.FINISHED
             self._observer.changed(self.now, self.rank, "finished")
-            self.post.tell_all()
+            self.sending.tell_all()
 
     # Waiting for others.
 
@@ -379,7 +427,7 @@ class Host(Generic[State]):
         is_waiting = (
             not self._work.is_busy
             and not self._work.has_questions
-            and self.post.phase == Phase.RUNNING
+            and self.sending.phase == Phase.RUNNING
             and self._alarms.next_at in (self._settings.max_seconds, math.inf)
         )
         self._patience.watch(is_waiting, self.now)
@@ -387,10 +435,12 @@ class Host(Generic[State]):
     def _lose_patience(self) -> None:
         """Give up on workers that are silent past the deadline or whose messages were lost."""
         now, patience = self.now, self._patience
-        patience.look_again(now)
-        self.post.tell_all(again=True)
+        patience.check_again(now)
+        # First its own status: the others may wait for the same silent worker, and must not
+        # take this one for silent, too.
+        self.sending.tell_all(again=True)
         heard_at = {rank: self.peers[rank].heard_at for rank in self.peers.active}
-        silent = patience.silent(heard_at, self.post.spoke_at, now)
+        silent = patience.silent(heard_at, self.receiving.spoke_at, now)
         for rank in dict.fromkeys([*silent, *self.peers.lacking]):
             what = "a message was lost" if rank not in silent else "nothing was heard"
             _LOG.warning("worker %d: %s for %.1f s: going on", rank, what, now - heard_at[rank])
@@ -411,19 +461,23 @@ class Host(Generic[State]):
             "has_finished": self._ending.has_finished,
             "peers": self.peers.state_dict(),
         }
+        # Only what is on the disk lets the others forget their messages to this worker.
         if self._save(checkpoint):
             self.peers.note_kept()
-            self.post.tell_all()
+            self.sending.tell_all()
         # Counted from the end of the last one, so that checkpoints never take all the time.
         self._checkpoint_at = self.now + self._settings.checkpoint_seconds
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
+        # In the order of `_keep`. Nothing is sent before the others have been met again.
         self.state = checkpoint["state"]
         if checkpoint["has_finished"]:
             self._ending.finish(checkpoint["now"])
         self._work.load_state_dict(checkpoint["work"])
         self._pending = list(checkpoint["pending"])
         self._alarms.load_state_dict(checkpoint["alarms"])
-        self._kept_at, self._zero = checkpoint["now"], self._runtime.clock() - checkpoint["now"]
+        self._kept_at = checkpoint["now"]
+        self._clock.began_at = self._clock.read() - self._kept_at
         self.peers.load_state_dict(checkpoint["peers"])
-        self.post.trust.plausibility.went_well(self.state.estimate)
+        # It has trained, so it knows what is usual, and no message need wait for that.
+        self._plausibility.went_well(self.state.estimate)

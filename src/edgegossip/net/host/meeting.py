@@ -1,17 +1,26 @@
-"""Meeting: conditions for beginning without some workers, and for ending with too few left."""
+"""Meeting and ending: when a worker begins without some others, and when it may leave."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from edgegossip.contract.errors import NetworkError
-from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.protocol import (
+    Evaluated,
+    Event,
+    Predicted,
+    Rank,
+    Seconds,
+    TimerFired,
+    Trained,
+)
+from edgegossip.net.host.introduction import Introductions
 from edgegossip.net.host.peers import Peers
-from edgegossip.net.host.receiving import Post
+from edgegossip.net.host.sending import Sending
 from edgegossip.net.host.settings import HostSettings
-from edgegossip.net.runtime import Course
+from edgegossip.net.host.status import Phase
 
 _LOG = logging.getLogger("edgegossip.net")
 _SOON: Seconds = 3.0
@@ -20,6 +29,8 @@ _AGAIN: Seconds = 1.0
 """Seconds between two statuses during the meeting, in case one was lost."""
 _STRAGGLERS: Seconds = 2.0
 """Seconds to wait for missing workers once other workers have begun."""
+_PATIENCE = 10.0
+"""Time for which a finished worker stays to answer, as a multiple of the run so far."""
 
 
 class Meeting:
@@ -27,16 +38,31 @@ class Meeting:
 
     Args:
         peers: The other workers.
-        post: Post with the other workers' introductions.
+        sending: Tells them this worker's status.
+        introductions: The other workers' introductions.
         settings: Required number of workers and length of waits.
+        calls: Endpoints to which the transport connects.
+
+    Attributes:
+        deadline: Time at which the wait ends, whoever is missing.
     """
 
-    def __init__(self, peers: Peers, post: Post, settings: HostSettings) -> None:
+    deadline: Seconds
+    _tell_at: Seconds
+
+    def __init__(
+        self,
+        peers: Peers,
+        sending: Sending,
+        introductions: Introductions,
+        settings: HostSettings,
+        calls: Sequence[str],
+    ) -> None:
         self._peers = peers
-        self._post = post
-        self._introductions = post.introductions
+        self._sending = sending
+        self._introductions = introductions
         self._settings = settings
-        self._calls = f", calling {', '.join(post.calls)}" if post.calls else ""
+        self._calls = f", calling {', '.join(calls)}" if calls else ""
         self._say_at: Seconds | None = None
         self._few_since: Seconds = math.inf
         self.shortage: str | None = None
@@ -44,44 +70,26 @@ class Meeting:
 
     # Before the run.
 
-    def meet(
-        self,
-        take_next: Callable[[Seconds], Course[None]],
-        now: Callable[[], Seconds],
-        has_stopped: Callable[[], bool],
-    ) -> Course[None]:
-        """Wait until all workers are present, or until waiting is pointless.
+    def start(self, now: Seconds) -> None:
+        """Begin to wait for the other workers."""
+        self.deadline = now + self._settings.meet_seconds
+        self._tell_at = now + _AGAIN
 
-        Args:
-            take_next: Waits until the given time at most and takes an item.
-            now: Returns the host's time.
-            has_stopped: Returns whether the host was stopped.
+    def is_over(self, now: Seconds) -> bool:
+        """Whether all workers are present, or waiting for the rest is pointless."""
+        return self._peers.are_all_here or now >= self.deadline
+
+    @property
+    def wake_at(self) -> Seconds:
+        """Time of the next `check`, unless a message comes first."""
+        return min(self.deadline, self._tell_at)
+
+    def check(self, now: Seconds) -> None:
+        """Check who is here by now; tell the others again, and log who is missing.
 
         Raises:
-            NetworkError: If the transport cannot be opened, too few workers join, or most of
-                them have different settings.
+            NetworkError: If most workers have different settings.
         """
-        peers, deadline = self._peers, now() + self._settings.meet_seconds
-        try:
-            self._post.open(lambda: not has_stopped() and now() < deadline)
-        except NetworkError:
-            if not has_stopped():
-                raise
-            return
-        again = now() + _AGAIN
-        while not (peers.are_all_here or has_stopped()) and now() < deadline:
-            yield from take_next(min(deadline, again))
-            self._wait(now())
-            if now() >= again:
-                again = now() + _AGAIN
-                self._post.tell_all(again=True)
-            if peers.began_at is not None:
-                deadline = min(deadline, now() + _STRAGGLERS)
-        if not has_stopped():
-            self._conclude()
-
-    def _wait(self, now: Seconds) -> None:
-        """Check the majority; log at intervals which workers are missing."""
         self._introductions.require_majority(is_waiting=True)
         if self._say_at is None:
             self._say_at = now + _SOON
@@ -89,9 +97,20 @@ class Meeting:
             self._say_at = now + _LATER
             missing = self._peers.missing
             _LOG.warning("still trying to reach %s%s", workers(missing), self._calls)
+        # A status may have been lost, and nothing else would repeat it before the run begins.
+        if now >= self._tell_at:
+            self._tell_at = now + _AGAIN
+            self._sending.tell_all(again=True)
+        # The others wait for nobody any more, so waiting much longer only puts this one back.
+        if self._peers.began_at is not None:
+            self.deadline = min(self.deadline, now + _STRAGGLERS)
 
-    def _conclude(self) -> None:
-        """End the wait; raise `NetworkError` if the run cannot begin."""
+    def conclude(self) -> None:
+        """End the wait.
+
+        Raises:
+            NetworkError: If too few workers have come, or most have different settings.
+        """
         self._introductions.require_majority(is_waiting=False)
         missing, settings = self._peers.missing, self._settings
         num_here = self._peers.num_workers - len(missing)
@@ -140,6 +159,72 @@ class Meeting:
             "continues from its checkpoint, if any; --min-workers sets the required number"
         )
         return True
+
+
+class Ending:
+    """Decides whether the run is over, and when to report progress to the other workers.
+
+    A finished worker stays until all workers have finished and all messages have arrived (or
+    nothing has happened for `settle_seconds`), because other workers may need its answers. It
+    leaves earlier only if at least half of all present workers, including itself, have finished
+    and the rest take ten times as long again. A single worker's claims must not hold up the
+    other workers forever, even in a run of two.
+
+    Args:
+        settings: Durations of waits.
+        sending: Knows this worker's phase, and what has not left yet.
+        peers: The other workers' reports.
+    """
+
+    def __init__(self, settings: HostSettings, sending: Sending, peers: Peers) -> None:
+        self.has_finished = False
+        self._settings = settings
+        self._sending = sending
+        self._peers = peers
+        self._finished_at: Seconds = math.inf
+        self._trained_at: Seconds = math.inf
+        self._changed_at: Seconds = math.inf
+
+    def changed(self, now: Seconds, event: Event | None = None) -> None:
+        """Record the time of an event; timers, evaluations and forecasts do not count."""
+        if not isinstance(event, TimerFired | Evaluated | Predicted):
+            self._changed_at = now
+        if isinstance(event, Trained):
+            self._trained_at = now
+
+    def finish(self, now: Seconds) -> None:
+        """Record that the worker has no work of its own left."""
+        # A wait between its last training and its end is a part of the wait for the others.
+        self.has_finished, self._finished_at = True, min(now, self._trained_at)
+
+    @property
+    def tell_at(self) -> Seconds:
+        """Time of the next report of counts, unless an event comes first."""
+        return self._changed_at + self._settings.quiet_seconds
+
+    def is_over(self, now: Seconds) -> bool:
+        """Whether no other worker needs this one any more."""
+        if not self.has_finished:
+            return False
+        quiet, settings, peers = now - self._changed_at, self._settings, self._peers
+        unfinished = peers.unfinished
+        # Twice, because the others report at these intervals, and their last report must have
+        # arrived here. It may still say that something is under way.
+        if quiet > 2 * settings.quiet_seconds and not unfinished and self._is_all_said:
+            return True
+        if not unfinished and quiet > settings.settle_seconds:
+            return True  # the counts still disagree, so a message was lost in flight
+        # One that goes on sending after its end keeps nobody for ever, either.
+        are_few = 2 * len(unfinished) <= len(peers.active) + 1
+        latest = (1 + _PATIENCE) * self._finished_at + settings.settle_seconds
+        return are_few and now > latest
+
+    @property
+    def _is_all_said(self) -> bool:
+        """Whether the others know of this worker's end, and no message is under way."""
+        sending = self._sending
+        has_told = sending.phase == Phase.FINISHED and sending.is_idle
+        return has_told and self._peers.is_nothing_under_way
 
 
 def workers(ranks: Sequence[Rank]) -> str:

@@ -1,4 +1,4 @@
-"""A worker's view of one other worker, and the messages that it can resend to it."""
+"""A worker's view of the others; its decisions to begin, rejoin and leave, without I/O."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ from edgegossip.net.transport import Incarnation
 
 _OVERHEAD = 1024
 """Memory of a message in addition to its payload, in bytes."""
+_GRACE: Seconds = 3.0
+"""Seconds until a departed worker counts as lost."""
+_RETURN_DELAY: Seconds = 3.0
+"""Delay of a worker's second return without a missing message; see `Peers._return_when_due`."""
+_MAX_DOUBLINGS = 4
+"""Limits the delay to 45 s, less than the default patience of algorithms."""
+_MAX_LIVES = 2
+"""Maximum lives of a process, which begins a new life when it rejoins, at most once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +42,7 @@ class SentLog:
     def add(self, number: int, message: Message) -> None:
         self.entries.append((number, message))
         self.num_bytes += payload_num_bytes(message.payload) + _OVERHEAD
+        # The oldest go first: the receiver needs an unbroken sequence up to the newest one.
         while self.num_bytes > self.max_bytes:
             self._drop()
 
@@ -134,22 +143,6 @@ class Peer:
         self.log = SentLog(max_bytes=self.log.max_bytes)
 
 
-# A worker's view of other workers; its decisions to begin, rejoin and leave, without I/O.
-
-
-_GRACE: Seconds = 3.0
-"""Seconds until a departed worker counts as lost."""
-
-_RETURN_DELAY: Seconds = 3.0
-"""Delay of a worker's second return without a missing message; see `Peers._return_when_due`."""
-
-_MAX_DOUBLINGS = 4
-"""Limits the delay to 45 s, less than the default patience of algorithms."""
-
-_MAX_LIVES = 2
-"""Maximum lives of a process, which begins a new life when it rejoins, at most once."""
-
-
 class Peers:
     """All other workers of a run.
 
@@ -196,6 +189,11 @@ class Peers:
         return [rank for rank, peer in self if not peer.is_lost]
 
     @property
+    def trusted(self) -> tuple[Rank, ...]:
+        """Workers that the algorithm considers present, and that are not ignored."""
+        return tuple(rank for rank in self.active if not self[rank].is_refused)
+
+    @property
     def lost(self) -> list[Rank]:
         """Unfinished workers that the algorithm considers lost, and that do not return soon."""
         gone = [r for r, peer in self if peer.is_lost and self._return_at(peer) == math.inf]
@@ -207,6 +205,8 @@ class Peers:
         """Record a newly reachable process of `rank`; its status follows."""
         peer = self[rank]
         if incarnation != peer.incarnation:
+            # What the former process said, and what it was ignored for, is not this one's. The
+            # numbering stays: whether this one goes on with that life, its status will say.
             peer.incarnation, peer.status, peer.num_lives = incarnation, None, 0
             peer.is_refused = False
             peer.forget_returns()
@@ -243,15 +243,20 @@ class Peers:
         return events
 
     def lied(self, rank: Rank) -> list[Event]:
-        """Count `rank` as lost; it will wait for an answer to what was rejected."""
+        """Count `rank` as lost; it will wait for an answer to what was rejected.
+
+        If it is lost already, the event still comes, so that its unused data is dropped.
+        """
         self[rank].num_returns += 1
-        return self.lose(rank)
+        self.lose(rank)
+        return [WorkerLost(rank, has_lied=True)] if self.has_begun else []
 
     def lose(self, rank: Rank) -> list[Event]:
         """Count `rank` as lost until a message or a status brings it back."""
         peer = self[rank]
         if peer.is_lost or not self.has_begun:
             return []
+        # A loss settles all that was lost in transit before: nobody waits for it any more.
         peer.is_lost, peer.has_lost_some = True, False
         self._count_on()
         return [WorkerLost(rank)]
@@ -262,13 +267,16 @@ class Peers:
         if status.life != peer.life and peer.num_lives >= _MAX_LIVES:
             return []  # repeated welcomes would cost the others work each time
         peer.status, peer.began_at = status, clock - status.elapsed
+        # First the life, because a new one restarts the numbers that the next lines compare.
         peer.turn_to(status.life)
         peer.log.forget(status.kept)
         if status.phase == Phase.GONE:
             return self.lose(rank)
+        # It handles other events than before this worker's checkpoint, when it was in step.
         if self.has_begun and self._has_begun_without(status):
             self._count_on()
         is_counting = status.phase >= Phase.RUNNING and status.begun_with == self.life
+        # A single gap proves nothing: the status may have overtaken messages that are resent.
         is_gap = is_counting and status.sent[self.rank] > peer.received
         peer.num_gaps = peer.num_gaps + 1 if is_gap else 0
         if not self._takes_part(peer):
@@ -312,6 +320,8 @@ class Peers:
         peer = self[rank]
         if not peer.is_lost and peer.known_life == peer.life:
             return []
+        # The algorithm must hear of a loss before each return, even if this worker missed it
+        # because the other one restarted too fast.
         has_restarted = peer.known_life not in (0, peer.life)
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
         if peer.is_lost:  # nobody waits for messages that it sent in the meantime
@@ -329,7 +339,7 @@ class Peers:
         lost this one, because the resumed worker then receives different messages. They may
         always differ if the algorithm depends on the order of arrival.
         """
-        if self.is_resumed:
+        if self.is_resumed:  # only then has it used numbers that it does not remember
             for _, peer in self:
                 if peer.status is not None:
                     peer.sent = max(peer.sent, peer.status.received[self.rank])
@@ -416,6 +426,8 @@ class Peers:
         here = self._here()
         events: list[Event] = []
         for rank, peer in self:
+            # A loss or a return that the algorithm knows from the checkpoint is not reported
+            # again.
             if rank not in here or not self._goes_along(rank, here[rank], has_rejoined):
                 events += [] if peer.is_lost else [WorkerLost(rank)]
                 peer.is_lost = True
@@ -454,7 +466,7 @@ class Peers:
         peer, everyone = self[rank], self._peers.values()
         sent = [each.sent for each in everyone]
         received = [each.received for each in everyone]
-        for counts in (sent, received):
+        for counts in (sent, received):  # everyone's position in them is its rank
             counts.insert(self.rank, 0)
         return WorkerStatus(
             phase=phase,
@@ -481,6 +493,7 @@ class Peers:
     @property
     def is_nothing_under_way(self) -> bool:
         """Whether all messages have arrived, according to the workers' latest statuses."""
+        # Which worker it is for makes no difference to the counts.
         own = self.status_for(self.active[0], Phase.FINISHED, 0.0) if self.active else None
         statuses = {self.rank: own} | {rank: self[rank].status for rank in self.active}
         return all(
@@ -527,6 +540,7 @@ class Peers:
                 is_lost,
                 has_lost_some,
             )
+            # After `turn_to`, which sets them to 0. What had arrived is in this checkpoint.
             peer.sent, peer.received, peer.kept = sent, received, received
             for number, message in log:
                 peer.log.add(number, message)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from torch import Tensor
+
+from edgegossip.contract.observer import UNOBSERVED, Observer
 from edgegossip.contract.protocol import Predicted, Rank, Seconds
 from edgegossip.contract.ranges import check_counts, check_range, check_ranges
 from edgegossip.net.host.introduction import Introduction
@@ -25,6 +28,8 @@ class Forecaster(Protocol):
         """Forecast for the work that begins at `now` on the host's clock."""
 
 
+Evaluator: TypeAlias = Callable[[Tensor], tuple[float, Mapping[str, float]]]
+"""Returns the loss and the metrics of parameters, [num_params], on the validation split."""
 Chore: TypeAlias = Callable[[Seconds], Seconds]
 """A chore that runs between two events: it gets the time and returns when it is next due.
 """
@@ -53,7 +58,7 @@ class HostSettings:
         settle_seconds: Seconds for which counts may disagree before a worker leaves anyway.
         max_waiting_bytes: Limit, in bytes, on messages that wait for one receiver, and on
             arrived messages that the algorithm still needs. There is always room for three of
-            the largest messages. See `Holding` for None.
+            the largest messages. See `ReceiveBudget` for None.
         max_log_bytes: Limit, in bytes, on messages kept per worker for resending; an eighth of
             it without checkpoints.
         runtime: Clock, inbox and threads.
@@ -89,3 +94,22 @@ class HostSettings:
             min_workers="at least 1",
             max_waiting_bytes="at least 1 or None",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostServices:
+    """What a machine offers a host, beyond training and messages.
+
+    Args:
+        forecaster: Answers `Predict` and learns how long training takes; None if unused.
+        evaluate: Answers `Evaluate`; None if it is never requested.
+        observer: Observes this worker.
+        chores: Periodic chores between two events.
+        save: Stores a checkpoint and returns whether it succeeded; None for no checkpoints.
+    """
+
+    forecaster: Forecaster | None = None
+    evaluate: Evaluator | None = None
+    observer: Observer = UNOBSERVED
+    chores: tuple[Chore, ...] = ()
+    save: Callable[[dict[str, Any]], bool] | None = None

@@ -1,4 +1,4 @@
-"""Timers and periodic chores of one worker."""
+"""When a host acts without a message: timers, periodic chores, and patience with others."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from edgegossip.contract.protocol import (
-    Evaluated,
-    Event,
-    Predicted,
-    Rank,
-    Seconds,
-    TimerFired,
-    Trained,
-)
-from edgegossip.net.host.receiving import Post
-from edgegossip.net.host.settings import Chore, HostSettings
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.net.host.settings import Chore
 
 
 class Chores:
@@ -39,6 +30,7 @@ class Chores:
     def do_due(self, now: Seconds) -> None:
         """Run all due chores."""
         if now >= self.next_at:
+            # Each chore says itself when it is due again, so a slow one is not called in a row.
             self._due = [(chore(now) if at <= now else at, chore) for at, chore in self._due]
             self.next_at = min(at for at, _ in self._due)
 
@@ -58,23 +50,25 @@ class Alarms:
 
     def __init__(self) -> None:
         self._times: dict[str, Seconds] = {}
-        self._look()
+        self._update()
 
     def set(self, name: str, at: Seconds) -> None:
         """Set timer `name` to fire at `at`; infinity cancels it."""
+        # One timer per name: an algorithm that sets it again waits for something else by now.
         self._times.pop(name, None)
         if at < math.inf:
             self._times[name] = at
-        self._look()
+        self._update()
 
     def pop_due(self, now: Seconds) -> list[str]:
         """Remove the due timers; return their names, the earliest first."""
         if now < self.next_at:
             return []
+        # By time and then by name, so that equal runs fire in the same order.
         due = sorted((at, name) for name, at in self._times.items() if at <= now)
         for _, name in due:
             del self._times[name]
-        self._look()
+        self._update()
         return [name for _, name in due]
 
     def state_dict(self) -> dict[str, Seconds]:
@@ -82,9 +76,9 @@ class Alarms:
 
     def load_state_dict(self, state: dict[str, Seconds]) -> None:
         self._times = dict(state)
-        self._look()
+        self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         self.next_at = min(self._times.values(), default=math.inf)
 
 
@@ -129,7 +123,7 @@ class Patience:
     _longest_work: Seconds = field(default=0.0, init=False)
     _since: Seconds | None = field(default=None, init=False)
     _has_given_up: bool = field(default=False, init=False)
-    look_at: Seconds = field(default=math.inf, init=False)
+    check_at: Seconds = field(default=math.inf, init=False)
     """Time of the next announcement and check for silent workers; infinity if not waiting."""
 
     def __post_init__(self) -> None:
@@ -145,10 +139,10 @@ class Patience:
         """Record whether only a message can wake the worker."""
         if is_waiting and self._since is None:
             self._since, self._has_given_up = now, False
-            self.look_again(now)
+            self.check_again(now)
         elif not is_waiting and self._since is not None:
             self._end_wait(now)
-            self._since, self.look_at = None, math.inf
+            self._since, self.check_at = None, math.inf
 
     def _end_wait(self, now: Seconds) -> None:
         assert self._since is not None
@@ -176,9 +170,9 @@ class Patience:
         limit = max(self.first, self.factor * self._longest_work + self.slack)
         return min(self.factor * longest + self.slack, limit)
 
-    def look_again(self, now: Seconds) -> None:
-        """Postpone `look_at`."""
-        self.look_at = now + self.slack / 10
+    def check_again(self, now: Seconds) -> None:
+        """Postpone `check_at`."""
+        self.check_at = now + self.slack / 10
 
     def silent(
         self, heard_at: Mapping[Rank, Seconds], spoke_at: Mapping[Rank, Seconds], now: Seconds
@@ -202,65 +196,3 @@ class Patience:
         is_over = silent >= self.deadline or waited >= self.factor * self.deadline
         self._has_given_up |= is_over
         return is_over
-
-
-# The end of a run: the time at which a finished worker may leave.
-
-
-_PATIENCE = 10.0
-"""Time for which a finished worker stays to answer, as a multiple of the run so far."""
-
-
-class Ending:
-    """Decides whether the run is over, and when to report progress to the other workers.
-
-    A finished worker stays until all workers have finished and all messages have arrived (or
-    nothing has happened for `settle_seconds`), because other workers may need its answers. It
-    leaves earlier only if at least half of all present workers, including itself, have finished
-    and the rest take ten times as long again. A single worker's claims must not hold up the
-    other workers forever, even in a run of two.
-
-    Args:
-        settings: Durations of waits.
-        post: Source of the other workers' reports.
-    """
-
-    def __init__(self, settings: HostSettings, post: Post) -> None:
-        self.has_finished = False
-        self._settings = settings
-        self._post = post
-        self._finished_at: Seconds = math.inf
-        self._trained_at: Seconds = math.inf
-        self._changed_at: Seconds = math.inf
-
-    def changed(self, now: Seconds, event: Event | None = None) -> None:
-        """Record the time of an event; timers, evaluations and forecasts do not count."""
-        if not isinstance(event, TimerFired | Evaluated | Predicted):
-            self._changed_at = now
-        if isinstance(event, Trained):
-            self._trained_at = now
-
-    def finish(self, now: Seconds) -> None:
-        """Record that the worker has no work of its own left."""
-        # A wait between its last training and its end is a part of the wait for the others.
-        self.has_finished, self._finished_at = True, min(now, self._trained_at)
-
-    @property
-    def tell_at(self) -> Seconds:
-        """Time of the next report of counts, unless an event comes first."""
-        return self._changed_at + self._settings.quiet_seconds
-
-    def is_over(self, now: Seconds) -> bool:
-        """Whether no other worker needs this one any more."""
-        if not self.has_finished:
-            return False
-        quiet, settings = now - self._changed_at, self._settings
-        if quiet > 2 * settings.quiet_seconds and self._post.is_over:
-            return True
-        unfinished, active = self._post.peers.unfinished, self._post.peers.active
-        if not unfinished and quiet > settings.settle_seconds:
-            return True  # the counts still disagree, so a message was lost in flight
-        # One that goes on sending after its end keeps nobody for ever, either.
-        are_few = 2 * len(unfinished) <= len(active) + 1
-        latest = (1 + _PATIENCE) * self._finished_at + settings.settle_seconds
-        return are_few and now > latest

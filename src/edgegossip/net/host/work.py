@@ -1,4 +1,4 @@
-"""The last sound parameters, kept so that bad messages cannot end this worker's run."""
+"""Work on a host's own machine: training, evaluating and forecasting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +24,12 @@ from edgegossip.contract.protocol import (
     Predicted,
     Rank,
     Seconds,
-    Span,
     Started,
     Train,
     Trained,
 )
 from edgegossip.contract.trainer import Trainer
-from edgegossip.net.host.settings import Forecaster
+from edgegossip.net.host.settings import Evaluator, Forecaster
 from edgegossip.net.runtime import Background, Life, Runtime, Sink
 
 _LOG = logging.getLogger("edgegossip.net")
@@ -39,10 +37,20 @@ _MEMORY = 10
 _CREDIT = 6
 _SLACK = 0.1
 """Difference of losses that is always allowed, as a share of the first loss."""
+_CANCELLATION: Seconds = 10.0
+_QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
 
 
-class Footing:
-    """Keeps the last sound parameters, to which a worker can go back.
+@dataclass(slots=True, eq=False)
+class Completed:
+    """Background work that has ended: it yields an event, or has failed."""
+
+    event: Callable[[Seconds], Event] | None = None
+    error: BaseException | None = None
+
+
+class LastSoundParameters:
+    """Parameters to which a worker goes back after bad messages have broken its training.
 
     Training fails if a loss or parameters are not finite. If a sender can be blamed, the worker
     continues from the last parameters for which the mean of the last ten losses was at most
@@ -53,19 +61,10 @@ class Footing:
 
     Args:
         params: Initial parameters, [num_params].
-        blame: Mutes the sender to blame; returns False if there is none.
-        went_well: Called with the parameters after sound training.
     """
 
-    def __init__(
-        self,
-        params: Tensor,
-        blame: Callable[[], bool],
-        went_well: Callable[[Tensor], None],
-    ) -> None:
+    def __init__(self, params: Tensor) -> None:
         self.params = params
-        self._blame = blame
-        self._went_well = went_well
         self._losses: deque[float] = deque(maxlen=_MEMORY)
         self._lowest = math.inf
         self._slack = 0.0
@@ -75,8 +74,8 @@ class Footing:
         """Return `estimate`, or the last sound parameters if it is a slice, [num_params]."""
         return estimate if estimate.shape == self.params.shape else self.params
 
-    def check(self, event: Trained) -> None:
-        """Record the result of training.
+    def check(self, event: Trained) -> bool:
+        """Record the result of training; return whether it is sound.
 
         Raises:
             TrainingError: If the parameters are not finite.
@@ -90,21 +89,38 @@ class Footing:
         if self._lowest == math.inf:
             self._slack = _SLACK * abs(mean)
         self._lowest = min(self._lowest, mean)
-        if mean - self._lowest <= max(abs(self._lowest), self._slack):
+        # Twice the lowest mean, or near zero the slack, as losses there double all the time.
+        is_sound = mean - self._lowest <= max(abs(self._lowest), self._slack)
+        if is_sound:
             self.params = event.params
-            self._went_well(event.params)
+        return is_sound
 
-    def go_back(self, request: Train, seconds: Seconds, error: TrainingError) -> Trained:
+    @property
+    def needs_suspect(self) -> bool:
+        """Whether the next failure must be blamed on a sender."""
+        return self._credit == 0
+
+    def go_back(
+        self, request: Train, seconds: Seconds, error: TrainingError, suspect: Rank | None
+    ) -> Trained:
         """Answer a failed `Train` with the last sound parameters.
+
+        Args:
+            request: The failed request.
+            seconds: Duration of the training.
+            error: Why it failed.
+            suspect: The sender to blame; None if there is none.
 
         Raises:
             TrainingError: If no sender can be blamed; this is the given `error`.
         """
         # A stage's training inputs come from others, even where its parameters do not.
         if not request.inputs and torch.equal(request.params, self.params):
-            raise error  # no other worker has influenced these
-        if self._credit == 0 and not self._blame():
+            raise error  # no other worker has influenced these parameters
+        if self.needs_suspect and suspect is None:
             raise error
+        # The same values may have spread through other workers, so this one blame is enough for
+        # the next failures, too. It is limited, so that an unfit learning rate still fails.
         self._credit = (self._credit or _CREDIT) - 1
         _LOG.warning("%s: going back to the last sound parameters", error)
         self._losses.clear()
@@ -119,22 +135,6 @@ class Footing:
         )
 
 
-# Work on a host's own machine: training, evaluating and forecasting.
-
-
-_LEAVE_OFF: Seconds = 10.0
-_QUESTIONS = {Evaluated: Evaluate, Predicted: Predict, Assigned: Assign}
-Judge = Callable[[Tensor], tuple[float, Mapping[str, float]]]
-
-
-@dataclass(slots=True, eq=False)
-class Completed:
-    """Background work that has ended: it yields an event, or has failed."""
-
-    event: Callable[[Seconds], Event] | None = None
-    error: BaseException | None = None
-
-
 class Work:
     """Carries out one worker's effects on its own machine, in the background.
 
@@ -147,10 +147,6 @@ class Work:
         forecaster: Answers `Predict` and learns how long training takes; None if unused.
         evaluate: Answers `Evaluate` with loss and metrics; None if it is never requested.
         runtime: Provides the threads and the forecaster's clock.
-
-    Attributes:
-        footing: Sound parameters to go back to when training fails; with None, the worker
-            never goes back.
     """
 
     def __init__(
@@ -159,7 +155,7 @@ class Work:
         trainer: Trainer,
         items: Sink,
         forecaster: Forecaster | None,
-        evaluate: Judge | None,
+        evaluate: Evaluator | None,
         runtime: Runtime,
     ) -> None:
         self.is_busy = False  # training, or taking over another worker's data
@@ -170,24 +166,21 @@ class Work:
         self._evaluate = evaluate
         self._runtime = runtime
         self._clock = runtime.clock
-        self.footing: Footing | None = None
         # The training that runs, or will run after setting up, and the time of its request.
-        self._training: tuple[Train, Seconds] | None = None
+        self.training: tuple[Train, Seconds] | None = None
         self._asked: list[Evaluate | Predict | Assign] = []  # requests without an answer
         self._lock = threading.Lock()  # guards the two below
         self._is_set_up = self._is_put_off = False
-        self._bench = runtime.background(f"train {rank}")
-        self._judge: Background | None = None
-
-    def in_training(self) -> list[tuple[Rank, Seconds]]:
-        """The worker and the time since which it trains; empty if it does not."""
-        return [] if self._training is None else [(self._rank, self._training[1])]
+        # One thread for all work with the trainer, so that its steps never overlap.
+        self._training_thread = runtime.background(f"train {rank}")
+        self._evaluation_thread: Background | None = None
 
     def started(self, has_rejoined: bool, has_data: bool, life: Life) -> Started:
         """Return the worker's first event; begin to set up its data, if any."""
         if not has_data:
             return Started(has_rejoined, life=life)
-        self._beside(self._bench, self._set_up)
+        # Meanwhile the algorithm may already exchange messages.
+        self._run(self._training_thread, self._set_up)
         trainer = self._trainer
         return Started(
             has_rejoined, trainer.num_samples, trainer.epoch_cost, trainer.layout, life
@@ -197,18 +190,27 @@ class Work:
         """Begin to train; `Trained` follows. `progress` is passed to `Trainer.train`."""
         if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
-        self.is_busy, self._training = True, (effect, now)
+        self.is_busy, self.training = True, (effect, now)
         trainer = self._trainer
 
         def job() -> Callable[[Seconds], Event]:
             self._set_up()
+            # From here on, because a forecast must not take the setup for slow training.
             began = self._clock()
             cost = trainer.cost(effect)
             result = trainer.train(effect, progress)
             span = (began, self._clock())
-            return lambda end: self._trained(result.event(effect.params, end - now, cost), span)
 
-        self._beside(self._bench, job)
+            def trained(end: Seconds) -> Event:
+                self.is_busy = False
+                event = result.event(effect.params, end - now, cost)
+                if self._forecaster is not None:
+                    self._forecaster.trained(*span, event.cost)
+                return event
+
+            return trained
+
+        self._run(self._training_thread, job)
 
     def _set_up(self) -> None:
         self._trainer.set_up()
@@ -222,27 +224,67 @@ class Work:
 
         Returns False if the setup has ended; the caller should then wait for the work.
         """
+        # The lock decides: either the setup ends first and training runs to its end, or the
+        # stop is first and training never begins.
         with self._lock:
             self._is_put_off = not self._is_set_up
             return self._is_put_off
-
-    def _trained(self, event: Trained, span: Span) -> Trained:
-        self.is_busy = False
-        if self._forecaster is not None:
-            self._forecaster.trained(*span, event.cost)
-        return event
 
     def ask(self, effect: Evaluate | Predict | Assign) -> None:
         """Begin to answer a request; `Evaluated`, `Predicted` or `Assigned` follows."""
         self._asked.append(effect)
         match effect:
-            case Evaluate():
-                self._evaluate_beside(effect)
+            case Evaluate(params):
+                self._begin_to_evaluate(params)
             case Predict():
-                predicted = self._predict()
+                if self._forecaster is None:
+                    raise LocalProtocolError(
+                        f"worker {self._rank} asked to Predict, but this run has no monitor; "
+                        "give a TrainingLoop forecaster=edgegossip.Monitor(...)"
+                    )
+                predicted = self._forecaster.forecast(self._clock())
+                # Through the inbox, although it is ready: an answer never comes during
+                # `handle`.
                 self._items.put(Completed(lambda now: predicted))
-            case Assign():
-                self._assign(effect)
+            case Assign(ranks):
+                self._begin_to_assign(ranks)
+
+    def _begin_to_evaluate(self, params: Tensor) -> None:
+        evaluate = self._evaluate
+        if evaluate is None:
+            raise no_validation_data(self._rank)
+        # In its own thread: training goes on meanwhile. Most workers never need it.
+        name = f"evaluate {self._rank}"
+        self._evaluation_thread = self._evaluation_thread or self._runtime.background(name)
+
+        def job() -> Callable[[Seconds], Event]:
+            loss, metrics = evaluate(params)
+            return lambda now: Evaluated(loss, metrics)
+
+        self._run(self._evaluation_thread, job)
+
+    def _begin_to_assign(self, ranks: tuple[Rank, ...]) -> None:
+        if self.is_busy:
+            raise LocalProtocolError(
+                f"worker {self._rank} asked for other data while it trains"
+            )
+        self.is_busy = True
+        trainer = self._trainer
+
+        def job() -> Callable[[Seconds], Event]:
+            trainer.assign(ranks)
+            self._is_set_up = False
+            event = Assigned(trainer.num_samples, trainer.epoch_cost)
+
+            def assigned(now: Seconds) -> Event:
+                self.is_busy = False
+                return event
+
+            return assigned
+
+        self._run(self._training_thread, job)
+        # The answer comes before the new data is ready, as at the start.
+        self._run(self._training_thread, self._set_up)
 
     @property
     def has_questions(self) -> bool:
@@ -254,53 +296,12 @@ class Work:
         asked, self._asked = self._asked, []
         for effect in asked:
             self.ask(effect)
-        if self._training is not None:
-            self.train(self._training[0], now, progress)
+        if self.training is not None:
+            self.train(self.training[0], now, progress)
 
     def forget_questions(self) -> None:
         """Drop all open requests."""
-        self._asked, self._training = [], None
-
-    def _evaluate_beside(self, effect: Evaluate) -> None:
-        evaluate = self._evaluate
-        if evaluate is None:
-            raise no_validation_data(self._rank)
-        self._judge = self._judge or self._runtime.background(f"evaluate {self._rank}")
-
-        def job() -> Callable[[Seconds], Event]:
-            loss, metrics = evaluate(effect.params)
-            return lambda now: Evaluated(loss, metrics)
-
-        self._beside(self._judge, job)
-
-    def _predict(self) -> Predicted:
-        if self._forecaster is None:
-            raise LocalProtocolError(
-                f"worker {self._rank} asked to Predict, but this run has no monitor; give a "
-                "TrainingLoop forecaster=edgegossip.Monitor(...)"
-            )
-        return self._forecaster.forecast(self._clock())
-
-    def _assign(self, effect: Assign) -> None:
-        if self.is_busy:
-            raise LocalProtocolError(
-                f"worker {self._rank} asked for other data while it trains"
-            )
-        self.is_busy = True
-        trainer = self._trainer
-
-        def job() -> Callable[[Seconds], Event]:
-            trainer.assign(effect.ranks)
-            self._is_set_up = False
-            assigned = Assigned(trainer.num_samples, trainer.epoch_cost)
-            return partial(self._assigned, assigned)
-
-        self._beside(self._bench, job)
-        self._beside(self._bench, self._set_up)
-
-    def _assigned(self, event: Assigned, now: Seconds) -> Assigned:
-        self.is_busy = False
-        return event
+        self._asked, self.training = [], None
 
     def take(self, done: Completed, now: Seconds) -> Event:
         """Return the event that `done` yields.
@@ -308,37 +309,28 @@ class Work:
         Raises:
             BaseException: If the work has failed.
         """
-        try:
-            event = self._event(done, now)
-            if isinstance(event, Trained) and self.footing is not None:
-                self.footing.check(event)
-        except TrainingError as error:
-            event = self._go_back(error, now)
+        if done.error is not None:
+            raise done.error
+        assert done.event is not None
+        # Here, and not in the thread, because it changes what only the host's thread may.
+        event = done.event(now)
         if isinstance(event, Trained):
-            self._training = None
+            self.training = None
+        # Requests of one kind are answered in order, so the answer belongs to the oldest.
         if question := _QUESTIONS.get(type(event)):
             self._asked.remove(next(a for a in self._asked if isinstance(a, question)))
         return event
 
-    def _event(self, done: Completed, now: Seconds) -> Event:
-        if done.error is not None:
-            raise done.error
-        assert done.event is not None
-        return done.event(now)
-
-    def _go_back(self, error: TrainingError, now: Seconds) -> Trained:
-        """Go back to sound parameters, if another worker can be blamed for `error`."""
-        if self.footing is None or self._training is None:
-            raise error
-        request, began = self._training
-        event = self.footing.go_back(request, now - began, error)
+    def start_over(self) -> None:
+        """Give up the training that has failed."""
         self._trainer.start_over()
-        self.is_busy = False
-        return event
+        self.is_busy, self.training = False, None
 
-    def _beside(
-        self, bench: Background, job: Callable[[], Callable[[Seconds], Event] | None]
+    def _run(
+        self, thread: Background, job: Callable[[], Callable[[Seconds], Event] | None]
     ) -> None:
+        """Put what `job` yields, or its error, into the inbox."""
+
         def work() -> Completed | None:
             if self._is_put_off:
                 return None
@@ -348,26 +340,27 @@ class Work:
                 return Completed(error=error)
             return Completed(event) if event else None
 
-        bench.submit(work, self._note)
+        def report(done: Completed | None) -> None:
+            if done is not None:
+                self._items.put(done)
 
-    def _note(self, done: Completed | None) -> None:
-        if done is not None:
-            self._items.put(done)
+        thread.submit(work, report)
 
     def close(self) -> None:
         """Stop working; a process must not end in the middle of a step."""
+        # First the cancellation: the thread then ends after its current step.
         self._trainer.cancel()
-        for background in filter(None, (self._bench, self._judge)):
-            background.close(_LEAVE_OFF)
+        for background in filter(None, (self._training_thread, self._evaluation_thread)):
+            background.close(_CANCELLATION)
 
     def state_dict(self) -> Mapping[str, Any]:
         """State of the trainer and the open requests, while nothing trains."""
         trainer = self._trainer.state_dict()
-        put_off = None if self._training is None else self._training[0]
+        put_off = None if self.training is None else self.training[0]
         return {"trainer": trainer, "asked": [*self._asked], "train": put_off}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`; see `ask_again`."""
         self._trainer.load_state_dict(state["trainer"])
         self._asked, put_off = list(state["asked"]), state["train"]
-        self._training = None if put_off is None else (put_off, 0.0)
+        self.training = None if put_off is None else (put_off, 0.0)

@@ -1,20 +1,22 @@
-"""Files for mutual TLS, which identify a worker and its peers beyond one machine."""
+"""Files for mutual TLS, which identify a worker and its peers; they may change during a run."""
 
 from __future__ import annotations
 
 import logging
 import stat
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from edgegossip.contract.errors import NetworkError
-from edgegossip.contract.protocol import Rank
+from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.identity.certificates import (
     authority_paths,
@@ -38,6 +40,12 @@ from edgegossip.net.identity.revocation import (
 
 _LOG = logging.getLogger("edgegossip.net")
 _SOON = timedelta(days=7)
+_COMPLAIN = 3
+_EARLY: Seconds = 1.0
+"""Seconds before the end of the own certificate at which links are closed. Sent frames still
+arrive, and no link is reopened in the last second; see `ExpiredLinks`.
+"""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +310,94 @@ class TLS:
                 self.certificate,
                 _moment(identity.end),
             )
+
+
+class CertificateWatch:
+    """Watches the files of a worker or router for valid changes.
+
+    Damaged or untrusted files change nothing: the last valid certificates and revocation lists
+    stay in use, and a line is logged.
+
+    Args:
+        tls: The files.
+        rank: Worker that owns the files; None for routers.
+        run_names: Names of runs that the certificate may be bound to.
+
+    Raises:
+        NetworkError: If the files are invalid now; see `TLS.check`.
+    """
+
+    def __init__(self, tls: TLS, rank: Rank | None, run_names: Collection[str]) -> None:
+        self.tls = tls
+        self._rank = rank
+        self._run_names = run_names
+        self._contents = tls.contents()
+        self.current = tls.check(rank, run_names)
+        # Number of failures in a row of the same contents, by outcome.
+        self._failures: Counter[str] = Counter()
+
+    @property
+    def seconds_left(self) -> Seconds:
+        """Seconds until links must be closed, because the current certificate expires."""
+        return (self.current.identity.end - datetime.now(UTC)).total_seconds() - _EARLY
+
+    def complain_of_expiry(self) -> None:
+        """Log that the current certificate expires now, and what to do."""
+        which = "--router" if self._rank is None else f"--rank {self._rank}"
+        _LOG.error(
+            "%s expires at %s, so all links are closed and nothing can be exchanged; make a "
+            "new one where the authority is (edgegossip certs issue %s --replace) and copy it "
+            "and its key to this machine, where they take effect within seconds",
+            self.tls.certificate,
+            f"{self.current.identity.end:%Y-%m-%d %H:%M:%S} UTC",
+            which,
+        )
+
+    def poll(self) -> Credentials | None:
+        """Read the files if they have changed; return new credentials, if any."""
+        contents = self.tls.contents()
+        if contents != self._contents:
+            self._failures.clear()
+        elif not self._failures:
+            return None
+        self._contents = contents
+        before = self.current
+        identity = self._try(
+            "the current certificates stay in use",
+            lambda: self.tls.identity(self._rank, self._run_names),
+            before.identity,
+        )
+        after = self._try(
+            "the earlier revocations stay in force, without new ones",
+            lambda: self._with_revocations(replace(before, identity=identity)),
+            replace(before, identity=identity),
+        )
+        if after == before:
+            return None
+        self.current = after
+        if after.identity != before.identity:
+            self.tls.warn(after.identity)
+        if after.is_revoked:
+            _LOG.error("%s is revoked; other workers close their links", self.tls.certificate)
+        return after
+
+    def _with_revocations(self, credentials: Credentials) -> Credentials:
+        revocations = self.tls.revocations(credentials.identity, credentials.revocations)
+        credentials = replace(credentials, revocations=revocations)
+        credentials.anchors()  # raises if there are too many
+        return credentials
+
+    def _try(self, consequence: str, read: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            result = read()
+        except (NetworkError, OSError, ValueError, UnsupportedAlgorithm) as error:
+            self._failures[consequence] += 1
+            # Wait: the administrator may be replacing one file after the other.
+            if self._failures[consequence] == _COMPLAIN:
+                _LOG.error("%s: %s", consequence, error)
+            return otherwise
+        del self._failures[consequence]
+        return result
 
 
 def has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:

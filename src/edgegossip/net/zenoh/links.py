@@ -1,4 +1,4 @@
-"""The links of a session, with a known fact about each."""
+"""Links of a zenoh session: which leave the machine, are dead or expired, or of strangers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Generic, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 import zenoh
 
@@ -16,56 +16,33 @@ from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import is_loopback
 from edgegossip.net.transport import Incarnation
 
-T = TypeVar("T")
+_LOG = logging.getLogger("edgegossip.net")
+_FIRST = 0x10000
+_NUM_DIGITS = len(f"{_FIRST:x}")
+_MAX_DOUBLINGS = 10
+_MAX_REASONS = 1000
+_TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
 Ends: TypeAlias = tuple[str, str, str]
 """The session at the other end of a link, and the addresses of both ends."""
+Report: TypeAlias = Callable[[Rank | None, str], None]
+"""Called from any thread for a stranger, with its claimed rank (if any) and a reason."""
 
 
-class KnownLinks(Generic[T]):
-    """Follows the links of a session.
-
-    Args:
-        know: Returns the value to store for a link, or None to omit the link.
+class Links:
+    """The open links of a session; links within this machine use no network card.
 
     Attributes:
-        known: Stored values by the ends of each link. The dict is replaced, never changed,
-            because zenoh's threads write while other threads read.
+        leaving: Whether a link leaves this machine, by its ends. The dict is replaced, never
+            changed, because zenoh's threads write while other threads read.
     """
 
-    def __init__(self, know: Callable[[zenoh.Link], T | None]) -> None:
-        self._know = know
-        self.known: dict[Ends, T] = {}
-
-    def follow(self, session: zenoh.Session) -> None:
-        """Follow `session` until it is closed or another one is followed."""
-        self.known = {}
-        # At once, without a thread of its own: a link must be known before its messages arrive.
-        linked = zenoh.handlers.Callback(self._linked, indirect=False)
-        session.info.declare_link_events_listener(linked, history=True)
-
-    def _linked(self, event: zenoh.LinkEvent) -> None:
-        link, known = event.link, dict(self.known)
-        ends = (str(link.zid), str(link.src), str(link.dst))
-        fact = self._know(link) if event.kind == zenoh.SampleKind.PUT else None
-        if fact is None:
-            known.pop(ends, None)
-        else:
-            known[ends] = fact
-        self.known = known
-
-
-# Find the links of a session that lead beyond this machine.
-
-
-class Reach:
-    """Follows the links of a session; links within this machine use no network card."""
-
     def __init__(self) -> None:
-        self._links = KnownLinks(lambda link: not _is_within(str(link.src), str(link.dst)))
+        self.leaving: dict[Ends, bool] = {}
 
     def follow(self, session: zenoh.Session) -> None:
         """Follow `session` until it is closed or another one is followed."""
-        self._links.follow(session)
+        self.leaving = {}
+        _follow(session, self._linked)
 
     def leave_machine(self, session_id: str | None) -> bool:
         """Whether traffic with a session leaves this machine.
@@ -73,26 +50,47 @@ class Reach:
         Without a link to that session, any external link counts, because the path leads over a
         router or is not known yet.
         """
-        links = self._links.known
+        links = self.leaving
         direct = [leaves for (other, *_), leaves in links.items() if other == session_id]
         return any(direct or links.values())
+
+    @property
+    def ranks(self) -> set[Rank]:
+        """Workers at the other ends, as their session ids say."""
+        length = len(new_session_id(0))
+        sessions = [zid for zid, *_ in self.leaving if len(zid) == length]
+        return {int(zid[:_NUM_DIGITS], 16) - _FIRST for zid in sessions}
+
+    def _linked(self, link: zenoh.Link, *, is_open: bool) -> None:
+        leaving, ends = dict(self.leaving), _ends(link)
+        leaving.pop(ends, None)
+        if is_open:
+            leaving[ends] = not _is_within(*ends[1:])
+        self.leaving = leaving
+
+
+class _Linked(Protocol):
+    def __call__(self, link: zenoh.Link, *, is_open: bool) -> None: ...
+
+
+def _follow(session: zenoh.Session, linked: _Linked, *, history: bool = True) -> None:
+    """Call `linked` for each link that is opened or closed."""
+
+    def report(event: zenoh.LinkEvent) -> None:
+        linked(event.link, is_open=event.kind == zenoh.SampleKind.PUT)
+
+    # At once, without a thread of its own: a link must be known before its messages arrive.
+    handler = zenoh.handlers.Callback(report, indirect=False)
+    session.info.declare_link_events_listener(handler, history=history)
+
+
+def _ends(link: zenoh.Link) -> Ends:
+    return str(link.zid), str(link.src), str(link.dst)
 
 
 def _is_within(source: str, destination: str) -> bool:
     """Whether both ends of a link are on this machine, so that its traffic stays internal."""
-    return is_loopback(source) or _host(source) == _host(destination)
-
-
-def _host(endpoint: str) -> str:
-    return endpoint.rpartition(":")[0]
-
-
-# Dead links: they lead to a closed session, stay up, and never carry a message.
-
-
-_FIRST = 0x10000
-_NUM_DIGITS = len(f"{_FIRST:x}")
-_MAX_DOUBLINGS = 10
+    return is_loopback(source) or source.rpartition(":")[0] == destination.rpartition(":")[0]
 
 
 def new_session_id(rank: Rank, incarnation: Incarnation = 0) -> str:
@@ -127,43 +125,31 @@ class DeadLinks:
     doubles each time.
 
     Args:
+        links: Links of the session.
         patience: Seconds for which a link may lack a sign of life. A leaving worker withdraws
             its token and then stays for at most a lease.
     """
 
-    def __init__(self, patience: Seconds) -> None:
+    def __init__(self, links: Links, patience: Seconds) -> None:
+        self._links = links
         self._patience = patience
         self._num_found = 0
-        self._links = KnownLinks(_rank)
-        self._mute_since: dict[Rank, Seconds] = {}
+        self._silent_since: dict[Rank, Seconds] = {}
 
-    def follow(self, session: zenoh.Session) -> None:
-        """Follow `session` until it is closed or another one is followed."""
-        self._mute_since = {}
-        self._links.follow(session)
+    def start_over(self) -> None:
+        """Forget the links of the session before."""
+        self._silent_since = {}
 
     def find(self, absent: Collection[Rank]) -> Rank | None:
         """Look for a worker whose link has lacked a sign of life for too long."""
-        mute, now = {*self._links.known.values()}.intersection(absent), time.monotonic()
-        self._mute_since = {rank: self._mute_since.get(rank, now) for rank in mute}
+        silent, now = self._links.ranks.intersection(absent), time.monotonic()
+        self._silent_since = {rank: self._silent_since.get(rank, now) for rank in silent}
         patience = self._patience * 2 ** min(self._num_found, _MAX_DOUBLINGS)
-        found = [rank for rank, since in self._mute_since.items() if now - since > patience]
+        found = [rank for rank, since in self._silent_since.items() if now - since > patience]
         if not found:
             return None
         self._num_found += 1
         return min(found)
-
-
-def _rank(link: zenoh.Link) -> Rank | None:
-    """Read the rank from the other end's session id; None if that end is not a worker."""
-    zid = str(link.zid)
-    return int(zid[:_NUM_DIGITS], 16) - _FIRST if len(zid) == len(new_session_id(0)) else None
-
-
-# Expired links: opened with a certificate in its last second, and never closed by zenoh.
-
-
-_LOG = logging.getLogger("edgegossip.net")
 
 
 class ExpiredLinks:
@@ -194,8 +180,8 @@ class ExpiredLinks:
         """Follow `session` until it is closed or another one is followed."""
         with self._lock:
             self._closed_in, self._suspects = {}, {}
-        linked = zenoh.handlers.Callback(self._linked, indirect=False)
-        session.info.declare_link_events_listener(linked, history=False)
+        # Without history: links that are open already were not reopened.
+        _follow(session, self._linked, history=False)
 
     def find(self) -> bool:
         """Whether a link may have outlived its certificate; logs whose link it is."""
@@ -214,10 +200,8 @@ class ExpiredLinks:
         )
         return True
 
-    def _linked(self, event: zenoh.LinkEvent) -> None:
-        link = event.link
-        ends = (str(link.zid), str(link.src), str(link.dst))
-        self.take(ends, link.auth_identifier, is_open=event.kind == zenoh.SampleKind.PUT)
+    def _linked(self, link: zenoh.Link, *, is_open: bool) -> None:
+        self.take(_ends(link), link.auth_identifier, is_open=is_open)
 
     def take(self, ends: Ends, name: str | None, *, is_open: bool) -> None:
         """Note that a link of a certificate's holder was opened or closed just now."""
@@ -230,9 +214,6 @@ class ExpiredLinks:
                 self._suspects[ends] = (now, name)
 
 
-# Relaying: with certificates, a worker speaks only for itself, so only routers relay.
-
-
 def warn_without_relay(session: zenoh.Session, holders: Mapping[str, Rank | None]) -> None:
     """Warn if a worker that does not listen is linked to another worker, and not to a router.
 
@@ -243,13 +224,13 @@ def warn_without_relay(session: zenoh.Session, holders: Mapping[str, Rank | None
         session: Session of a worker that does not listen and has certificates.
         holders: Ranks of the permitted certificates, by common name; None for routers.
     """
-    told: set[Rank] = set()
+    warned: set[Rank] = set()
 
-    def linked(event: zenoh.LinkEvent) -> None:
-        rank = holders.get(event.link.auth_identifier or "")
-        if event.kind != zenoh.SampleKind.PUT or rank is None or rank in told:
+    def linked(link: zenoh.Link, *, is_open: bool) -> None:
+        rank = holders.get(link.auth_identifier or "")
+        if not is_open or rank is None or rank in warned:
             return
-        told.add(rank)
+        warned.add(rank)
         _LOG.warning(
             "this worker reaches only worker %d, because it does not listen, and workers with "
             "certificates do not relay; to reach the others too, give --listen tls/0.0.0.0:0 "
@@ -257,16 +238,7 @@ def warn_without_relay(session: zenoh.Session, holders: Mapping[str, Rank | None
             rank,
         )
 
-    session.info.declare_link_events_listener(linked, history=True)
-
-
-# Strangers: peers outside the run, which zenoh rejects and this module reports.
-
-
-Refused: TypeAlias = Callable[[Rank | None, str], None]
-"""Called from any thread for a stranger, with its claimed rank (if any) and a reason."""
-
-_TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
+    _follow(session, linked)
 
 
 def log_refused_connections() -> None:
@@ -289,7 +261,7 @@ def report_strangers(
     run: str,
     num_workers: int,
     holders: Mapping[str, Rank | None],
-    refused: Refused,
+    refused: Report,
 ) -> None:
     """Call `refused` for links of peers outside the run and for workers of other runs.
 
@@ -335,9 +307,9 @@ def report_links(
     names: dict[str, str] = {}
     report = _once(lambda _, reason: refused(reason))
 
-    def linked(event: zenoh.LinkEvent) -> None:
-        name, session_id = event.link.auth_identifier, str(event.link.zid)
-        if event.kind != zenoh.SampleKind.PUT:
+    def linked(link: zenoh.Link, *, is_open: bool) -> None:
+        name, session_id = link.auth_identifier, str(link.zid)
+        if not is_open:
             names.pop(session_id, None)
         elif name is None:
             return
@@ -351,16 +323,16 @@ def report_links(
         elif names.setdefault(session_id, name) != name:
             report(None, f"a link from {name!r} in a session of {names[session_id]!r}")
 
-    session.info.declare_link_events_listener(linked, history=True)
+    _follow(session, linked)
 
 
-def _once(refused: Refused) -> Refused:
+def _once(refused: Report) -> Report:
     """Wrap `refused` so that it gets each reason once, and at most a thousand reasons."""
-    told: set[tuple[Rank | None, str]] = set()
+    reported: set[tuple[Rank | None, str]] = set()
 
     def report(rank: Rank | None, reason: str) -> None:
-        if (rank, reason) not in told and len(told) < 1000:
-            told.add((rank, reason))
+        if (rank, reason) not in reported and len(reported) < _MAX_REASONS:
+            reported.add((rank, reason))
             refused(rank, reason)
 
     return report

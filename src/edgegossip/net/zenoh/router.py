@@ -12,10 +12,15 @@ from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_range
 from edgegossip.net.address import Address
 from edgegossip.net.identity.access import known_holders, zenoh_security
-from edgegossip.net.identity.tls import TLS, Credentials
+from edgegossip.net.identity.tls import TLS, CertificateWatch, Credentials
 from edgegossip.net.zenoh.links import ExpiredLinks, log_refused_connections, report_links
-from edgegossip.net.zenoh.renewal import CertificateWatch, RenewedSession
-from edgegossip.net.zenoh.session import LEASE, KeepTrying, open_session, session_settings
+from edgegossip.net.zenoh.session import (
+    LEASE,
+    KeepTrying,
+    RenewedSession,
+    open_session,
+    session_settings,
+)
 
 _LOG = logging.getLogger("edgegossip.net")
 

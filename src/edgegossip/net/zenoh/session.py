@@ -1,4 +1,4 @@
-"""Opening zenoh sessions, at once or as soon as a peer answers."""
+"""Sessions of zenoh: opened as soon as a peer answers, and renewed when certificates change."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TypeAlias
 
 import zenoh
@@ -16,18 +17,25 @@ import zenoh
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Seconds
 from edgegossip.net.address import Address
-from edgegossip.net.transport import CHUNK_BYTES
+from edgegossip.net.identity.certificates import common_name
+from edgegossip.net.identity.tls import CertificateWatch, Credentials
 
 LEASE: Seconds = 5.0
 """Half of the worst-case time until a silent machine counts as lost. It must exceed a worker's
 pauses on a busy machine; 1.5 s did not.
+"""
+CHUNK_BYTES = 256 * 1024
+"""Largest piece of a frame. Smaller pieces cost more calls; larger ones exceed the caches
+(`benchmarks/exchange.py`).
 """
 _LEASES = (0.1, 3600.0)
 KeepTrying: TypeAlias = Callable[[], bool]
 """Polled several times per second while no peer answers; if it returns false, the attempt
 ends."""
 _LOG = logging.getLogger("edgegossip.net")
-_LOOK: Seconds = 0.1
+_POLL: Seconds = 0.1
+_WATCH: Seconds = 1.0
+"""Seconds between two looks at certificates and at the state of the links."""
 _RETRY: Seconds = 0.5
 _SOON: Seconds = 3.0
 _LATER: Seconds = 30.0
@@ -149,7 +157,7 @@ def _open_client(
     began, say_after, answer = time.monotonic(), _SOON, _Attempt(config)
     problem = "no answer yet"
     while keep_trying():
-        if (session := answer.wait(_LOOK)) is not None:
+        if (session := answer.wait(_POLL)) is not None:
             return session
         waited = time.monotonic() - began
         if waited >= say_after:
@@ -207,3 +215,139 @@ class _Attempt:
                 return
         if isinstance(found, zenoh.Session):
             found.close()  # type: ignore[no-untyped-call]
+
+
+class RenewedSession:
+    """A zenoh session that closes and reopens with new rules when certificates change.
+
+    There is no other way, because a zenoh session keeps its initial rules. A stuck session is
+    also reopened, with the same rules. When the own certificate expires, the session closes,
+    and reopens as soon as there is a new certificate.
+
+    Args:
+        open_session: Opens a session with given credentials; for later sessions, it is retried
+            until it succeeds.
+        enter: Called with each opened session.
+        leave: Called before each session is closed.
+        lost: Called after a session is closed to be replaced, now or later.
+        is_stuck: Returns whether the open session is stuck; called once a second.
+        watch: Watches for changed files; None without certificates.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[Credentials | None, KeepTrying], zenoh.Session],
+        *,
+        enter: Callable[[zenoh.Session], None],
+        leave: Callable[[], None] = lambda: None,
+        lost: Callable[[], None] = lambda: None,
+        is_stuck: Callable[[], bool] = lambda: False,
+        watch: CertificateWatch | None,
+    ) -> None:
+        self._open = open_session
+        self._enter = enter
+        self._leave = leave
+        self._lost = lost
+        self._is_stuck = is_stuck
+        self._watch = watch
+        self._session: zenoh.Session | None = None
+        self._is_over = threading.Event()
+        # Held while a session begins or ends.
+        self._changing = threading.Lock()
+        self._thread = threading.Thread(target=self._follow, name="renewal", daemon=True)
+
+    def open(self, keep_trying: KeepTrying = lambda: True) -> None:
+        """Open the first session.
+
+        Raises:
+            NetworkError: If the session cannot be opened, or `keep_trying` returns false.
+        """
+        credentials = None if self._watch is None else self._watch.current
+        self._session = self._open(credentials, keep_trying)
+        self._enter(self._session)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the session for good; has no effect if it is closed already."""
+        self._is_over.set()
+        with self._changing:
+            self._end()
+
+    def _end(self) -> bool:
+        """Close the session; return False if it was closed already."""
+        session, self._session = self._session, None
+        if session is None:
+            return False
+        with suppress(zenoh.ZError):
+            self._leave()
+        with suppress(zenoh.ZError):  # a stuck link ends with the process
+            session.close()  # type: ignore[no-untyped-call]
+        return True
+
+    def _follow(self) -> None:
+        while not self._is_over.wait(self._pause):
+            credentials = None if self._watch is None else self._watch.poll()
+            if credentials is not None:
+                begin = time.monotonic()
+                if self._renew(credentials):
+                    _say_what_changed(credentials, time.monotonic() - begin)
+            elif self._session is None:
+                continue  # until there is a new certificate
+            elif self._watch is not None and self._watch.seconds_left <= 0:
+                self._watch.complain_of_expiry()
+                self._close_for_now()
+            elif self._is_stuck():
+                self._renew(None if self._watch is None else self._watch.current)
+
+    @property
+    def _pause(self) -> Seconds:
+        """Seconds until the next look."""
+        if self._watch is None or self._session is None:
+            return _WATCH
+        return min(_WATCH, max(0.0, self._watch.seconds_left))
+
+    def _close_for_now(self) -> bool:
+        """Close this session; return False if `close` has been called."""
+        with self._changing:
+            if self._is_over.is_set():
+                return False
+            if self._end():
+                self._lost()
+        return True
+
+    def _renew(self, credentials: Credentials | None) -> bool:
+        """Replace this session with a new one; return False if `close` was called meanwhile."""
+        if not self._close_for_now():
+            return False
+        session = self._open_at_last(credentials)
+        with self._changing:
+            if session is None or self._is_over.is_set():
+                if session is not None:
+                    session.close()  # type: ignore[no-untyped-call]
+                return False
+            self._session = session
+            self._enter(session)
+        return True
+
+    def _open_at_last(self, credentials: Credentials | None) -> zenoh.Session | None:
+        complained = False
+        while not self._is_over.is_set():
+            try:
+                return self._open(credentials, lambda: not self._is_over.is_set())
+            except NetworkError as error:
+                if not complained:
+                    _LOG.error("no new links: %s", error)
+                complained = True
+                self._is_over.wait(_WATCH)
+        return None
+
+
+def _say_what_changed(credentials: Credentials, seconds: Seconds) -> None:
+    _LOG.warning(
+        "certificates have changed: this one is %s until %s, %d are revoked; "
+        "all links were closed, and can be reopened after %.1f s",
+        common_name(credentials.identity.holder.subject),
+        f"{credentials.identity.end:%Y-%m-%d %H:%M} UTC",
+        sum(len(each.serials) for each in credentials.revocations.values()),
+        seconds,
+    )

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.transport import TWIN, Incarnation
 
@@ -148,16 +147,3 @@ class Twins:
                 "this one goes on",
                 self._rank,
             )
-
-
-def require_no_twin(own_rank: Rank, rank: Rank | None, reason: str) -> None:
-    """Check whether a refusal means that this process has to end.
-
-    Raises:
-        NetworkError: If another process was worker `own_rank` before this one.
-    """
-    if (rank, reason) == (own_rank, TWIN):
-        raise NetworkError(
-            f"another process is worker {own_rank}, and was in the run before this one; end "
-            "the other one first, or give this one its own --rank"
-        )
