@@ -15,11 +15,11 @@ from tests.tiers import thorough
 from tests.trained import trained_event
 
 from edgegossip.contract.errors import RunFolderError
-from edgegossip.contract.protocol import Message, Trained
+from edgegossip.contract.protocol import Message, Note, Trained
 from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.real.worker_log import Diary
 from edgegossip.runs import events as event_log
-from edgegossip.runs.events import EventLog, whole_lines
+from edgegossip.runs.events import EventLog, EventReader, whole_lines
 
 
 def note(round: int = 0, kind: str = "note") -> Message:
@@ -218,3 +218,29 @@ def test_a_diary_that_goes_on_does_not_read_all_of_itself_at_once(tmp_path: Path
     assert diary.incarnation == 3
     assert path.read_bytes() == whole
     assert peak < len(whole) / 2
+
+
+def test_a_growing_log_is_read_on_from_where_the_last_reading_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, found = tmp_path / "events.jsonl", list[tuple[int, object]]()
+    path.write_bytes(b'{"type":"a","n":0}\n{"type":"a"}\nno event\n{"type":"a","n"')
+    reader = EventReader(path)
+    reader.each(lambda event: found.append((reader.position, event["n"])))
+    assert found == [(0, 0)]
+    assert [record.args[1] for record in caplog.records if record.args] == [2, 3]
+    with path.open("ab") as file:
+        file.write(b":3}\n")
+    reader.each(lambda event: found.append((reader.position, event["n"])))
+    assert found == [(0, 0), (41, 3)]
+    assert reader.position == path.stat().st_size
+    assert [start for start, _ in reader.between(0, math.inf)] == [0, 19, 41]
+
+
+def test_notes_of_a_kind_have_their_times(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    for time, kind in ((0.5, "stage"), (1.0, "search"), (2.0, "stage")):
+        log.noted(time, 0, Note(kind, {"waiting": time + 1}))
+    log.close()
+    notes = EventReader(tmp_path / "events.jsonl").notes("stage")
+    assert notes == [{"time": 0.5, "waiting": 1.5}, {"time": 2.0, "waiting": 3.0}]

@@ -28,7 +28,7 @@ from edgegossip.plan.study import Stage, cells_of, measured_cost, measured_throu
 from edgegossip.recipes.studies.server_tuning import TUNING_SEED
 from edgegossip.report import units
 from edgegossip.runs.experiment import Comparison
-from edgegossip.runs.folder import read_json
+from edgegossip.runs.files import read_json
 from edgegossip.runs.study import STUDY, Study
 
 OWN = (

@@ -44,7 +44,7 @@ from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
 from edgegossip.runs.describe import rank_name
 from edgegossip.runs.experiment import Experiment
-from edgegossip.runs.folder import read_json
+from edgegossip.runs.files import read_json
 from edgegossip.runs.process import one_intra_op_thread
 from edgegossip.runs.results import Results
 from edgegossip.runs.tracking import track_results

@@ -1,18 +1,22 @@
-"""Atomic writing of files, also on a disk that has become full."""
+"""Writing whole files, also on a disk that has become full, and locks between processes."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a full disk, and of a full quota."""
 _AT_ONCE = 2**20
+_PATIENCE = 0.1
+"""Seconds until a lock counts as held."""
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
@@ -106,20 +110,12 @@ def _allocate(file: BinaryIO, num_bytes: int) -> None:
             file.write(bytes(min(_AT_ONCE, num_bytes - start)))
 
 
-# File locks between processes; the kernel releases a dead process's lock.
-
-
-_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-# No symbolic link: its target would be overwritten.
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-_held: set[int] = set()  # descriptors
-
-
 @contextmanager
 def locked_file(path: Path, *, wait: bool) -> Iterator[str | None]:
     """Lock `path` during the block; the file is made before it and removed after it.
 
-    A lock file of a killed process is harmless. Child processes never inherit the lock.
+    The kernel frees the lock of a killed process, whose file is harmless. Child processes never
+    inherit the lock.
 
     Args:
         path: Lock file, which contains the id of the process that holds it.
@@ -133,68 +129,35 @@ def locked_file(path: Path, *, wait: bool) -> Iterator[str | None]:
             false; its `strerror` names the process.
         OSError: If `path` cannot be written or locked.
     """
-    descriptor, problem = _take(path, wait=wait)
-    _held.add(descriptor)
+    # A soft lock, which filelock could fall back to, would outlive a killed process.
+    lock = FileLock(path, fallback_to_soft=False, thread_local=False)
+    problem = None
     try:
-        where = f"{path.parent} cannot be locked ({problem})"
-        yield problem and f"{where}: make sure that nothing else writes to it"
+        # One attempt would also fail if the last holder has just removed the file.
+        lock.acquire(timeout=-1 if wait else _PATIENCE)
+    except Timeout:
+        raise BlockingIOError(errno.EWOULDBLOCK, _holder(path)) from None
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        problem = (
+            f"{path.parent} cannot be locked ({error.strerror}): make sure that nothing else "
+            "writes to it"
+        )
+    try:
+        with suppress(OSError):  # on a full disk, the lock still holds
+            path.write_text(f"{os.getpid()}\n")
+        yield problem
     finally:
-        # Removed while locked: a process that has opened it meanwhile notices; see `_take`.
+        # Removed while it is locked: a process that has opened it meanwhile opens it again.
         with suppress(OSError):
             path.unlink()
-        _held.discard(descriptor)
-        os.close(descriptor)
+        lock.release()
 
 
-def _take(path: Path, *, wait: bool) -> tuple[int, str | None]:
-    """Open and lock the file; return its descriptor."""
-    while True:
-        descriptor = os.open(path, _OPEN, 0o666)
-        try:
-            problem = _lock(descriptor, wait=wait)
-            if _is_there(descriptor, path):
-                _write_holder(descriptor)
-                return descriptor, problem
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # its last holder has removed it since it was opened
-
-
-def _lock(descriptor: int, *, wait: bool) -> str | None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
-        which = f"process {holder}" if holder.isdecimal() else "another process"
-        raise BlockingIOError(errno.EWOULDBLOCK, which) from None
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        return error.strerror
-    return None
-
-
-def _is_there(descriptor: int, path: Path) -> bool:
-    """Whether `path` is still the opened file."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _write_holder(descriptor: int) -> None:
-    with suppress(OSError):  # on a full disk, the lock still holds
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-
-
-def _forget_in_child() -> None:
-    """Close the descriptor in a forked child, which would otherwise hold the lock."""
-    for descriptor in _held:
-        with suppress(OSError):
-            os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+def _holder(path: Path) -> str:
+    """Name the process that holds a lock."""
+    with suppress(OSError):
+        if (holder := path.read_text(errors="replace").strip()).isdecimal():
+            return f"process {holder}"
+    return "another process"

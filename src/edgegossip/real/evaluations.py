@@ -10,8 +10,7 @@ from typing import Any
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank
-from edgegossip.runs.files import write_json
-from edgegossip.runs.folder import read_evaluation, read_json
+from edgegossip.runs.files import read_json, write_json
 from edgegossip.runs.results import Evaluation
 
 _LOG = logging.getLogger("edgegossip.runs")
@@ -81,7 +80,7 @@ def _read(
         return {}, {}
     try:
         found = {int(index): each for index, each in read_json(path).items()}
-        read = {index: read_evaluation(each, metrics) for index, each in found.items()}
+        read = {index: Evaluation.from_line(each, metrics) for index, each in found.items()}
         return read, {i: each["ranks"] for i, each in found.items() if each.get("ranks")}
     except (RunFolderError, LookupError, TypeError, ValueError) as error:
         _LOG.warning("%s is damaged (%s) - continuing without it", path, error)

@@ -23,8 +23,8 @@ from edgegossip.real.introducing import shared_settings
 from edgegossip.real.snapshots import read_params
 from edgegossip.runs.describe import header, with_article
 from edgegossip.runs.experiment import Experiment
-from edgegossip.runs.files import make_folder, write_atomically, write_json
-from edgegossip.runs.folder import difference, read_json
+from edgegossip.runs.files import make_folder, read_json, write_atomically, write_json
+from edgegossip.runs.folder import difference
 from edgegossip.training.evaluator import together
 from edgegossip.training.metrics import Measurement, Metric
 

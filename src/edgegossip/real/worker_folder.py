@@ -25,10 +25,10 @@ from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.real.introducing import shared_settings, without_machine
 from edgegossip.real.snapshots import indices, read_params, schedule, snapshot_path
 from edgegossip.runs.describe import header
-from edgegossip.runs.events import Commits, SkippedLines, parse_event, to_line, whole_lines
+from edgegossip.runs.events import Commits, EventReader, to_line
 from edgegossip.runs.experiment import Experiment
-from edgegossip.runs.files import load_checkpoint
-from edgegossip.runs.folder import difference, holds_run, read_json
+from edgegossip.runs.files import load_checkpoint, read_json
+from edgegossip.runs.folder import difference, holds_run
 
 _LOG = logging.getLogger("edgegossip.real")
 ENDS = ("finished", "time limit")
@@ -212,17 +212,15 @@ class WorkerFolder:
     _training: Seconds = 0.0
     _latest: Seconds = 0.0
     _last_seen: Seconds = 0.0
-    _offset: int = 0
-    _num_lines: int = 0
     _complaints: set[str] = field(default_factory=set)
     _unreadable: set[int] = field(default_factory=set)  # snapshots
-    _skipped: SkippedLines = field(init=False)
+    _reader: EventReader = field(init=False)
     _blocks: list[tuple[int, Seconds]] = field(default_factory=list)  # begins at, earliest time
     _crashes: dict[int, dict[str, Any]] = field(default_factory=dict)  # by what they precede
     _commits: Commits = field(default_factory=Commits)
 
     def __post_init__(self) -> None:
-        self._skipped = SkippedLines(self._log)
+        self._reader = EventReader(self.path / "events.jsonl")
 
     @property
     def snapshots(self) -> list[int]:
@@ -270,15 +268,8 @@ class WorkerFolder:
     def read(self) -> None:
         """Read the new lines."""
         try:
-            if not self._log.exists():
-                return
-            for line in whole_lines(self._log, self._offset):
-                self._num_lines += 1
-                try:
-                    self._add(_parse(line))
-                except ValueError as error:
-                    self._skipped.add(self._num_lines, error)
-                self._offset += len(line)
+            if (self.path / "events.jsonl").exists():
+                self._reader.each(self._add)
         except (OSError, RunFolderError) as error:
             self._complain(error)
 
@@ -297,7 +288,7 @@ class WorkerFolder:
         limits = [*accumulate([math.inf, *reversed(earliest[1:])], min)][::-1]
         held: list[tuple[Seconds, int, bytes]] = []
         number = count()
-        stretches = pairwise([*starts, self._offset])
+        stretches = pairwise([*starts, self._reader.position])
         for (start, end), limit in zip(stretches, limits, strict=False):
             for event in self._events(start, end):
                 heappush(held, (event["time"], next(number), to_line(event)))
@@ -308,11 +299,8 @@ class WorkerFolder:
             crash = {"type": "crashed", "time": self._latest, "rank": self.rank}
             yield self._latest, to_line(crash)
 
-    @property
-    def _log(self) -> Path:
-        return self.path / "events.jsonl"
-
     def _add(self, line: dict[str, Any]) -> None:
+        _check(line)
         match line["type"]:
             case "worker":
                 self._last_seen = self._latest
@@ -328,7 +316,7 @@ class WorkerFolder:
             case "recovered":
                 # The worker could not report itself that it was away.
                 crash = {"type": "crashed", "time": self._last_seen, "rank": self.rank}
-                self._crashes[self._offset] = crash
+                self._crashes[self._reader.position] = crash
                 self._note(self._last_seen)
             case "trained":
                 self.samples.add(line["time"], line["num_samples"])
@@ -350,20 +338,20 @@ class WorkerFolder:
         """Record that the current line has an event at this time."""
         self.time = time
         self._latest = max(self._latest, time)
-        if not self._blocks or self._offset - self._blocks[-1][0] >= _BLOCK:
-            self._blocks.append((self._offset, time))
+        position = self._reader.position
+        if not self._blocks or position - self._blocks[-1][0] >= _BLOCK:
+            self._blocks.append((position, time))
         else:
             start, earliest = self._blocks[-1]
             self._blocks[-1] = (start, min(earliest, time))
 
     def _events(self, start: int, end: int) -> Iterator[dict[str, Any]]:
         """The events between two positions of the log."""
-        for line in whole_lines(self._log, start, end):
-            if start in self._crashes:
-                yield self._crashes[start]
-            start += len(line)
+        for position, event in self._reader.between(start, end):
+            if position in self._crashes:
+                yield self._crashes[position]
             try:
-                event = _parse(line)
+                _check(event)
             except ValueError:  # said when it was first read
                 continue
             if event["type"] not in ("worker", "ended", "data"):
@@ -404,20 +392,18 @@ def _cut_off(last: Mapping[str, Any], rank: Rank) -> list[tuple[Rank, Seconds]] 
     return [(rank, start) for start in starts]
 
 
-def _parse(line: bytes) -> dict[str, Any]:
-    """Parse the event in a line, and check all numbers that are used.
+def _check(event: dict[str, Any]) -> None:
+    """Check all numbers that are used.
 
     Raises:
-        ValueError: If the line is not an event.
+        ValueError: If one is missing or out of range.
     """
-    event = parse_event(line)
     names = _NUMBERS.get(event["type"], ("time",))
     require_numbers(event, names)
     if event["type"] == "trained" and event["start"] > event["time"]:
         raise ValueError(f"start is {event['start']!r}, after its time")
     if negative := [name for name in _COUNTS if name in names and event[name] < 0]:
         raise ValueError(f"{negative[0]} is {event[negative[0]]!r}, below 0")
-    return event
 
 
 def require_numbers(content: Mapping[str, Any], names: Iterable[str]) -> None:

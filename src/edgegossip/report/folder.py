@@ -12,7 +12,7 @@ from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.report.log import Activity, RunLog, activities, read_log
-from edgegossip.runs.folder import read_json
+from edgegossip.runs.files import read_json
 from edgegossip.runs.results import ALL_CRASHED, ENDS
 
 EVENTS = "events.jsonl"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,8 +16,7 @@ from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import WORKER, Rank, Seconds, Span
 from edgegossip.report.units import percent
 from edgegossip.runs.describe import rank_name, stage_number
-from edgegossip.runs.events import Commits, SkippedLines, read_events, recorded_metrics
-from edgegossip.runs.folder import read_evaluation, read_json
+from edgegossip.runs.events import Commits, EventReader
 from edgegossip.runs.results import Evaluation
 
 SCHEMA = 1
@@ -189,6 +187,8 @@ class RunLog:
             TypeError: If a field has the wrong type.
             ValueError: If a number is out of range.
         """
+        if event["type"] == "experiment":
+            return
         now, ended = _seconds(event, "time"), None
         match event["type"]:
             case "trained":
@@ -214,7 +214,7 @@ class RunLog:
                 self._worker(event)
                 self.notes.append(_noted(event, now))
             case "evaluated":
-                self.evaluations.append(read_evaluation(event, self.metrics))
+                self.evaluations.append(Evaluation.from_line(event, self.metrics))
             case "crashed":
                 self._worker(event).crash(now)
             case "recovered":
@@ -302,22 +302,11 @@ def read_log(path: Path) -> RunLog:
         RunFolderError: If the file cannot be read, is of one worker of a run on real machines,
             or does not contain the experiment.
     """
-    skipped = SkippedLines(path)
-    events = read_events(path, skipped)
-    first = next(events)
-    if first[1]["type"] == "worker":
-        raise _not_gathered(path.parent, first[1])
-    if first[1]["type"] == "experiment":
-        log = _empty_log(path, first[1])
-    else:
-        experiment = path.with_name("experiment.json")
-        log = _empty_log(experiment, read_json(experiment))
-        events = chain([first], events)
-    for number, event in events:
-        try:
-            log.record(event)
-        except (LookupError, TypeError, ValueError) as error:
-            skipped.add(number, error)
+    reader = EventReader(path)
+    if reader.first["type"] == "worker":
+        raise _not_gathered(path.parent, reader.first)
+    log = _empty_log(path, reader)
+    reader.each(log.record)
     return log
 
 
@@ -330,13 +319,9 @@ def _not_gathered(folder: Path, header: Mapping[str, Any]) -> RunFolderError:
     )
 
 
-def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
-    """Make the log of a run that has just begun.
-
-    Args:
-        path: File with the experiment.
-        header: The experiment.
-    """
+def _empty_log(path: Path, reader: EventReader) -> RunLog:
+    """Make the log of a run that has just begun."""
+    header = reader.header
     try:
         if header["schema"] != SCHEMA:
             raise RunFolderError(
@@ -344,14 +329,13 @@ def _empty_log(path: Path, header: Mapping[str, Any]) -> RunLog:
                 "use the version of edgegossip that wrote it"
             )
         _check_header(header)
-        metrics = recorded_metrics(header)
+        workers = [WorkerLog() for _ in header["platforms"]]
+        return RunLog(header=header, workers=workers, metrics=reader.metrics)
     except (LookupError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path}, line 1: expected the experiment, with a platform per worker "
             f"({type(error).__name__}: {error}); the file is damaged - run it again"
         ) from error
-    workers = [WorkerLog() for _ in header["platforms"]]
-    return RunLog(header=header, workers=workers, metrics=metrics)
 
 
 def _check_header(header: Mapping[str, Any]) -> None:

@@ -84,16 +84,18 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Message, Note, Rank, Seconds, Trained
-from edgegossip.runs.files import to_json
+from edgegossip.runs.files import read_json, to_json
+from edgegossip.runs.results import Evaluation
 
 _KEPT = (
     "bytes_sent",
@@ -119,6 +121,10 @@ def cut_off(reason: str, in_training: Iterable[tuple[Rank, Seconds]]) -> dict[st
 def to_line(event: Mapping[str, Any]) -> bytes:
     """Format an event as a line of the file."""
     return to_json(event, separators=(",", ":")).encode() + b"\n"
+
+
+Event: TypeAlias = dict[str, Any]
+"""A line of the log: its `type` and its fields."""
 
 
 def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[bytes]:
@@ -156,7 +162,7 @@ def _some_lines(file: BinaryIO) -> list[bytes]:
     return lines
 
 
-def parse_event(line: bytes) -> dict[str, Any]:
+def parse_event(line: bytes) -> Event:
     """Parse a line as an event.
 
     Raises:
@@ -172,74 +178,156 @@ def parse_event(line: bytes) -> dict[str, Any]:
     return event
 
 
-class SkippedLines:
-    """Warns about each skipped line of a log, up to a limit.
+class EventReader:
+    """Reads a log of events: the whole log, or what was added since the last reading.
+
+    Damaged lines are skipped with a warning.
 
     Args:
-        path: Path of the log.
+        path: The log; it must exist when it is read.
+
+    Attributes:
+        position: Bytes read so far; while an event is used, the beginning of its line.
     """
 
     def __init__(self, path: Path) -> None:
+        self.position = 0
         self._path = path
+        self._num_lines = 0
         self._num_skipped = 0
 
-    def add(self, number: int, error: Exception) -> None:
-        """Record that line `number`, counted from 1, is skipped."""
+    @cached_property
+    def first(self) -> Event:
+        """The first event that is not damaged.
+
+        Raises:
+            RunFolderError: If the log cannot be read, or has no event.
+        """
+        if (found := next(self.between(0, math.inf), None)) is None:
+            raise RunFolderError(
+                f"{self._path} holds no events; expected those of a run - run the experiment "
+                "again"
+            )
+        return found[1]
+
+    @cached_property
+    def header(self) -> Event:
+        """The experiment: the first line, or `experiment.json` if that line is damaged.
+
+        Raises:
+            RunFolderError: If the log has no event, or neither has the experiment.
+        """
+        if self.first["type"] == "experiment":
+            return self.first
+        return read_json(self._path.with_name("experiment.json"))
+
+    @cached_property
+    def metrics(self) -> tuple[MetricSpec, ...]:
+        """The metrics of the run, the chosen one first; accuracy unless the header names some.
+
+        Raises:
+            LookupError: If a field of a metric is missing.
+            RunFolderError: If there is no `header`.
+            TypeError: If a field has the wrong type.
+            ValueError: If the chosen metric is not among the run's metrics.
+        """
+        task = self.header.get("task", {})
+        if not isinstance(task, dict):
+            raise TypeError(f"`task` is {task!r:.60}")
+        described = task.get("metrics", [])
+        if not isinstance(described, list):
+            raise TypeError(f"`metrics` is {described!r:.60}")
+        metrics = {each.name: each for each in map(_metric, described)}
+        metrics = metrics or {ACCURACY.name: ACCURACY}
+        chosen = task.get("target_metric") or next(iter(metrics))
+        if chosen not in metrics:
+            raise ValueError(f"`target_metric` is {chosen!r:.60}, none of {[*metrics]!r:.60}")
+        return tuple({chosen: metrics[chosen], **metrics}.values())
+
+    def each(self, use: Callable[[Event], object]) -> None:
+        """Call `use` with each event that is new since the last call.
+
+        An incomplete last line is left for the next call.
+
+        Args:
+            use: Uses an event. If it raises a LookupError, TypeError or ValueError, the line
+                counts as damaged.
+
+        Raises:
+            RunFolderError: If the log cannot be read.
+        """
+        for line in self._lines(self.position, math.inf):
+            self._num_lines += 1
+            try:
+                use(parse_event(line))
+            except (LookupError, TypeError, ValueError) as error:
+                self._warn(error)
+            self.position += len(line)  # only now: `use` may ask where its line begins
+
+    def between(self, start: int, end: float) -> Iterator[tuple[int, Event]]:
+        """The events between two positions, without warnings, each with its line's position.
+
+        Raises:
+            RunFolderError: If the log cannot be read.
+        """
+        for line in self._lines(start, end):
+            with suppress(ValueError):
+                yield start, parse_event(line)
+            start += len(line)
+
+    def of_type(self, *types: str) -> list[Event]:
+        """The new events of these types."""
+        found: list[Event] = []
+        self.each(lambda event: found.append(event) if event["type"] in types else None)
+        return found
+
+    def notes(self, kind: str) -> list[dict[str, float]]:
+        """The numbers of all new notes of one kind (see `Note.kind`), with their `time`."""
+        notes = (note for note in self.of_type("noted") if note["kind"] == kind)
+        return [{"time": note["time"], **note["numbers"]} for note in notes]
+
+    def evaluations(self) -> list[Evaluation]:
+        """All new evaluations."""
+        metrics, found = self.metrics, list[Evaluation]()
+
+        def add(event: Event) -> None:
+            if event["type"] == "evaluated":
+                found.append(Evaluation.from_line(event, metrics))
+
+        self.each(add)
+        return found
+
+    def _lines(self, start: int, end: float) -> Iterator[bytes]:
+        try:
+            yield from whole_lines(self._path, start, end)
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot read {self._path} ({error.strerror}); expected the events of a run - "
+                "give the folder that a run wrote"
+            ) from error
+
+    def _warn(self, error: Exception) -> None:
+        """Warn that the current line is skipped, unless there were many warnings before."""
         self._num_skipped += 1
         if self._num_skipped <= _MAX_WARNINGS:
             is_last = self._num_skipped == _MAX_WARNINGS
             _LOG.warning(
                 "%s, line %d is damaged and skipped (%s: %s)%s",
                 self._path,
-                number,
+                self._num_lines,
                 type(error).__name__,
                 error,
                 "; further ones are skipped silently" if is_last else "",
             )
 
 
-def read_events(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The events of a run, with their line numbers from 1.
-
-    Damaged lines are skipped, even the first one, and so is an incomplete last line.
-
-    Raises:
-        RunFolderError: If the file cannot be read, or has no event.
-    """
-    is_empty = True
-    try:
-        for number, line in enumerate(whole_lines(path), start=1):
-            try:
-                event = parse_event(line)
-            except ValueError as error:
-                skipped.add(number, error)
-                continue
-            is_empty = False
-            yield number, event
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot read {path} ({error.strerror}); expected the events of a run - "
-            "give the folder that a run wrote"
-        ) from error
-    if is_empty:
-        raise RunFolderError(
-            f"{path} holds no events; expected those of a run - run the experiment again"
-        )
-
-
-def read_notes(path: Path, kind: str) -> Iterator[dict[str, float]]:
-    """The numbers of all notes of one kind, with the `time` of each.
-
-    Args:
-        path: The events of a run.
-        kind: Kind of the notes; see `Note.kind`.
-
-    Raises:
-        RunFolderError: See `read_events`.
-    """
-    for _, event in read_events(path, SkippedLines(path)):
-        if event["type"] == "noted" and event["kind"] == kind:
-            yield {"time": event["time"], **event["numbers"]}
+def _metric(described: object) -> MetricSpec:
+    if not isinstance(described, Mapping):
+        raise TypeError(f"a metric is {described!r:.60}")
+    name, unit, higher = (described[key] for key in ("name", "unit", "higher_is_better"))
+    if not (isinstance(name, str) and isinstance(unit, str) and isinstance(higher, bool)):
+        raise TypeError(f"a metric is {described!r:.60}")
+    return MetricSpec(name=name, unit=unit, higher_is_better=higher)
 
 
 class EventLog:
@@ -463,41 +551,3 @@ class Commits:
     def total(self) -> int | None:
         """Commits of all workers; None in a run without commits."""
         return sum(self.by_rank.values()) if self.by_rank else None
-
-
-# The metrics of a run, from its header.
-
-
-def recorded_metrics(header: Mapping[str, Any]) -> tuple[MetricSpec, ...]:
-    """The metrics of the run with this header, the chosen one first.
-
-    Headers that name no metric are from classification runs, which are measured by accuracy.
-
-    Raises:
-        LookupError: If a field of a metric is missing.
-        TypeError: If a field has the wrong type.
-        ValueError: If the chosen metric is not among the run's metrics.
-
-    >>> recorded_metrics({"task": {}})[0].name
-    'accuracy'
-    """
-    task = header.get("task", {})
-    if not isinstance(task, Mapping):
-        raise TypeError(f"`task` is {task!r:.60}")
-    described = task.get("metrics", [])
-    if not isinstance(described, list):
-        raise TypeError(f"`metrics` is {described!r:.60}")
-    metrics = {each.name: each for each in map(_metric, described)} or {ACCURACY.name: ACCURACY}
-    chosen = task.get("target_metric") or next(iter(metrics))
-    if chosen not in metrics:
-        raise ValueError(f"`target_metric` is {chosen!r:.60}, none of {[*metrics]!r:.60}")
-    return tuple({chosen: metrics[chosen], **metrics}.values())
-
-
-def _metric(described: object) -> MetricSpec:
-    if not isinstance(described, Mapping):
-        raise TypeError(f"a metric is {described!r:.60}")
-    name, unit, higher = (described[key] for key in ("name", "unit", "higher_is_better"))
-    if not (isinstance(name, str) and isinstance(unit, str) and isinstance(higher, bool)):
-        raise TypeError(f"a metric is {described!r:.60}")
-    return MetricSpec(name=name, unit=unit, higher_is_better=higher)

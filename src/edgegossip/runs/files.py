@@ -107,6 +107,23 @@ def write_json(path: Path, content: object) -> None:
     write_atomically(path, json_file(content))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run folder.
+
+    Raises:
+        RunFolderError: If the file is missing or damaged.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing; {path.parent} is not a run folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{path} is not a JSON object; run it again")
+    return content
+
+
 def json_file(content: object) -> bytes:
     """The bytes of a JSON file for people and programs."""
     return to_json(content, indent=2).encode() + b"\n"

@@ -15,9 +15,15 @@ from torch import Tensor
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
-from edgegossip.runs.events import SkippedLines, read_events, recorded_metrics
-from edgegossip.runs.files import load_checkpoint, save_checkpoint, write_atomically, write_json
-from edgegossip.runs.results import ENDS, Evaluation, Results
+from edgegossip.runs.events import EventReader
+from edgegossip.runs.files import (
+    load_checkpoint,
+    read_json,
+    save_checkpoint,
+    write_atomically,
+    write_json,
+)
+from edgegossip.runs.results import ENDS, Results
 
 _ABSENT = object()
 
@@ -173,16 +179,17 @@ def load_results(path: Path) -> Results:
 
 def _load_results(path: Path) -> Results:
     summary = read_json(path / "summary.json")
-    metrics, history = _read_history(path)
+    log = EventReader(path / "events.jsonl")
+    if not (history := log.evaluations()):
+        raise LookupError("no evaluation is left")
+    values = summary[worker_values(log.metrics[0])]
     tensors = safetensors.torch.load_file(path / "params.safetensors")
     return Results(
         name=summary["name"],
         reason=summary["reason"],
         history=history,
-        metric=metrics[0],
-        worker_values=[
-            math.nan if value is None else value for value in summary[worker_values(metrics[0])]
-        ],
+        metric=log.metrics[0],
+        worker_values=[math.nan if value is None else value for value in values],
         params=tensors,
         virtual_seconds=summary["virtual_seconds"],
         wall_seconds=summary["wall_seconds"],
@@ -195,68 +202,6 @@ def _load_results(path: Path) -> Results:
 def worker_values(metric: MetricSpec) -> str:
     """The field of `summary.json` with the values of the workers' own models."""
     return "worker_accuracies" if metric.name == ACCURACY.name else "worker_values"
-
-
-def _read_history(path: Path) -> tuple[tuple[MetricSpec, ...], list[Evaluation]]:
-    """The metrics and all evaluations of a run, without damaged lines."""
-    history = []
-    skipped = SkippedLines(path / "events.jsonl")
-    metrics: tuple[MetricSpec, ...] | None = None
-    for number, event in read_events(path / "events.jsonl", skipped):
-        if metrics is None:
-            is_header = event["type"] == "experiment"
-            header = event if is_header else read_json(path / "experiment.json")
-            metrics = recorded_metrics(header)
-        if event["type"] == "evaluated":
-            try:
-                history.append(read_evaluation(event, metrics))
-            except (LookupError, TypeError) as error:
-                skipped.add(number, error)
-    if metrics is None or not history:
-        raise LookupError("no evaluation is left")
-    return metrics, history
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run folder.
-
-    Raises:
-        RunFolderError: If the file is missing or damaged.
-    """
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing; {path.parent} is not a run folder") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunFolderError(f"cannot read {path}: {error}; run it again") from error
-    if not isinstance(content, dict):
-        raise RunFolderError(f"{path} is not a JSON object; run it again")
-    return content
-
-
-def read_evaluation(line: Mapping[str, Any], metrics: Sequence[MetricSpec]) -> Evaluation:
-    """Read the fields of an "evaluated" line.
-
-    Args:
-        line: The line.
-        metrics: Metrics of the run, the chosen one first.
-
-    Raises:
-        LookupError: If a field is missing.
-        TypeError: If a field is not a number.
-    """
-    names = (name for name in Evaluation.__dataclass_fields__ if name != "metrics")
-    values: dict[str, Any] = {name: _number(line, name) for name in names}
-    return Evaluation(metrics={m.name: _number(line, m.key) for m in metrics}, **values)
-
-
-def _number(line: Mapping[str, Any], name: str) -> float:
-    value: float | None = line[name]
-    if value is None:
-        return math.nan  # JSON has no NaN for diverged runs
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is {value!r}, not a number")
-    return value
 
 
 def header_difference(

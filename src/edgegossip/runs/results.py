@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -50,6 +50,29 @@ class Evaluation:
         before = {"time": self.time, "epochs": self.epochs}
         after = ("loss", "consensus_distance", "bytes_sent", "samples_processed")
         return before | metrics | {name: getattr(self, name) for name in after}
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any], metrics: Sequence[MetricSpec]) -> Evaluation:
+        """Read the fields of an "evaluated" line; null, which stands for NaN, becomes NaN.
+
+        Args:
+            line: The line.
+            metrics: Metrics of the run, the chosen one first.
+
+        Raises:
+            LookupError: If a field is missing.
+            TypeError: If a field is not a number.
+        """
+
+        def number(name: str) -> Any:  # noqa: ANN401 - an integer for counts
+            value = math.nan if line[name] is None else line[name]
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} is {value!r}, not a number")
+            return value
+
+        names = [name for name in cls.__dataclass_fields__ if name != "metrics"]
+        read = {each.name: number(each.key) for each in metrics}
+        return cls(metrics=read, **{name: number(name) for name in names})
 
     @property
     def value(self) -> float:

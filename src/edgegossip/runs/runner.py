@@ -23,7 +23,7 @@ from edgegossip.runs.describe import described_roles, header, who_is_who
 from edgegossip.runs.events import EventLog, cut_off
 from edgegossip.runs.experiment import Experiment, has_come_to
 from edgegossip.runs.files import LOADING_ERRORS, locked
-from edgegossip.runs.folder import RunFolder, read_evaluation, require_folder
+from edgegossip.runs.folder import RunFolder, require_folder
 from edgegossip.runs.process import interrupted, on_stop_signal, one_intra_op_thread
 from edgegossip.runs.results import ALL_CRASHED, Evaluation, FiniteMetrics, Results
 from edgegossip.runs.tracking import (
@@ -326,7 +326,9 @@ class _Run:
             self.simulator.load_state_dict(checkpoint["simulator"])
             self._log.load_state_dict(checkpoint["log"])
             metrics = self._experiment.task.chosen_first
-            self._history = [read_evaluation(each, metrics) for each in checkpoint["history"]]
+            self._history = [
+                Evaluation.from_line(each, metrics) for each in checkpoint["history"]
+            ]
             self._num_looks = int(checkpoint["num_looks"])
             self._wall_before = float(checkpoint["wall_seconds"])
         except LOADING_ERRORS as error:

@@ -50,8 +50,8 @@ from edgegossip.contract.errors import (
 from edgegossip.runs.describe import source_commit, versions
 from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.experiment import Experiment
-from edgegossip.runs.files import locked, write_json
-from edgegossip.runs.folder import difference, read_json, require_folder
+from edgegossip.runs.files import locked, read_json, write_json
+from edgegossip.runs.folder import difference, require_folder
 from edgegossip.runs.parallel import AtOnce, do_at_once
 from edgegossip.runs.process import interrupt, interrupted, on_stop_signal
 from edgegossip.runs.results import Results

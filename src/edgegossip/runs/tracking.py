@@ -16,7 +16,7 @@ from edgegossip.contract.errors import EdgeGossipError, RunFolderError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Seconds
 from edgegossip.runs.describe import flatten
-from edgegossip.runs.folder import read_json
+from edgegossip.runs.files import read_json
 from edgegossip.runs.results import Evaluation, Results
 
 _LOG = logging.getLogger("edgegossip.runs")

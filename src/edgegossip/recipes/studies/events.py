@@ -9,7 +9,7 @@ from typing import Any
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.protocol import Rank, Seconds
-from edgegossip.runs.events import SkippedLines, read_events
+from edgegossip.runs.events import EventReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,11 @@ class TrainingEvents:
     """
 
     def __init__(self, path: Path) -> None:
-        lines = [event for _, event in read_events(path, SkippedLines(path))]
-        if lines[0]["type"] != "experiment":
+        reader = EventReader(path)
+        if reader.first["type"] != "experiment":
             raise RunFolderError(f"{path}, line 1: expected the experiment; run it again")
-        self._sizes: list[int] = lines[0]["shard_sizes"]
+        self._sizes: list[int] = reader.first["shard_sizes"]
+        lines = reader.of_type("trained", "sent")
         self._trained = [line for line in lines if line["type"] == "trained"]
         self._sent: dict[tuple[Rank, int], Any] = {
             (line["rank"], line["round"]): line

@@ -26,7 +26,7 @@ from edgegossip.recipes.studies.server_contest import Cluster, learned_with, mac
 from edgegossip.recipes.studies.server_methods import MIN_INTERVAL
 from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.runs.describe import describe
-from edgegossip.runs.events import read_notes
+from edgegossip.runs.events import EventReader
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.scoreboard import median
@@ -110,7 +110,7 @@ class Searches(Contest):
             "losses": losses,
             "times": [each.time for each in history],
             "final_accuracy": history[-1].accuracy,
-            "search": list(read_notes(session.folder / "events.jsonl", "search")),
+            "search": EventReader(session.folder / "events.jsonl").notes("search"),
         }
 
 

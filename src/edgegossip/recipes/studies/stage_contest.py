@@ -24,7 +24,7 @@ from edgegossip.recipes.studies.server_tuning import (
     most_accurate,
     without_test_data,
 )
-from edgegossip.runs.events import read_notes
+from edgegossip.runs.events import EventReader
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel
 from edgegossip.runs.scoreboard import Score, bars, contest_key, curves, last_looks, score_table
 from edgegossip.runs.study import Cell, Row, Session
@@ -105,7 +105,7 @@ def staleness(folder: Path) -> float | None:
     This is the staleness, in updates, of a true gradient and of the targets of a
     synthetic-gradient module.
     """
-    notes = read_notes(folder / "events.jsonl", "stage")
+    notes = EventReader(folder / "events.jsonl").notes("stage")
     late = [(note["stage"], note["pending"]) for note in notes]
     last = max((stage for stage, _ in late), default=0)
     return statistics.fmean([pending for stage, pending in late if stage < last] or [0.0])
