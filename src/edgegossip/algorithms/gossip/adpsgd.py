@@ -6,19 +6,20 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from edgegossip.contract.asynchronous import Asynchronous, AsynchronousState
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
+    Asynchronous,
+    AsynchronousState,
+    Awaiting,
     Effect,
     Message,
+    MessageSpec,
     Rank,
     Seconds,
     Send,
     Trained,
     WorkerJoined,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.reliable_links import Awaiting, send_again, timer
-from edgegossip.contract.schema import MessageSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,11 +161,11 @@ class ADPSGD(Asynchronous[ADPSGDState]):
             return []
         request = Message("request", state.round, {"params": state.params})
         state.request = Awaiting.of(Send(partner, request), None, now, self.resend_after)
-        return [state.request.send, *timer([state.request])]
+        return [state.request.send, *Awaiting.timer([state.request])]
 
     def wake(self, state: ADPSGDState, now: Seconds) -> list[Effect]:
         """Repeat the open request."""
-        return [] if state.request is None else send_again([state.request], now)
+        return [] if state.request is None else Awaiting.resend([state.request], now)
 
     def _accept(self, state: ADPSGDState, sender: Rank, answer: Message) -> list[Effect]:
         if state.request is None:

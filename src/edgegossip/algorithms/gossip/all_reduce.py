@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
-from edgegossip.contract.protocol import Payload, Rank
-from edgegossip.contract.rounds import RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec
+from edgegossip.contract import MessageSpec, Payload, Rank, RoundState, TensorSpec
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,24 +11,23 @@ from torch import Tensor
 from edgegossip.compression.compressor import (
     Compressor,
     Identity,
-    require_step,
-    step_or_default,
-    warn_of_step,
 )
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Effect,
     Event,
+    LocalSteps,
     Message,
+    MessageSpec,
+    NeighborAveraging,
     Payload,
     Rank,
-    Received,
+    RoundState,
     Seconds,
     Send,
+    TensorSpec,
     Trained,
-    WorkerLost,
+    check_ranges,
 )
-from edgegossip.contract.rounds import LocalSteps, NeighborAveraging, RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec
 
 _UNKNOWN = -1
 
@@ -158,7 +157,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
                 f"period {self.topology.period}: a replica needs every increment; choose a "
                 "static one, or SparsePush, whose error memory stays with the sender"
             )
-        require_step(self.consensus_step)
+        check_ranges(self, consensus_step="in (0, 1] or None")
 
     def step(self, num_params: int) -> float:
         r"""The consensus step :math:`\gamma` for vectors [num_params].
@@ -169,10 +168,10 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         >>> choco.step(1000)
         0.01
         """
-        return step_or_default(self.consensus_step, self.compressor, num_params)
+        return self.compressor.step_or_default(self.consensus_step, num_params)
 
     def init(self, rank: Rank, params: Tensor) -> ChocoState:
-        warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
+        self.compressor.warn_of_step(self.consensus_step, rank, params.numel())
         replicas = {j: Replica(params) for j in self.topology.in_neighbors(rank, 0)}
         return ChocoState(rank=rank, params=params, replica=params, replicas=replicas)
 
@@ -188,19 +187,28 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         }
 
     def handle(self, state: ChocoState, event: Event, now: Seconds) -> list[Effect]:
-        match event:
-            case Received() if event.sender not in state.replicas:
-                return []  # not a neighbor
-            case Received(message=Message(kind="params")):
-                state.replicas[event.sender].hear(event.message)
-            case Received(message=Message(kind="catch-up")):
-                state.replicas[event.sender].restart(event.message)
-            case Received(message=Message(kind="missed")):
-                return self._repair(state, event.sender, event.message, now)
-            case WorkerLost() if event.rank in state.replicas:
-                state.replicas[event.rank].forget()
         effects = super().handle(state, event, now)
+        # Any event may have completed a round, in which an increment may be missing.
         return [*effects, *self._ask_for_missed(state)]
+
+    def receive(
+        self, state: ChocoState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        if sender not in state.replicas:
+            return []  # not a neighbor
+        match message.kind:
+            case "missed":
+                return self._repair(state, sender, message, now)
+            case "catch-up":
+                state.replicas[sender].restart(message)
+            case _:
+                # Before the base drops it, if it is late: a replica needs all increments.
+                state.replicas[sender].hear(message)
+        return super().receive(state, sender, message, now)
+
+    def lose(self, state: ChocoState, rank: Rank) -> None:
+        if rank in state.replicas:
+            state.replicas[rank].forget()
 
     def learn(self, state: ChocoState, trained: Trained) -> None:
         super().learn(state, trained)
@@ -236,7 +244,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     ) -> list[Effect]:
         """Send the whole replica, unless the missed round has not been sent yet."""
         has_sent = missed.round < state.round + state.is_exchanging
-        return self._help_to_catch_up(state, rank, now) if has_sent else []
+        return self.help_to_catch_up(state, rank, now) if has_sent else []
 
     def handed_over(self, state: ChocoState) -> Tensor:
         return state.replica

@@ -8,21 +8,19 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from edgegossip.compression.compressor import Compressor, Identity, feed_back
-from edgegossip.contract.protocol import (
-    Effect,
-    Event,
+from edgegossip.compression.compressor import Compressor, Identity
+from edgegossip.contract import (
+    LocalSteps,
+    MessageSpec,
     Payload,
     Rank,
-    Seconds,
-    Started,
+    RoundBased,
+    RoundState,
+    TensorSpec,
     Trained,
-    Work,
+    by_origin,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.rounds import LocalSteps, RoundBased, RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec, by_origin
-from edgegossip.contract.topology import flooding_time, require_connected
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,20 +132,16 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         check_ranges(
             self, repair_rounds="at least 1", outer_momentum="in [0, 1)", outer_lr="above 0"
         )
-        require_connected(self.topology)
+        self.topology.require_connected()
 
     @property
     def exchanges_per_round(self) -> int:
         """Number of exchanges until every update has reached every worker."""
-        return flooding_time(self.topology)
+        return self.topology.flooding_time
 
     def init(self, rank: Rank, params: Tensor) -> DiLoCoState:
         nothing = torch.zeros_like(params)
         return DiLoCoState(rank=rank, params=params, velocity=nothing, error=nothing)
-
-    def work(self, state: DiLoCoState) -> Work | None:
-        is_first = state.exchange % self.exchanges_per_round == 0
-        return super().work(state) if is_first else None
 
     def start(self, state: DiLoCoState) -> Tensor:
         return state.params + state.error
@@ -160,7 +154,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         is_due = state.has_missed or state.missing.keys() != state.lost.keys()
         if is_due and self._is_last(state.round):  # no round is left to report it first
             state.repairs_until = self._end_of_repairs(state.round)
-        turn = feed_back(self.compressor, delta, state.error, *key)
+        turn = self.compressor.feed_back(delta, state.error, *key)
         update, state.error = turn.payload, turn.error
         if state.round < state.repairs_until:
             # A tensor and not a number of the message, because others relay it with the update.
@@ -235,10 +229,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         params_spec = replace(self.exchanged({}, updates), is_passed_on=True)
         return {**super().schema(params), "params": params_spec}
 
-    def handle(self, state: DiLoCoState, event: Event, now: Seconds) -> list[Effect]:
-        if isinstance(event, Started) and event.has_rejoined:
-            state.has_missed = True
-        return super().handle(state, event, now)
+    def rejoin(self, state: DiLoCoState) -> None:
+        state.has_missed = True
 
     def catch_up_with(self, state: DiLoCoState, payload: Payload) -> None:
         super().catch_up_with(state, payload)

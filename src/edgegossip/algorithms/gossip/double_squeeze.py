@@ -11,20 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
-from edgegossip.compression.compressor import Compressor, Identity, feed_back
-from edgegossip.contract.protocol import (
-    Effect,
-    Event,
+from edgegossip.compression.compressor import Compressor, Identity
+from edgegossip.contract import (
+    MessageSpec,
     Payload,
     Rank,
-    Seconds,
-    Started,
+    RoundState,
+    TensorSpec,
     Trained,
-    WorkerLost,
+    by_origin,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.rounds import RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec, by_origin
 
 CHECK_EVERY = 16
 """Rounds between two checksums of each chunk."""
@@ -188,7 +185,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         """A copy, as long as all chunks are in messages."""
         return F.pad(entries, (0, self.chunk_size(numel) - len(entries)))
 
-    def _see_holders(self, state: DoubleSqueezeState) -> None:
+    def prepare(self, state: DoubleSqueezeState) -> None:
         """Begin to hold chunks whose owners are lost, and stop when they are back."""
         for chunk, before in state.holders.items():
             holder = self.holder(state, chunk)
@@ -204,12 +201,6 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             state.holders[chunk] = holder
 
     # The two exchanges.
-
-    def send(
-        self, state: DoubleSqueezeState, receivers: Sequence[Rank], now: Seconds
-    ) -> list[Effect]:
-        self._see_holders(state)
-        return super().send(state, receivers, now)
 
     def outgoing(self, state: DoubleSqueezeState, receiver: Rank) -> Payload:
         if self.is_first(state):
@@ -288,7 +279,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             step = torch.where(places < state.layout.num_trained, step, mean)
         key = (self.seed, state.rank, "update", chunk, state.round)
         padded, error = self._padded(step, numel), self._padded(held.error, numel)
-        turn = feed_back(self.compressor, padded, error, *key)
+        turn = self.compressor.feed_back(padded, error, *key)
         held.update, held.error = turn.payload, turn.error[: len(mean)]
         self._view(state.params, chunk).add_(turn.sent[: len(mean)])
 
@@ -326,15 +317,13 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
 
     # Losses and returns.
 
-    def handle(self, state: DoubleSqueezeState, event: Event, now: Seconds) -> list[Effect]:
-        match event:
-            case Started(has_rejoined=True):
-                self._start_anew(state)
-            case WorkerLost():
-                # If it comes back before the next exchange, it continues from another copy.
-                held = (j for j, holder in state.holders.items() if holder == event.rank)
-                state.outdated |= dict.fromkeys(held)
-        return super().handle(state, event, now)
+    def rejoin(self, state: DoubleSqueezeState) -> None:
+        self._start_anew(state)
+
+    def lose(self, state: DoubleSqueezeState, rank: Rank) -> None:
+        # If it comes back before the next exchange, it continues from another copy.
+        held = (chunk for chunk, holder in state.holders.items() if holder == rank)
+        state.outdated |= dict.fromkeys(held)
 
     def catch_up_with(self, state: DoubleSqueezeState, payload: Payload) -> None:
         super().catch_up_with(state, payload)

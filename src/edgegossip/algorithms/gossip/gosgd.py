@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from edgegossip.contract.asynchronous import Asynchronous, AsynchronousState
-from edgegossip.contract.protocol import Effect, Message, Rank, Seconds, Send, Trained
-from edgegossip.contract.schema import MessageSpec
+from edgegossip.contract import (
+    Asynchronous,
+    AsynchronousState,
+    Effect,
+    Message,
+    MessageSpec,
+    Rank,
+    Seconds,
+    Send,
+    Trained,
+)
 
 
 @dataclass(slots=True, kw_only=True)

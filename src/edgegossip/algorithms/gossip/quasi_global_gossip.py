@@ -8,10 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Setting
-from edgegossip.contract.protocol import Payload, Rank, Trained
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.rounds import LocalSteps, NeighborAveraging, RoundState
+from edgegossip.contract import (
+    LocalSteps,
+    NeighborAveraging,
+    Payload,
+    Rank,
+    RoundState,
+    Setting,
+    Trained,
+    check_ranges,
+)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,28 +10,31 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Setting
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
+    RESEND,
     Effect,
     Event,
     Finish,
+    LocalSteps,
     Message,
+    MessageSpec,
+    NextRound,
     Payload,
     Rank,
     Received,
+    ReliableLinks,
+    RoundState,
     Seconds,
+    Setting,
     Started,
+    TensorSpec,
     TimerFired,
     Trained,
     Work,
     WorkerJoined,
     WorkerLost,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.reliable_links import RESEND, NextRound, ReliableLinks
-from edgegossip.contract.rounds import LocalSteps, RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec
-from edgegossip.contract.topology import require_connected
 
 HARDLY_ANY = 2.0**-30
 """The weight of a worker that has lost its mass and whose parameters are out of date."""
@@ -188,7 +191,7 @@ class PushSum(LocalSteps[P], Generic[P]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, resend_after="above 0 or None")
-        require_connected(self.topology)
+        self.topology.require_connected()
 
     def warnings(self, setting: Setting) -> list[str]:
         """Warn about dropped messages that are never resent."""

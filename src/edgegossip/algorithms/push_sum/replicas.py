@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgegossip.algorithms.push_sum.push_sum import Offer
 from edgegossip.compression.compressor import Compressor
-from edgegossip.contract.protocol import Payload, Rank
+from edgegossip.contract import Payload, Rank
 
 
 @dataclass(slots=True, eq=False)

@@ -12,10 +12,8 @@ from torch import Tensor
 from edgegossip.algorithms.push_sum.push_sum import Offer
 from edgegossip.algorithms.push_sum.replicas import Replicas
 from edgegossip.algorithms.push_sum.sparse_push import ErrorFeedbackPush, SparsePushState
-from edgegossip.compression.compressor import Compressor, Identity, warn_of_step
-from edgegossip.contract.protocol import Message, Rank
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.schema import TensorSpec
+from edgegossip.compression.compressor import Compressor, Identity
+from edgegossip.contract import Message, Rank, TensorSpec, check_ranges
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,8 +85,8 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         return self.num_rounds + self.compensation_rounds
 
     def init(self, rank: Rank, params: Tensor) -> SkewCompensatedState:
-        warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
-        warn_of_step(None, self.compensation_compressor, rank, params.numel())
+        self.compressor.warn_of_step(self.consensus_step, rank, params.numel())
+        self.compensation_compressor.warn_of_step(None, rank, params.numel())
         error = torch.zeros_like(params)
         replicas = Replicas(params)
         return SkewCompensatedState(rank=rank, params=params, error=error, replicas=replicas)

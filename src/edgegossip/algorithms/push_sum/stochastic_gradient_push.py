@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.push_sum.push_sum import Offer, PushSum, PushSumState
-from edgegossip.contract.protocol import Message, Rank
-from edgegossip.contract.schema import TensorSpec
+from edgegossip.contract import Message, Rank, TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)

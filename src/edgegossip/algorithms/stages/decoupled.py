@@ -8,8 +8,7 @@ from torch import Tensor
 
 from edgegossip.algorithms.stages.stages import Stages, one_batch
 from edgegossip.algorithms.stages.state import StageState
-from edgegossip.contract.protocol import Effect, Payload, Seconds, Train, Trained
-from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract import Effect, Payload, Seconds, Train, Trained, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from edgegossip.algorithms.stages.stages import Stages, one_batch
 from edgegossip.algorithms.stages.state import StageState
-from edgegossip.contract.algorithm import Setting
-from edgegossip.contract.errors import ServerLostError
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Effect,
     Event,
     Payload,
     Seconds,
+    ServerLostError,
     SetTimer,
+    Setting,
     Steps,
     TimerFired,
     Train,
     Trained,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
 
 _PATIENCE = "patience"
 

@@ -19,14 +19,15 @@ from edgegossip.algorithms.stages.wire import (
     kind_end,
     kind_up,
 )
-from edgegossip.contract.algorithm import Algorithm, Setting, Traits
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     WORKER,
+    Algorithm,
     Assigned,
     Effect,
     Event,
     Finish,
     Message,
+    MessageSpec,
     Payload,
     Rank,
     Received,
@@ -34,16 +35,17 @@ from edgegossip.contract.protocol import (
     Seconds,
     Send,
     SetTimer,
+    Setting,
     Started,
     Steps,
     TimerFired,
     Train,
     Trained,
+    Traits,
     WorkerJoined,
     WorkerLost,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.schema import MessageSpec
 
 
 @dataclass(frozen=True, kw_only=True)

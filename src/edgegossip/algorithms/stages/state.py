@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Effect,
     Epochs,
     Message,

@@ -9,9 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from edgegossip.contract.errors import LocalProtocolError
-from edgegossip.contract.protocol import Payload
-from edgegossip.contract.schema import MessageSpec, TensorSpec
+from edgegossip.contract import LocalProtocolError, MessageSpec, Payload, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 LARGEST = 1e6

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Wrapper
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     WORKER,
     Effect,
     Evaluate,
     Event,
     Layout,
+    MessageSpec,
     Rank,
     Role,
     Seconds,
@@ -23,9 +23,9 @@ from edgegossip.contract.protocol import (
     Train,
     Trained,
     WorkerState,
+    Wrapper,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.schema import MessageSpec
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,9 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Wrapper
-from edgegossip.contract.protocol import Effect, Event, Rank, Seconds, Trained, WorkerState
-from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract import (
+    Effect,
+    Event,
+    Rank,
+    Seconds,
+    Trained,
+    WorkerState,
+    Wrapper,
+    check_ranges,
+)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from edgegossip.contract.errors import PlatformError
-from edgegossip.contract.protocol import Rank
-from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract import PlatformError, Rank, check_ranges
 
 _HALVINGS = 30  # of the interval in which the stable correction lies
 

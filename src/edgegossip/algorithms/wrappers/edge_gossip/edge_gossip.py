@@ -25,14 +25,14 @@ from edgegossip.algorithms.wrappers.edge_gossip.takeover import (
     inherited_by,
     require_valid,
 )
-from edgegossip.contract.algorithm import Traits, Wrapper
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Assign,
     Assigned,
     Effect,
     Event,
     Finish,
     Message,
+    MessageSpec,
     Predict,
     Predicted,
     Rank,
@@ -46,11 +46,13 @@ from edgegossip.contract.protocol import (
     TimerFired,
     Train,
     Trained,
+    Traits,
     WorkerJoined,
     WorkerLost,
+    Wrapper,
+    check_choices,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_choices, check_ranges
-from edgegossip.contract.schema import MessageSpec
 
 Spread: TypeAlias = Literal["exact", "gossip"]
 OnFailure: TypeAlias = Literal["continue", "halt", "reassign"]

@@ -9,9 +9,19 @@ from typing import Any
 
 import torch
 
-from edgegossip.contract.algorithm import Algorithm, with_numbers, without_numbers
-from edgegossip.contract.protocol import Message, Rank, Received, Seconds, Send
-from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.contract import (
+    Algorithm,
+    Limits,
+    Message,
+    MessageSpec,
+    Rank,
+    Received,
+    Seconds,
+    Send,
+    TensorSpec,
+    with_numbers,
+    without_numbers,
+)
 
 _SECONDS, _AGE = "fastest_seconds", "fastest_age"
 """Names of the additional numbers in the inner algorithm's messages."""

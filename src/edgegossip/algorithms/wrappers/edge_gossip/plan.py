@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from edgegossip.contract.protocol import Epochs, Layout, Payload, Seconds, Train, Trained
+from edgegossip.contract import Epochs, Layout, Payload, Seconds, Train, Trained
 
 TOLERANCE = 0.02
 """Tolerated deviation from a plan, as a share of the epoch; batches and forecasts are inexact

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgegossip.algorithms.wrappers.edge_gossip.forecasts import Fastest, PlatformForecast
 from edgegossip.algorithms.wrappers.edge_gossip.plan import EpochPlan
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Epochs,
     Layout,
     Message,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 from edgegossip.algorithms.wrappers.edge_gossip.balancer import Shares
-from edgegossip.contract.protocol import Rank
+from edgegossip.contract import Rank
 
 
 def require_valid(
