@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -13,24 +12,22 @@ from edgegossip.contract import (
     Rank,
     Seconds,
     Trained,
-    WorkerState,
     Wrapper,
+    WrapperState,
     check_ranges,
 )
 
 
 @dataclass(slots=True, kw_only=True)
-class TrailingState(WorkerState):
+class TrailingState(WrapperState):
     """State of one worker.
 
     Attributes:
-        inner: State of the inner algorithm.
         average: The trailing average of the inner algorithm's estimates; None before the first
             round.
         num_averaged: Number of estimates in the average.
     """
 
-    inner: Any
     average: Tensor | None = None
     num_averaged: int = 0
 
@@ -39,11 +36,6 @@ class TrailingState(WorkerState):
         """The average or, before there is one, the inner algorithm's estimate."""
         inner: Tensor = self.inner.estimate
         return inner if self.average is None else self.average
-
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the inner algorithm's estimate is evaluated."""
-        return bool(self.inner.is_evaluated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +93,7 @@ class TrailingAverage(Wrapper[TrailingState]):
 
     def handle(self, state: TrailingState, event: Event, now: Seconds) -> list[Effect]:
         effects = self.inner.handle(state.inner, event, now)
+        # After the inner algorithm: the event may have completed a round, which counts.
         if isinstance(event, Trained) and event.has_gone_back:
             state.average, state.num_averaged = None, 0
         elif state.inner.round > state.round and self.window > 1:
