@@ -159,6 +159,13 @@ class Synchronous(Algorithm[S], Generic[S]):
     def lose(self, state: S, rank: Rank) -> None:
         """Continue without worker `rank`."""
 
+    def forget(self, state: S, rank: Rank) -> None:
+        """Drop unused messages of `rank`, which has lied."""
+        for box in state.inbox.values():
+            box.pop(rank, None)
+        if state.catch_up is not None:
+            state.catch_up.pop(rank, None)
+
     def receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
         """Handle a message of an exchange, or a "catch-up"."""
         if message.kind == "catch-up":
@@ -233,7 +240,7 @@ class Synchronous(Algorithm[S], Generic[S]):
                 state.first_exchange[event.rank] = math.inf
                 state.ahead.pop(event.rank, None)
                 if event.has_lied:
-                    self._forget(state, event.rank)
+                    self.forget(state, event.rank)
                 # Messages that it sent before are still mixed: its other neighbors may have
                 # mixed them, too. It may have been the last one that this worker waited for.
                 return self._go_on(state, now)
@@ -243,13 +250,6 @@ class Synchronous(Algorithm[S], Generic[S]):
                 state.lost.pop(event.rank, None)
                 return self.help_to_catch_up(state, event.rank, now)
         return []
-
-    def _forget(self, state: S, liar: Rank) -> None:
-        """Drop unused messages of `liar`."""
-        for box in state.inbox.values():
-            box.pop(liar, None)
-        if state.catch_up is not None:
-            state.catch_up.pop(liar, None)
 
     # One round.
 

@@ -80,6 +80,7 @@ class DifferencePush(PushSum[DifferencePushState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push", "final")
+    estimate_kinds: ClassVar[tuple[str, ...]] = ("push", "final")
 
     compressor: Compressor
     consensus_step: float | None = None
@@ -112,20 +113,13 @@ class DifferencePush(PushSum[DifferencePushState]):
 
     def offers(self, state: DifferencePushState, receivers: Sequence[Rank]) -> Iterable[Offer]:
         kind = "push" if state.round < self.num_rounds else "final"
-        share = self.share(state.rank, state.round, kind, state.params.numel()) * state.weight
         key = (self.seed, state.rank, kind, state.round)
         compressor = self._compressor(kind)
-        return state.replicas.offers(
-            state.estimate, receivers, compressor, share, *key, kind=kind
-        )
+        return state.replicas.offers(state.estimate, receivers, compressor, *key, kind=kind)
 
-    def read(
-        self, state: DifferencePushState, sender: Rank, message: Message, weight: float
-    ) -> tuple[Tensor, float]:
+    def read(self, state: DifferencePushState, sender: Rank, message: Message) -> Tensor:
         compressor = self._compressor(message.kind)
-        known = state.replicas.hear(sender, message.payload, compressor)
-        share = self.share(sender, message.round, message.kind, known.numel())
-        return known, share * weight
+        return state.replicas.hear(sender, message.payload, compressor)
 
     def meet(
         self, state: DifferencePushState, neighbor: Rank, estimate: Tensor, *, is_sender: bool

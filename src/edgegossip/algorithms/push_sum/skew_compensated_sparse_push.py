@@ -69,6 +69,7 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push", "compensation")
+    estimate_kinds: ClassVar[tuple[str, ...]] = ("compensation",)
 
     compensation_rounds: int = 50
     compensation_compressor: Compressor = Identity()
@@ -109,22 +110,16 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
     def offers(self, state: SkewCompensatedState, receivers: Sequence[Rank]) -> Iterable[Offer]:
         if not self.compensates(state.round):
             return super().offers(state, receivers)
+        # The whole numerator is offered, so nothing is held back any more.
         state.error = torch.zeros_like(state.error)
         kind, compressor = "compensation", self.compensation_compressor
-        share = self.share(state.rank, state.round, kind, state.params.numel()) * state.weight
         key = (self.seed, state.rank, kind, state.round)
-        return state.replicas.offers(
-            state.estimate, receivers, compressor, share, *key, kind=kind
-        )
+        return state.replicas.offers(state.estimate, receivers, compressor, *key, kind=kind)
 
-    def read(
-        self, state: SkewCompensatedState, sender: Rank, message: Message, weight: float
-    ) -> tuple[Tensor, float]:
+    def read(self, state: SkewCompensatedState, sender: Rank, message: Message) -> Tensor:
         if message.kind == "push":
-            return super().read(state, sender, message, weight)
-        known = state.replicas.hear(sender, message.payload, self.compensation_compressor)
-        share = self.share(sender, message.round, message.kind, known.numel())
-        return known, share * weight
+            return super().read(state, sender, message)
+        return state.replicas.hear(sender, message.payload, self.compensation_compressor)
 
     def meet(
         self, state: SkewCompensatedState, neighbor: Rank, estimate: Tensor, *, is_sender: bool

@@ -49,19 +49,15 @@ class ErrorFeedbackPush(PushSum[E], Generic[E]):
         return self.compressor.schema(numel)
 
     def offers(self, state: E, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        numel = state.params.numel()
         key = (self.seed, state.rank, "push", state.round)
         turn = self.compressor.feed_back(state.params, state.error, *key)
         state.error = turn.error
-        share = self.share(state.rank, state.round, "push", numel)
-        return [Offer(receivers, turn.payload, turn.sent, share)]
+        # Receivers get exactly what the sender gives away, so the sums stay. The error is not
+        # mass: it only notes what of the numerator has not been offered yet.
+        return [Offer(receivers, turn.payload, turn.sent)]
 
-    def read(
-        self, state: E, sender: Rank, message: Message, weight: float
-    ) -> tuple[Tensor, float]:
-        numel = state.params.numel()
-        offered = self.compressor.decompress(message.payload, numel)
-        return offered, self.share(sender, message.round, "push", numel)
+    def read(self, state: E, sender: Rank, message: Message) -> Tensor:
+        return self.compressor.decompress(message.payload, state.params.numel())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,11 +50,7 @@ class StochasticGradientPush(PushSum[PushSumState]):
         return {"params": TensorSpec(torch.float32, (numel,))}
 
     def offers(self, state: PushSumState, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        share = self.share(state.rank, state.round, "push", state.params.numel())
-        return [Offer(receivers, {"params": state.params}, state.params, share)]
+        return [Offer(receivers, {"params": state.params}, state.params)]
 
-    def read(
-        self, state: PushSumState, sender: Rank, message: Message, weight: float
-    ) -> tuple[Tensor, float]:
-        params = message.payload["params"]
-        return params, self.share(sender, message.round, "push", params.numel())
+    def read(self, state: PushSumState, sender: Rank, message: Message) -> Tensor:
+        return message.payload["params"]
