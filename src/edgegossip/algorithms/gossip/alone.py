@@ -67,6 +67,7 @@ class Alone(Algorithm[WorkerState]):
             case Trained():
                 state.params, state.round = event.params, state.round + 1
                 return self._train(state)
+            # The stages above know the round that this worker had reached before a restart.
             case Received(_, message):
                 state.round = max(state.round, message.round)
         return []

@@ -48,6 +48,7 @@ class Replica:
 
     def hear(self, message: Message) -> None:
         """Keep an increment; a late one fills a gap, and a repeated one changes nothing."""
+        # An increment that is part of the replica already must not be added twice.
         if message.round >= self.round:
             self.increments[message.round] = message.payload
 
@@ -106,15 +107,8 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     :math:`\gamma`, because both ends of an edge have the same two replicas. With
     ``Identity()`` and :math:`\gamma = 1` this is `Gossip`.
 
-    A lost neighbor does not count in a round, nor does a neighbor whose increment comes too
-    late. A missing increment is noticed when a `timeout` ends the round. The worker reports the
-    gap, and the neighbor answers with its whole replica. Until then, the worker does not step
-    toward this neighbor. The neighbor may still step toward the worker, which moves the mean by
-    :math:`\gamma W_{ij} (\hat x_i - \hat x_j) / n` per round. A returning worker adopts the
-    replica of its most advanced neighbor, as its parameters and as its own replica. The worker
-    and each neighbor then restart with whole replicas of each other. One case remains
-    undetected: a message sent before the crash may arrive after its sender has come back, and
-    the two replicas differ from then on.
+    A lost neighbor does not count in a round, nor does a neighbor whose increment is missing or
+    comes too late. :doc:`Algorithms </docs/algorithms>` describes how replicas recover.
 
     Each worker holds its own replica and one replica of each neighbor. The paper keeps only the
     sum of the neighbors' replicas, from which a lost neighbor could not be removed.
@@ -215,6 +209,8 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         key = (self.seed, state.rank, "increment", state.round)
         state.increment = self.compressor.compress(state.params - state.replica, *key)
         told = self.compressor.decompress(state.increment, state.params.numel())
+        # What neighbors decode, not what was meant: both ends keep the same replica, and the
+        # compression error is part of the next difference.
         state.replica = state.replica + told
 
     def outgoing(self, state: ChocoState, receiver: Rank) -> Payload:
@@ -222,10 +218,12 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
 
     def mix(self, state: ChocoState, inbox: Mapping[Rank, Payload]) -> None:
         weights = self.mixing.weights(self.topology, state.rank, state.round)
+        # Not `inbox`: an increment that filled a gap late counts, too.
         pull = torch.zeros_like(state.params)
         for j, replica in state.replicas.items():
             if replica.advance(state.round, self.compressor):
                 pull.add_(replica.params - state.replica, alpha=weights[j])
+            # A neighbor that this worker does not wait for will announce its replica itself.
             elif j not in state.lost and state.first_exchange.get(j, 0) <= state.round:
                 state.missed.append(j)
         state.params = state.params + self.step(pull.numel()) * pull
@@ -234,6 +232,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
 
     def _ask_for_missed(self, state: ChocoState) -> list[Effect]:
         asked: list[Effect] = []
+        # A replica that nobody mixes with any more needs no repair.
         if state.round < self.num_rounds:
             asked += [Send(j, Message("missed", state.round - 1)) for j in state.missed]
         state.missed.clear()
@@ -243,10 +242,12 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         self, state: ChocoState, rank: Rank, missed: Message, now: Seconds
     ) -> list[Effect]:
         """Send the whole replica, unless the missed round has not been sent yet."""
+        # The neighbor may have timed out ahead of this worker, whose increment is on its way.
         has_sent = missed.round < state.round + state.is_exchanging
         return self.help_to_catch_up(state, rank, now) if has_sent else []
 
     def handed_over(self, state: ChocoState) -> Tensor:
+        # Not the parameters: the returning worker and this one restart from one replica.
         return state.replica
 
     def catch_up_with(self, state: ChocoState, payload: Payload) -> None:

@@ -50,6 +50,7 @@ class OwnedChunks(LocalSteps[S], RoundBased[S], Generic[S]):
 
     def holder(self, state: S, chunk: Rank) -> Rank:
         """The worker that combines a chunk, as far as this worker knows."""
+        # A worker is never lost to itself, so there is always one.
         return next(rank for rank in self.successors(chunk) if rank not in state.lost)
 
     def is_first(self, state: S) -> bool:

@@ -107,6 +107,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         ]
 
     def learn(self, state: QuasiGlobalState, trained: Trained) -> None:
+        # `mix` compares the mixed parameters with those of the start of the round.
         state.start, state.params = trained.before, trained.params
         if trained.is_skipped:
             if trained.has_gone_back:
@@ -118,5 +119,6 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
 
     def mix(self, state: QuasiGlobalState, inbox: Mapping[Rank, Payload]) -> None:
         super().mix(state, inbox)
+        # After mixing, so that the velocity follows the neighbors' data, too.
         decay = self.momentum if self.decay is None else self.decay
         state.velocity = torch.lerp(state.start - state.params, state.velocity, decay)
