@@ -118,8 +118,8 @@ class Faults:
                 case Crash() | Recover():
                     yield fault.at, fault.rank, fault
                 case Partition():
-                    # Messages are lost from the start on, which workers notice later. They notice
-                    # the end at once.
+                    # Messages are lost from the start on, but workers notice it later. They
+                    # notice the end at once.
                     yield fault.start + self.detection_time, -1, Detection()
                     if fault.end < math.inf:
                         yield fault.end, -1, Detection()

@@ -224,8 +224,8 @@ class Simulator(Generic[State]):
         # A forecast or a notice may have been on its way when the worker crashed.
         if not self._membership.is_online[rank]:
             return
-        # In order: the first of two messages has the uplink first. No effect calls the algorithm
-        # again: what follows from it waits in the agenda, so `handle` is never nested.
+        # In order: the first of two messages has the uplink first. No effect calls the
+        # algorithm again: its events wait in the agenda, so `handle` is never nested.
         for effect in self._algorithm.handle(self.states[rank], event, self.now):
             _CARRY_OUT[type(effect)](self, rank, effect)
 
