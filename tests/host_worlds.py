@@ -11,7 +11,6 @@ from tests.virtual_network import Wire
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank, Seconds
-from edgegossip.contract.topology import longest_lead
 from edgegossip.net.host.timing import Patience
 
 SIZE = 4
@@ -84,7 +83,7 @@ class World:
         traits, peer = self.algorithm.traits, getattr(self.algorithm, "inner", self.algorithm)
         assert traits.topology is not None
         per_round = getattr(peer, "exchanges_per_round", 1)
-        behind = math.ceil(longest_lead(traits.topology) / per_round)
+        behind = math.ceil(traits.topology.longest_lead / per_round)
         return (2 + behind) * self.round_seconds
 
     @property

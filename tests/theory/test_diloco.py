@@ -45,7 +45,6 @@ from edgegossip.contract.topology import (
     Topology,
     complete,
     directed_ring,
-    flooding_time,
     intermittent,
     one_peer_exponential,
     random_one_peer,
@@ -164,7 +163,7 @@ def test_nobody_is_told_what_it_told_or_made(topology: Topology) -> None:
     algorithm = diloco(topology, **COMPRESSED)
     links = LinkCounts(algorithm)
     final_params(make_world(algorithm, observer=links))
-    length = flooding_time(topology)
+    length = topology.flooding_time
     for sender, receiver, origin, exchange in links.passed:
         assert receiver != origin
         earlier = range(exchange // length * length, exchange)
@@ -339,9 +338,9 @@ def test_one_that_had_to_go_back_says_so_and_the_models_agree_again() -> None:
 
 
 def test_flooding_takes_as_long_as_the_longest_way() -> None:
-    assert [flooding_time(each) for each in (ring(8), star(6), directed_ring(9))] == [4, 2, 8]
+    assert [each.flooding_time for each in (ring(8), star(6), directed_ring(9))] == [4, 2, 8]
     # Worker 0 hears of worker 4 over (3, 4), (2, 3), (1, 2), (0, 1), which take turns.
-    assert flooding_time(MATCHINGS) == 5
+    assert MATCHINGS.flooding_time == 5
 
 
 @pytest.mark.parametrize(

@@ -366,8 +366,8 @@ def test_worker_that_comes_back_takes_over_a_replica_as_its_own() -> None:
             "ChocoGossip needs a topology that never changes, got .* of period 2",
         ),
         ({"topology": directed_ring(4)}, "ChocoGossip needs an undirected topology"),
-        ({"consensus_step": 0.0}, r"consensus_step must be in \(0, 1\], got 0.0"),
-        ({"consensus_step": 1.5}, r"consensus_step must be in \(0, 1\], got 1.5"),
+        ({"consensus_step": 0.0}, r"consensus_step must be in \(0, 1\] or None, got 0.0"),
+        ({"consensus_step": 1.5}, r"consensus_step must be in \(0, 1\] or None, got 1.5"),
         ({"local_steps": 0}, "local_steps must be at least 1, got 0"),
     ],
 )

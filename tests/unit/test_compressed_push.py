@@ -117,7 +117,11 @@ def test_compensation_follows_training() -> None:
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
-        (SparsePush, {"consensus_step": 0.0}, r"consensus_step must be in \(0, 1\], got 0.0"),
+        (
+            SparsePush,
+            {"consensus_step": 0.0},
+            r"consensus_step must be in \(0, 1\] or None, got 0.0",
+        ),
         (DifferencePush, {"consensus_step": 1.1}, r"consensus_step must be in \(0, 1\]"),
         (DifferencePush, {"final_rounds": -1}, "final_rounds must be at least 0, got -1"),
         (SkewCompensatedSparsePush, {"compensation_rounds": -1}, "must be at least 0, got -1"),

@@ -13,7 +13,6 @@ from tests.compressors import NAMES, PARTWISE, compressor_for, draws, normal, sq
 from tests.tiers import by_name, first
 from torch import Tensor
 
-from edgegossip.compression.compressor import feed_back
 from edgegossip.contract import codec
 from edgegossip.contract.protocol import Message
 from edgegossip.contract.schema import MessageSpec
@@ -115,7 +114,7 @@ def test_what_is_counted_is_what_travels_and_what_arrives_is_what_was_meant(
     name: str, x: Tensor
 ) -> None:
     compressor = compressor_for(name, len(x))
-    turn = feed_back(compressor, x, torch.zeros_like(x), 5)
+    turn = compressor.feed_back(x, torch.zeros_like(x), 5)
     message = Message("mass", 12, turn.payload)
     data = bytearray().join(codec.encode(message))
     assert codec.num_bytes(message) == len(data)
@@ -202,7 +201,7 @@ def test_error_feedback_sends_everything_in_the_end(name: str) -> None:
     x, error = normal(40), torch.zeros(40)
     total = torch.zeros(40, dtype=torch.float64)
     for k in range(60):
-        turn = feed_back(compressor_for(name, 40), x, error, 0, k)
+        turn = compressor_for(name, 40).feed_back(x, error, 0, k)
         total, error = total + turn.sent, turn.error
     torch.testing.assert_close(total + error, 60 * x.double(), rtol=1e-4, atol=1e-3)
     # What is held back does not grow with the number of rounds.

@@ -21,7 +21,7 @@ from edgegossip.contract.protocol import Message, Received, Send
 def said(fastest: Fastest, own_seconds: float) -> Message:
     """A message of a worker that needs `own_seconds`."""
     send = Send(1, Message("params", 0, {"params": torch.zeros(3)}, {"weight": 0.5}))
-    return fastest.ride_on(send, own_seconds).message
+    return fastest.piggyback(send, own_seconds).message
 
 
 def news(seconds: float, age: int) -> Message:

@@ -7,7 +7,7 @@ from tests.round_worker import Worker, heard, sends
 
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.contract.protocol import Started, Train, WorkerJoined, WorkerLost
-from edgegossip.contract.topology import complete, directed_ring, longest_lead, ring, star
+from edgegossip.contract.topology import complete, directed_ring, ring, star
 
 RING = Gossip(topology=ring(4), num_rounds=30)  # worker 0 hears from 1 and 3
 ALL_TO_ALL = Gossip(topology=complete(4), num_rounds=30)
@@ -128,5 +128,5 @@ def test_one_that_is_ahead_alone_waits_for_the_others() -> None:
 
 def test_in_a_directed_graph_a_lead_is_no_sign_of_having_been_away() -> None:
     topology = directed_ring(4)
-    assert longest_lead(topology) == 3
-    assert longest_lead(complete(4)) == 1
+    assert topology.longest_lead == 3
+    assert complete(4).longest_lead == 1

@@ -18,7 +18,6 @@ from edgegossip.contract.topology import (
     from_edges_by_round,
     one_peer_exponential,
     random_regular,
-    require_connected,
     ring,
     star,
     torus,
@@ -77,7 +76,7 @@ def test_the_graph_repeats_after_its_period(topology: Topology) -> None:
 
 @pytest.mark.parametrize("topology", ALL, ids=repr)
 def test_every_worker_reaches_every_other_one(topology: Topology) -> None:
-    require_connected(topology)
+    topology.require_connected()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_random_regular_gives_everybody_the_same_degree(degree: int) -> None:
 
 def test_random_regular_of_degree_two_is_one_cycle() -> None:
     for seed in range(20):
-        require_connected(random_regular(9, 2, seed))
+        random_regular(9, 2, seed).require_connected()
 
 
 def test_equal_seeds_draw_equal_graphs_and_others_do_not() -> None:
@@ -222,7 +221,7 @@ def test_topology_shows_the_call_that_makes_it_but_not_a_page_of_edges() -> None
 
 def test_ten_thousand_workers_in_a_complete_graph_take_no_memory_until_asked() -> None:
     topology = complete(10_000)
-    require_connected(topology)
+    topology.require_connected()
     assert topology.out_degree(17, round=0) == 9_999
     assert topology.out_neighbors(9_999, round=0)[:2] == (0, 1)
 

@@ -20,7 +20,6 @@ from edgegossip.contract.topology import (
     intermittent,
     one_peer_exponential,
     random_one_peer,
-    require_connected,
     ring,
     torus,
 )
@@ -49,7 +48,7 @@ def test_every_peer_is_as_likely() -> None:
 
 @pytest.mark.parametrize("topology", [*ONE_PEER, *INTERMITTENT], ids=repr)
 def test_all_reach_all_within_the_period(topology: Topology) -> None:
-    require_connected(topology)
+    topology.require_connected()
 
 
 @pytest.mark.parametrize("topology", [*ONE_PEER, *INTERMITTENT], ids=repr)

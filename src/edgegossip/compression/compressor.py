@@ -1,4 +1,4 @@
-"""Interface of a compressor, and the identity."""
+"""Interface of a compressor with error feedback, the identity, and layers one by one."""
 
 from __future__ import annotations
 
@@ -21,6 +21,25 @@ from edgegossip.contract.schema import TensorSpec
 Floats: TypeAlias = NDArray[np.float32]
 Sizes: TypeAlias = tuple[int, ...]
 """Number of entries in each part of a vector."""
+
+
+TOO_LITTLE = 1e-4
+"""Smallest useful consensus step; smaller ones take over ten thousand rounds to agree."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feedback:
+    """Result of `Compressor.feed_back`.
+
+    Attributes:
+        payload: Payload to send.
+        sent: Vector that receivers see, [numel].
+        error: Part held back and added to the next vector, [numel].
+    """
+
+    payload: Payload
+    sent: Tensor
+    error: Tensor
 
 
 class Compressor(ABC):
@@ -66,6 +85,71 @@ class Compressor(ABC):
         reflect vectors that do not occur in practice.
         """
         return self.contraction(numel)
+
+    def feed_back(self, vector: Tensor, error: Tensor, *key: int | str) -> Feedback:
+        r"""Compress `vector` plus the previous error, and compute the new error.
+
+        .. math:: v = x + e, \qquad q = C(v), \qquad e' = v - q
+
+        so that the sum of all sent vectors plus the current error equals the sum of all
+        vectors, up to rounding. With a compressor that contracts by :math:`\delta` and vectors
+        of norm at most :math:`G`, :math:`\|e\|` stays below :math:`2 G / \delta`.
+
+        Args:
+            vector: x, [numel].
+            error: e, [numel]; initially zero.
+            key: Key of the random stream, as for `compress`.
+
+        References:
+            Karimireddy, Rebjock, Stich and Jaggi, ICML 2019, arXiv:1901.09847, algorithm 2 and
+            lemma 3.
+
+        >>> from edgegossip.compression.sparse import TopK
+        >>> turn = TopK(0.5).feed_back(torch.tensor([3.0, 2.0]), torch.tensor([0.0, 2.0]))
+        >>> turn.sent, turn.error
+        (tensor([0., 4.]), tensor([3., 0.]))
+        """
+        wanted = vector + error
+        payload = self.compress(wanted, *key)
+        sent = self.decompress(payload, wanted.numel())
+        return Feedback(payload, sent, wanted - sent)
+
+    def step_or_default(self, step: float | None, numel: int) -> float:
+        """Return the given consensus step; if it is None, `consensus_step`.
+
+        >>> from edgegossip.compression.sparse import TopK
+        >>> TopK(keep_ratio=0.01).step_or_default(None, numel=1000)
+        0.01
+        """
+        return self.consensus_step(numel) if step is None else step
+
+    def warn_of_step(self, step: float | None, rank: Rank, numel: int) -> None:
+        """Warn about a consensus step that may cause divergence or is too small to be useful.
+
+        A large step is not an error, because some graphs allow larger steps than others.
+
+        Args:
+            step: The given step, or None for `consensus_step`.
+            rank: Rank of the worker; only worker 0 warns, so a run warns once.
+            numel: Length of the vectors.
+        """
+        suited = self.consensus_step(numel)
+        if rank != 0:
+            return
+        if step is None and suited < TOO_LITTLE:
+            warnings.warn(
+                f"the consensus step is {suited:.2g} by default, as suits {self}: workers "
+                "will hardly come closer to each other; give a consensus_step, or choose "
+                "another compressor",
+                stacklevel=3,
+            )
+        if step is not None and step >= self.divergence_factor * suited:
+            warnings.warn(
+                f"consensus_step={step:g} is {step / suited:.0f} times what suits {self}, "
+                f"{suited:.2g}: workers will probably diverge; leave consensus_step out, or "
+                f"try less than {self.divergence_factor:g} times as much",
+                stacklevel=3,
+            )
 
     @property
     def divergence_factor(self) -> float:
@@ -242,104 +326,3 @@ class PerLayer(Compressor):
                 f"has {numel} entries; take the sizes of the same model's parameters"
             )
         return self.sizes
-
-
-# Error feedback: the part that a compressor holds back is added to the next vector.
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Feedback:
-    """Result of a call to `feed_back`.
-
-    Attributes:
-        payload: Payload to send.
-        sent: Vector that receivers see, [numel].
-        error: Part held back and added to the next vector, [numel].
-    """
-
-    payload: Payload
-    sent: Tensor
-    error: Tensor
-
-
-def feed_back(
-    compressor: Compressor, vector: Tensor, error: Tensor, *key: int | str
-) -> Feedback:
-    r"""Compress `vector` plus the previous error, and compute the new error.
-
-    .. math:: v = x + e, \qquad q = C(v), \qquad e' = v - q
-
-    so that the sum of all sent vectors plus the current error equals the sum of all vectors, up
-    to rounding. With a compressor that contracts by :math:`\delta` and vectors of norm at most
-    :math:`G`, :math:`\|e\|` stays below :math:`2 G / \delta`.
-
-    Args:
-        compressor: C.
-        vector: x, [numel].
-        error: e, [numel]; initially zero.
-        key: Key of the random stream, as for `compress`.
-
-    References:
-        Karimireddy, Rebjock, Stich and Jaggi, ICML 2019, arXiv:1901.09847, algorithm 2 and
-        lemma 3.
-
-    >>> import torch
-    >>> from edgegossip.compression.sparse import TopK
-    >>> turn = feed_back(TopK(0.5), torch.tensor([3.0, 2.0]), torch.tensor([0.0, 2.0]))
-    >>> turn.sent, turn.error
-    (tensor([0., 4.]), tensor([3., 0.]))
-    """
-    wanted = vector + error
-    payload = compressor.compress(wanted, *key)
-    sent = compressor.decompress(payload, wanted.numel())
-    return Feedback(payload, sent, wanted - sent)
-
-
-# The consensus step: how far workers move toward each other's compressed models.
-
-
-TOO_LITTLE = 1e-4
-"""Smallest useful step; with smaller steps, agreement would take over ten thousand rounds."""
-
-
-def require_step(step: float | None) -> None:
-    """Raise ValueError unless a consensus step is None or in (0, 1]."""
-    if step is not None and not 0 < step <= 1:
-        raise ValueError(
-            f"consensus_step must be in (0, 1], got {step}; None takes one that fits the "
-            "compressor"
-        )
-
-
-def step_or_default(step: float | None, compressor: Compressor, numel: int) -> float:
-    r"""Return the given step, or by default the compressor's own.
-
-    >>> from edgegossip.compression.sparse import TopK
-    >>> step_or_default(None, TopK(keep_ratio=0.01), numel=1000)
-    0.01
-    """
-    return compressor.consensus_step(numel) if step is None else step
-
-
-def warn_of_step(step: float | None, compressor: Compressor, rank: Rank, numel: int) -> None:
-    """Warn once per run about a step that may cause divergence or is too small to be useful.
-
-    A large step is not an error, because some graphs allow larger steps than others.
-    """
-    suited = compressor.consensus_step(numel)
-    if rank != 0:
-        return
-    if step is None and suited < TOO_LITTLE:
-        warnings.warn(
-            f"the consensus step is {suited:.2g} by default, as suits {compressor}: workers "
-            "will hardly come closer to each other; give a consensus_step, or choose another "
-            "compressor",
-            stacklevel=2,
-        )
-    if step is not None and step >= compressor.divergence_factor * suited:
-        warnings.warn(
-            f"consensus_step={step:g} is {step / suited:.0f} times what suits {compressor}, "
-            f"{suited:.2g}: workers will probably diverge; leave consensus_step out, or try "
-            f"less than {compressor.divergence_factor:g} times as much",
-            stacklevel=2,
-        )

@@ -5,11 +5,17 @@ from .algorithm import (
     Setting as Setting,
     Traits as Traits,
     Wrapper as Wrapper,
+    WrapperState as WrapperState,
+    with_numbers as with_numbers,
+    without_numbers as without_numbers,
 )
-from .asynchronous import (
-    Asynchronous as Asynchronous,
-    AsynchronousState as AsynchronousState,
+from .asynchronous import Asynchronous as Asynchronous, AsynchronousState as AsynchronousState
+from .errors import (
+    LocalProtocolError as LocalProtocolError,
+    PlatformError as PlatformError,
+    ServerLostError as ServerLostError,
 )
+from .mixing import MetropolisHastings as MetropolisHastings, MixingRule as MixingRule
 from .protocol import (
     WORKER as WORKER,
     Assign as Assign,
@@ -43,7 +49,18 @@ from .protocol import (
     WorkerState as WorkerState,
 )
 from .randomness import uniform as uniform
-from .ranges import check_range as check_range, check_ranges as check_ranges
+from .ranges import (
+    check_choices as check_choices,
+    check_counts as check_counts,
+    check_range as check_range,
+    check_ranges as check_ranges,
+)
+from .reliable_links import (
+    RESEND as RESEND,
+    Awaiting as Awaiting,
+    NextRound as NextRound,
+    ReliableLinks as ReliableLinks,
+)
 from .rounds import (
     LocalSteps as LocalSteps,
     NeighborAveraging as NeighborAveraging,
@@ -51,5 +68,10 @@ from .rounds import (
     RoundState as RoundState,
     Synchronous as Synchronous,
 )
-from .schema import MessageSpec as MessageSpec, TensorSpec as TensorSpec
+from .schema import (
+    Limits as Limits,
+    MessageSpec as MessageSpec,
+    TensorSpec as TensorSpec,
+    by_origin as by_origin,
+)
 from .trainer import Trainer as Trainer, TrainingResult as TrainingResult

@@ -20,6 +20,7 @@ from edgegossip.contract.protocol import (
     Seconds,
     Send,
     State,
+    WorkerState,
 )
 from edgegossip.contract.schema import MessageSpec, lacks
 from edgegossip.contract.topology import Topology
@@ -129,6 +130,28 @@ class Algorithm(ABC, Generic[State]):
     def warnings(self, setting: Setting) -> list[str]:
         """List the algorithm's conflicts with `setting`, each with its remedy."""
         return []
+
+
+@dataclass(slots=True, kw_only=True)
+class WrapperState(WorkerState):
+    """State of a worker of a `Wrapper`, which evaluates what the inner algorithm does.
+
+    Attributes:
+        inner: State of the inner algorithm.
+    """
+
+    inner: Any
+
+    @property
+    def estimate(self) -> Tensor:
+        """Estimate of the inner algorithm, [num_params]."""
+        estimate: Tensor = self.inner.estimate
+        return estimate
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the estimate counts, according to the inner algorithm."""
+        return bool(self.inner.is_evaluated)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,30 +52,31 @@ class Awaiting(Generic[C]):
         patience = math.inf if patience is None else patience
         return Awaiting(send, content, patience, now + patience)
 
+    @staticmethod
+    def resend(
+        awaiting: Sequence[Awaiting[C]], now: Seconds, growth: float = 1.0
+    ) -> list[Effect]:
+        """Resend overdue messages, and set the timer for the next one.
 
-def send_again(
-    awaiting: Sequence[Awaiting[C]], now: Seconds, growth: float = 1.0
-) -> list[Effect]:
-    """Resend overdue messages, and set the timer for the next one.
+        Args:
+            awaiting: All messages that share the timer.
+            now: Time on the worker's clock.
+            growth: Factor by which each resend multiplies the patience.
+        """
+        effects: list[Effect] = []
+        for each in awaiting:
+            if each.due <= now:
+                each.patience *= growth
+                each.due = now + each.patience
+                effects.append(each.send)
+        return [*effects, *Awaiting.timer(awaiting)]
 
-    Args:
-        awaiting: All messages that share the timer.
-        now: Time on the worker's clock.
-        growth: Factor by which each resend multiplies the patience.
-    """
-    effects: list[Effect] = []
-    for each in awaiting:
-        if each.due <= now:
-            each.patience *= growth
-            each.due = now + each.patience
-            effects.append(each.send)
-    return [*effects, *timer(awaiting)]
-
-
-def timer(awaiting: Sequence[Awaiting[C]]) -> list[Effect]:
-    """Wake the worker when the first unanswered message is due."""
-    due = min((each.due for each in awaiting), default=math.inf)
-    return [SetTimer(RESEND, due)] if due < math.inf else []
+    @staticmethod
+    def timer(awaiting: Sequence[Awaiting[C]]) -> list[Effect]:
+        """Wake the worker when the first unanswered message is due."""
+        due = min((each.due for each in awaiting), default=math.inf)
+        # No timer is canceled: one that fires after the answer finds nothing to resend.
+        return [SetTimer(RESEND, due)] if due < math.inf else []
 
 
 @dataclass(slots=True, eq=False)
@@ -207,18 +208,18 @@ class ReliableLinks(Generic[C]):
         if patience is None:
             return [send]
         link.awaiting[number] = Awaiting.of(send, content, now, patience)
-        return [send, *timer(self._firsts())]
+        return [send, *Awaiting.timer(self._firsts())]
 
     def resend(self, now: Seconds) -> list[Effect]:
         """Resend overdue messages of all links."""
         # Fixed intervals would repeat messages on a full link faster than the link drains.
-        return send_again(self._firsts(), now, growth=1.5)
+        return Awaiting.resend(self._firsts(), now, growth=1.5)
 
     def acknowledge(self, sender: Rank, message: Message) -> list[Effect]:
         """Handle the other end's acknowledgment."""
         if (link := self.outlets.get(sender)) is not None:
             link.acknowledge(message.numbers["session"], message.round)
-        return timer(self._firsts())
+        return Awaiting.timer(self._firsts())
 
     def take_back(self, receiver: Rank) -> list[C]:
         """Forget the unacknowledged messages of a lost receiver; return their contents."""

@@ -2,7 +2,8 @@
 
 `Synchronous` waits for the neighbors' messages, and handles lost messages, lost neighbors and
 returning ones. An algorithm derived from `RoundBased` defines its training (`work`), the
-payloads to send (`outgoing`) and how to mix the received ones (`mix`).
+payloads to send (`outgoing`) and how to mix the received ones (`mix`). `LocalSteps` provides
+`work`, and `NeighborAveraging` the rest.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from edgegossip.contract.protocol import (
 )
 from edgegossip.contract.ranges import check_counts, check_ranges
 from edgegossip.contract.schema import MessageSpec, TensorSpec, lacks
-from edgegossip.contract.topology import Topology, longest_lead
+from edgegossip.contract.topology import Topology
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,11 +82,11 @@ class Synchronous(Algorithm[S], Generic[S]):
     A round consists of training and one or more exchanges, in which all workers send, wait for
     their neighbors' messages, and mix. A worker waits for its neighbors only. While no worker
     is lost, neighbors are therefore at most one exchange apart on a constant undirected graph;
-    on other graphs, at most `connectivity.longest_lead`. Workers do not wait for a lost
-    neighbor, and mix without it. A returning worker adopts the parameters and round of its most
-    advanced neighbor, and tells all neighbors in which exchange it continues. A worker that was
-    only cut off, and is further behind than both that and a round, does the same after its
-    training, and the others do not wait for its missed rounds.
+    on other graphs, at most `Topology.longest_lead`. Workers do not wait for a lost neighbor,
+    and mix without it. A returning worker adopts the parameters and round of its most advanced
+    neighbor, and tells all neighbors in which exchange it continues. A worker that was only cut
+    off, and is further behind than both that and a round, does the same after its training, and
+    the others do not wait for its missed rounds.
 
     With three or more neighbors, the second-most-advanced neighbor counts, so a single lying
     neighbor cannot send a worker to the end of the run.
@@ -113,6 +114,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         """Build a `RoundState`; an algorithm whose state has more fields builds its own."""
         return cast("S", RoundState(rank=rank, params=params))
 
+    # For algorithms to define.
+
     @abstractmethod
     def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
         """Update the state from the arrived payloads, which are keyed and ordered by rank."""
@@ -132,14 +135,6 @@ class Synchronous(Algorithm[S], Generic[S]):
         A worker that has come back can continue from this message.
         """
 
-    def remind(self, state: S, receiver: Rank, now: Seconds) -> list[Effect]:
-        """Answer a worker that is expected to skip rounds, but does not; nothing by default.
-
-        It may not know that it is far behind, because this worker has gone on without waiting
-        since it announced its round. Without an answer, both would train on without each other.
-        """
-        return []
-
     @abstractmethod
     def catch_up_with(self, state: S, payload: Payload) -> None:
         """Continue from the most advanced neighbor's announcement."""
@@ -148,17 +143,7 @@ class Synchronous(Algorithm[S], Generic[S]):
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """Messages of `send` and `announce`, by kind; `params` ([num_params]) as for `init`."""
 
-    def message(self, kind: str, exchange: int, payload: Payload) -> Message:
-        """Make a message for `exchange`, with its round and, after the round's first exchange,
-        its place in the round.
-        """
-        round, place = divmod(exchange, self.exchanges_per_round)
-        return Message(kind, round, payload, {"exchange": place} if place else {})
-
-    def exchange_of(self, message: Message) -> int:
-        """The exchange of a message, counted from the first round."""
-        place = int(message.numbers.get("exchange", 0))
-        return message.round * self.exchanges_per_round + place
+    # For algorithms to override.
 
     def start(self, state: S) -> Tensor:
         """The parameters that training starts from, [num_params]."""
@@ -167,6 +152,33 @@ class Synchronous(Algorithm[S], Generic[S]):
     def learn(self, state: S, trained: Trained) -> None:
         """Update the state with the result of training."""
         state.params = trained.params
+
+    def rejoin(self, state: S) -> None:
+        """Prepare to catch up; the worker has lost its memory, and `state` is new."""
+
+    def lose(self, state: S, rank: Rank) -> None:
+        """Continue without worker `rank`."""
+
+    def forget(self, state: S, rank: Rank) -> None:
+        """Drop unused messages of `rank`, which has lied."""
+        for box in state.inbox.values():
+            box.pop(rank, None)
+        if state.catch_up is not None:
+            state.catch_up.pop(rank, None)
+
+    def receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
+        """Handle a message of an exchange, or a "catch-up"."""
+        if message.kind == "catch-up":
+            return self._receive_catch_up(state, sender, message, now)
+        return self._receive(state, sender, message, now)
+
+    def remind(self, state: S, receiver: Rank, now: Seconds) -> list[Effect]:
+        """Answer a worker that is expected to skip rounds, but does not; nothing by default.
+
+        It may not know that it is far behind, because this worker has gone on without waiting
+        since it announced its round. Without an answer, both would train on without each other.
+        """
+        return []
 
     def end(self, state: S) -> list[Effect]:
         """Finish after the last round."""
@@ -182,6 +194,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         """Number of rounds until a worker finishes, including final rounds without training."""
         return self.num_rounds
 
+    # Common to all algorithms.
+
     @property
     def traits(self) -> Traits:
         return Traits(
@@ -190,47 +204,59 @@ class Synchronous(Algorithm[S], Generic[S]):
             is_synchronous=True,
         )
 
+    def message(self, kind: str, exchange: int, payload: Payload) -> Message:
+        """Make a message for `exchange`, with its round and, after the round's first exchange,
+        its place in the round.
+        """
+        round, place = divmod(exchange, self.exchanges_per_round)
+        return Message(kind, round, payload, {"exchange": place} if place else {})
+
+    def exchange_of(self, message: Message) -> int:
+        """The exchange of a message, counted from the first round."""
+        place = int(message.numbers.get("exchange", 0))
+        return message.round * self.exchanges_per_round + place
+
     def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
         match event:
             case Started():
                 state.layout = event.layout
-                is_back = event.has_rejoined
-                return self._rejoin(state, now) if is_back else self._begin_round(state, now)
+                if event.has_rejoined:
+                    self.rejoin(state)
+                    return self._catch_up(state, now)
+                return self._begin_round(state, now)
             case Trained():
+                # Before anything else: work that is done counts even if rounds are skipped.
                 self.learn(state, event)
                 if self._is_behind(state):
                     return self._skip(state, now)
                 return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
-            case Received(message=Message(kind="catch-up")):
-                return self._receive_catch_up(state, event.sender, event.message, now)
             case Received():
-                return self._receive(state, event.sender, event.message, now)
+                return self.receive(state, event.sender, event.message, now)
             case TimerFired("round"):
                 return self._time_out(state, now)
             case WorkerLost():
+                self.lose(state, event.rank)
                 state.lost[event.rank] = None
                 state.first_exchange[event.rank] = math.inf
                 state.ahead.pop(event.rank, None)
                 if event.has_lied:
-                    self._forget(state, event.rank)
+                    self.forget(state, event.rank)
+                # Messages that it sent before are still mixed: its other neighbors may have
+                # mixed them, too. It may have been the last one that this worker waited for.
                 return self._go_on(state, now)
             case WorkerJoined():
+                # It stays out of `first_exchange` until it says where it continues. Waiting
+                # for a message of this exchange, which it may never send, would last forever.
                 state.lost.pop(event.rank, None)
-                return self._help_to_catch_up(state, event.rank, now)
+                return self.help_to_catch_up(state, event.rank, now)
         return []
-
-    def _forget(self, state: S, rank: Rank) -> None:
-        """Drop unused messages of `rank`."""
-        for box in state.inbox.values():
-            box.pop(rank, None)
-        if state.catch_up is not None:
-            state.catch_up.pop(rank, None)
 
     # One round.
 
     def _begin_round(self, state: S, now: Seconds) -> list[Effect]:
         """Begin the next round; go through rounds that need neither training nor waiting."""
         effects: list[Effect] = []
+        # A loop: a worker without neighbors would otherwise recurse once for each round.
         while state.round < self.total_rounds:
             if (work := self.work(state)) is not None:
                 return [*effects, Train(self.start(state), work)]
@@ -241,10 +267,13 @@ class Synchronous(Algorithm[S], Generic[S]):
         return [*effects, *self.end(state)]
 
     def _exchange(self, state: S, now: Seconds) -> list[Effect]:
+        # Set first, because `announce` names the next exchange once this one's messages are
+        # sent: a worker that returns from now on will not get them.
         state.is_exchanging = True
         neighbors = self.topology.out_neighbors(state.rank, state.exchange)
         effects = self.send(state, [j for j in neighbors if j not in state.lost], now)
         if self.timeout is not None:
+            # The name is the same in each exchange, so this also cancels the previous timer.
             effects.append(SetTimer("round", now + self.timeout))
         return effects
 
@@ -276,16 +305,19 @@ class Synchronous(Algorithm[S], Generic[S]):
         state.exchange, state.round = exchange, exchange // self.exchanges_per_round
 
     def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
-        # While catching up, a worker does not wait for a neighbor that joined later and also
-        # catches up, or both would wait for each other.
         exchange = self.exchange_of(message)
         effects: list[Effect] = []
+        # While catching up, a worker does not wait for a neighbor that joined later and also
+        # catches up, or both would wait for each other.
         if state.catch_up is None and state.first_exchange.get(sender) == math.inf:
+            # Its announcement was lost or is late, but this message shows where it continues.
             self._wait_for(state, sender, exchange)
             if sender not in state.lost and state.first_exchange[sender] == math.inf:
                 effects = self.remind(state, sender, now)  # it is expected to skip rounds
         neighbors = self.topology.in_neighbors(state.rank, exchange)
-        # Drop messages of workers that are not neighbors in that exchange.
+        # A late message is dropped, because its exchange is mixed. An early one waits: its
+        # sender may be ahead by `Topology.longest_lead`. Workers that are not neighbors in that
+        # exchange have nothing to say.
         if exchange >= state.exchange and sender in neighbors:
             state.inbox.setdefault(exchange, {})[sender] = message.payload
         return [*effects, *self._go_on(state, now)]
@@ -305,24 +337,30 @@ class Synchronous(Algorithm[S], Generic[S]):
     def _time_out(self, state: S, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
             return self._resume(state, now)
+        # A timer may fire during the training after its exchange, which was completed in time.
         return self._mix_and_go_on(state, now) if state.is_exchanging else []
 
     def _go_on(self, state: S, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
             return self._resume_if_complete(state, now)
+        # A worker in training learns that it is behind when the training ends: there is one
+        # `Train` at a time, and none can be canceled.
         if state.is_exchanging and self._is_behind(state):
             return self._skip(state, now)
         return self._mix_if_complete(state, now)
 
     # Coming back.
 
-    def _help_to_catch_up(self, state: S, rank: Rank, now: Seconds) -> list[Effect]:
+    def help_to_catch_up(self, state: S, rank: Rank, now: Seconds) -> list[Effect]:
+        """Tell a worker that is back where this one is, if they are neighbors."""
         if state.catch_up is not None:
             return []  # it answers after it has caught up itself, with its final round
         is_neighbor = rank in self.topology.all_out_neighbors(state.rank)
         return self.announce(state, [rank], now) if is_neighbor else []
 
-    def _rejoin(self, state: S, now: Seconds) -> list[Effect]:
+    def _catch_up(self, state: S, now: Seconds) -> list[Effect]:
+        # Neighbors announce their rounds when they see the worker, without being asked: a
+        # request could be lost, or overtaken by the loss of the worker before it.
         state.catch_up = {}
         timer = [] if self.timeout is None else [SetTimer("round", now + self.timeout)]
         return [*timer, *self._resume_if_complete(state, now)]
@@ -330,11 +368,13 @@ class Synchronous(Algorithm[S], Generic[S]):
     def _receive_catch_up(
         self, state: S, sender: Rank, message: Message, now: Seconds
     ) -> list[Effect]:
+        if sender not in self.topology.all_in_neighbors(state.rank):
+            return []
         self._wait_for(state, sender, self.exchange_of(message))
-        if state.catch_up is not None:
-            state.catch_up[sender] = message
-        else:
-            state.ahead[sender] = message
+        # A worker that does not catch up keeps it, too: it may not have noticed yet that it
+        # was cut off, and is behind.
+        answers = state.ahead if state.catch_up is None else state.catch_up
+        answers[sender] = message
         return self._go_on(state, now)
 
     def _resume_if_complete(self, state: S, now: Seconds) -> list[Effect]:
@@ -351,10 +391,12 @@ class Synchronous(Algorithm[S], Generic[S]):
             reached = {j: self.exchange_of(answer) for j, answer in answers.items()}
             enough = min(self._quorum(state), len(answers))
             furthest = sorted(reached.values())[-enough]
+            # The lowest rank, so that workers that come back together adopt the same model.
             giver = min(j for j in answers if reached[j] == furthest)
             self.catch_up_with(state, answers[giver].payload)
             self._go_to(state, furthest)
             state.inbox = {k: box for k, box in state.inbox.items() if k >= state.exchange}
+        # Only now do the others know from which exchange on they must wait for this worker.
         neighbors = self.topology.all_out_neighbors(state.rank)
         announcements = self.announce(state, [j for j in neighbors if j not in state.lost], now)
         return [*announcements, *self._begin_round(state, now)]
@@ -382,7 +424,11 @@ class Synchronous(Algorithm[S], Generic[S]):
         return self._resume(state, now)
 
     def _will_skip(self, state: S, other: Rank, exchange: int) -> bool:
-        """Whether `other` is so far behind its neighbors that it will skip rounds."""
+        """Whether `other` is so far behind its neighbors that it will skip rounds.
+
+        This applies the rule of `_is_behind` from outside: it counts those neighbors of `other`
+        that this worker knows to be as far as itself.
+        """
         if not self._is_far(exchange, state.exchange):
             return False
         own = self.topology.all_in_neighbors(state.rank)
@@ -392,7 +438,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         return len(here) >= _enough(len(heard))
 
     def _is_far(self, behind: int, ahead: int) -> bool:
-        return ahead > behind + max(self.exchanges_per_round, longest_lead(self.topology))
+        # Neighbors that were never cut off can be as far apart as this.
+        return ahead > behind + max(self.exchanges_per_round, self.topology.longest_lead)
 
 
 def _enough(num_neighbors: int) -> int:
@@ -413,6 +460,9 @@ class RoundBased(Synchronous[S], Generic[S]):
 
         `receiver` waits for an empty payload too, but its `mix` does not see it.
         """
+
+    def prepare(self, state: S) -> None:
+        """Prepare this exchange, before `outgoing` makes its payloads."""
 
     def handed_over(self, state: S) -> Tensor:
         """The parameters for a returning worker, [num_params]."""
@@ -457,12 +507,14 @@ class RoundBased(Synchronous[S], Generic[S]):
         )
 
     def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        self.prepare(state)
         return [
             Send(j, self.message("params", state.exchange, self.outgoing(state, j)))
             for j in receivers
         ]
 
     def announce(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        # The receivers do not get the messages of an exchange that is under way.
         next_sent = state.exchange + state.is_exchanging
         message = self.message("catch-up", next_sent, {"params": self.handed_over(state)})
         return [Send(j, message) for j in receivers]
@@ -475,15 +527,14 @@ class RoundBased(Synchronous[S], Generic[S]):
         state.params = payload["params"]
 
 
-# Rounds with a fixed number of SGD steps.
-
-
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps(Synchronous[S], Generic[S]):
     """`Synchronous` for algorithms with the same number of SGD steps in each round.
 
+    If a round has several exchanges, training precedes the first one.
+
     Args:
-        local_steps: SGD steps between two exchanges, at least 1.
+        local_steps: SGD steps between two rounds of exchanges, at least 1.
 
     Raises:
         ValueError: If a number is out of range, or a count is not whole.
@@ -501,10 +552,8 @@ class LocalSteps(Synchronous[S], Generic[S]):
         return replace(super().traits, local_steps=self.local_steps)
 
     def work(self, state: S) -> Work | None:
-        return Steps(self.local_steps)
-
-
-# Averaging with neighbors by a mixing matrix: the base of synchronous gossip.
+        is_first = state.exchange % self.exchanges_per_round == 0
+        return Steps(self.local_steps) if is_first else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -550,18 +599,17 @@ class NeighborAveraging(RoundBased[S], Generic[S]):
         return {"params": TensorSpec.like(params)}
 
     def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
-        absent = self._absent(state).difference(inbox)
+        # The weights are those of the graph without the workers that take no part. Neighbors
+        # agree on the exchange from which on they wait for a worker that is back, but each
+        # learns at a different time that it is back.
+        neighbors = self.topology.in_neighbors(state.rank, state.exchange)
+        first = state.first_exchange
+        absent = {*state.lost, *(j for j in neighbors if first.get(j, 0) > state.exchange)}
+        # A message that has arrived counts, even if its sender is lost by now.
+        absent.difference_update(inbox)
         weights = self.mixing.weights(self.topology, state.rank, state.round, absent)
         own_weight = 1 - sum(weights[j] for j in inbox)
         mixed = own_weight * state.params
         for j, payload in inbox.items():
             mixed.add_(payload["params"], alpha=weights[j])
         state.params = mixed
-
-    def _absent(self, state: S) -> set[Rank]:
-        """Workers that take no part in this exchange."""
-        # Neighbors agree on the exchange from which on they wait for a worker that is back, but
-        # each learns at a different time that it is back.
-        neighbors = self.topology.in_neighbors(state.rank, state.exchange)
-        first = state.first_exchange
-        return {*state.lost, *(j for j in neighbors if first.get(j, 0) > state.exchange)}

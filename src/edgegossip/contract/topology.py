@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -88,6 +88,43 @@ class Topology(ABC):
             whole=self,
             absent=frozenset(absent),
         )
+
+    def require_connected(self) -> None:
+        """Raise ValueError unless all workers can reach each other; separate parts never agree.
+
+        >>> ring(4).require_connected()
+        """
+        for neighbors, cannot in (
+            (self.out_neighbors, "cannot reach"),
+            (self.in_neighbors, "cannot be reached by"),
+        ):
+            if missing := set(range(self.num_workers)) - _reached(self, neighbors):
+                raise ValueError(
+                    f"worker 0 {cannot} worker {min(missing)} in any number of rounds; "
+                    "add edges until every worker can reach every other one"
+                )
+
+    @property
+    def longest_lead(self) -> int:
+        """Maximum number of rounds that a worker can be ahead of a present neighbor, if all
+        wait for their in-neighbors.
+
+        >>> ring(8).longest_lead, directed_ring(8).longest_lead
+        (1, 7)
+        """
+        return _longest_lead(self)
+
+    @property
+    def flooding_time(self) -> int:
+        """Rounds until all workers know everything, from any initial round; at least 1.
+
+        In each round every worker sends everything that it knows to its out-neighbors. The
+        graph must be connected (see `require_connected`); otherwise this would never end.
+
+        >>> [make(8).flooding_time for make in (complete, directed_ring, one_peer_exponential)]
+        [1, 7, 3]
+        """
+        return _flooding_time(self)
 
     def __repr__(self) -> str:
         return self.name if len(self.name) <= 80 else self.name[:77] + "..."
@@ -252,7 +289,7 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
     draws = generator(seed, "random_regular")
     while True:
         topology = _undirected(name, num_workers, _draw_regular(num_workers, degree, draws))
-        if len(reached(topology, topology.out_neighbors)) == num_workers:
+        if len(_reached(topology)) == num_workers:
             return topology
 
 
@@ -336,7 +373,7 @@ def from_edges_by_round(
     if not directed:
         phases = [phase + [(j, i) for i, j in phase] for phase in phases]
     topology = _listed(name, num_workers, phases, directed)
-    require_connected(topology)
+    topology.require_connected()
     return topology
 
 
@@ -442,44 +479,11 @@ def _checked(num_workers: int, edges: Iterable[Edge], directed: bool) -> list[Ed
 # Connectivity: whether all workers reach each other, and in how many rounds.
 
 
-class Graph(Protocol):
-    """Part of `Topology` needed here; `core.topology` imports this module, not vice versa."""
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def num_workers(self) -> int: ...
-
-    @property
-    def period(self) -> int: ...
-
-    @property
-    def is_directed(self) -> bool: ...
-
-    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]: ...
-
-    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]: ...
-
-
-def require_connected(topology: Graph) -> None:
-    """Raise ValueError unless all workers can reach each other; separate parts never agree.
-
-    >>> from edgegossip.contract.topology import ring
-    >>> require_connected(ring(4))
-    """
-    for neighbors, cannot in (
-        (topology.out_neighbors, "cannot reach"),
-        (topology.in_neighbors, "cannot be reached by"),
-    ):
-        if missing := set(range(topology.num_workers)) - reached(topology, neighbors):
-            raise ValueError(
-                f"worker 0 {cannot} worker {min(missing)} in any number of rounds; "
-                "add edges until every worker can reach every other one"
-            )
-
-
-def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -> set[int]:
+def _reached(
+    topology: Topology, neighbors: Callable[[int, int], tuple[int, ...]] | None = None
+) -> set[int]:
     """Worker 0 and all workers that it reaches through `neighbors`, directly or indirectly."""
+    neighbors = neighbors or topology.out_neighbors
     reached, frontier = {0}, [0]
     while frontier and len(reached) < topology.num_workers:
         rank = frontier.pop()
@@ -490,40 +494,26 @@ def reached(topology: Graph, neighbors: Callable[[int, int], tuple[int, ...]]) -
     return reached
 
 
+# Cached by name, because drivers and algorithms ask again and again.
+
+
 @lru_cache(maxsize=64)
-def longest_lead(topology: Graph) -> int:
-    """Maximum number of rounds that a worker can be ahead of a present neighbor.
-
-    All workers wait for the messages of their in-neighbors in each round. `flooding_time`
-    rounds after a worker has sent, every worker has waited for its message, directly or
-    indirectly.
-
-    >>> from edgegossip.contract.topology import directed_ring, ring
-    >>> longest_lead(ring(8)), longest_lead(directed_ring(8))
-    (1, 7)
-    """
+def _longest_lead(topology: Topology) -> int:
     if not topology.is_directed and topology.period == 1:
         return 1
-    if len(reached(topology, topology.out_neighbors)) < topology.num_workers:
+    if len(_reached(topology)) < topology.num_workers:
         return (topology.num_workers - 1) * topology.period
-    return flooding_time(topology)
+    # All workers wait for the messages of their in-neighbors in each round. After that many
+    # rounds, every worker has waited for a worker's message, directly or indirectly.
+    return topology.flooding_time
 
 
 @lru_cache(maxsize=64)
-def flooding_time(topology: Graph) -> int:
-    """Rounds until all workers know everything, from any initial round; at least 1.
-
-    In each round every worker sends everything that it knows to its out-neighbors. The graph
-    must be connected (see `require_connected`); otherwise this would never end.
-
-    >>> from edgegossip.contract.topology import complete, directed_ring, one_peer_exponential
-    >>> [flooding_time(make(8)) for make in (complete, directed_ring, one_peer_exponential)]
-    [1, 7, 3]
-    """
-    return max(_flooding_time(topology, first) for first in range(topology.period))
+def _flooding_time(topology: Topology) -> int:
+    return max(_flooding_time_from(topology, first) for first in range(topology.period))
 
 
-def _flooding_time(topology: Graph, first: int) -> int:
+def _flooding_time_from(topology: Topology, first: int) -> int:
     ranks = range(topology.num_workers)
     known, everything = [1 << rank for rank in ranks], (1 << len(ranks)) - 1  # sets, as bits
     num_rounds = 0

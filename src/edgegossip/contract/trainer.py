@@ -23,7 +23,7 @@ from edgegossip.contract.protocol import (
 
 
 class Trainer(Protocol):
-    """The trainer of one worker, as a driver sees it; `learning.Learner` trains PyTorch models.
+    """The trainer of one worker, as a driver sees it; `edgegossip.Learner` trains PyTorch.
 
     A subclass may omit methods that it does not need.
     """

@@ -51,6 +51,8 @@ class Agenda:
         self.serial += 1
         entry = (at, rank, item)
         others = self._at.get(at)
+        # Appending keeps entries of one time in the order of insertion, which the heap need
+        # not know.
         if others is None:
             self._at[at] = entry
             heapq.heappush(self.times, at)
@@ -63,6 +65,8 @@ class Agenda:
         """Remove and return the next entry; there must be one."""
         at = self.times[0]
         entry = self._at[at]
+        # The time stays in the heap until its last entry is taken: an event may add another one
+        # at the same time.
         if isinstance(entry, deque):
             entries, entry = entry, entry.popleft()
             if entries:
@@ -196,7 +200,9 @@ class WorkerRecord:
 
 def forget_crashed(agenda: Agenda, rank: Rank, now: Seconds) -> None:
     """Remove the work of the crashed worker `rank`, and cut off the messages it is sending."""
+    # Messages to it stay: they arrive if it is back in time. So do its own that have left.
     kept = (Crash, Recover, Delivery, FirstByte)
+    # Its training, timers and notices belong to the lost state.
     agenda.keep(lambda entry: entry[1] != rank or isinstance(entry[2], kept))
     for _, _, item in agenda:
         delivery = item.delivery if isinstance(item, FirstByte) else item

@@ -114,9 +114,12 @@ class Faults:
         """Time, rank (-1 for all ranks) and event of each scheduled fault."""
         for fault in self.script:
             match fault:
+                # Drops and delays have no event: each message looks for those that apply to it.
                 case Crash() | Recover():
                     yield fault.at, fault.rank, fault
                 case Partition():
+                    # Messages are lost from the start on, but workers notice it later. They
+                    # notice the end at once.
                     yield fault.start + self.detection_time, -1, Detection()
                     if fault.end < math.inf:
                         yield fault.end, -1, Detection()
@@ -161,6 +164,7 @@ class Faults:
         ['Crash', 'Recover', 'Crash', 'Recover']
         """
         script: list[Fault] = []
+        # Each crash has its own draws, so that more crashes leave the first ones as they were.
         for k in range(num_crashes):
             rank = int(uniform(seed, "crash", k, "rank") * num_workers)
             at = uniform(seed, "crash", k, "at") * horizon

@@ -90,6 +90,7 @@ class Downlink:
         Messages that begin later do not change that time. `bandwidth` is in bytes/s.
         """
         self._advance(now, bandwidth)
+        # A message without a duration, over an unlimited uplink, arrives as a whole.
         if last > now:
             flow = (last, num_bytes / (last - now))
             self.flows = sorted([*self.flows, flow])
@@ -99,6 +100,7 @@ class Downlink:
 
     def _advance(self, until: Seconds, bandwidth: float) -> None:
         """Let bytes arrive and pass until the time `until`."""
+        # Between two ends of flows, rates are constant, so the queue grows or shrinks linearly.
         for end, surplus in self._spans(bandwidth):
             stop = min(end, until)
             self.waiting = max(0.0, self.waiting + surplus * (stop - self.now))
@@ -109,6 +111,8 @@ class Downlink:
 
     def _end(self, last: Seconds, bandwidth: float) -> Seconds:
         """The first time, not before `last`, at which no bytes wait."""
+        # Looks ahead without changing the state: later messages queue behind this one, so the
+        # answer is final.
         now, waiting = self.now, self.waiting
         for end, surplus in self._spans(bandwidth):
             if now >= last and waiting + surplus * (end - now) <= 0:

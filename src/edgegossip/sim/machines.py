@@ -144,6 +144,7 @@ class Machines:
         return SimulatedMonitor(platform, make_own, start)
 
     def trainer(self, rank: Rank) -> Trainer:
+        # On first use, because a run of thousands of workers may train only some of them.
         trainer = self._trainers.get(rank)
         if trainer is None:
             trainer = self._make_trainer(rank, self._incarnations[rank])
@@ -156,6 +157,7 @@ class Machines:
     def occupy(self, rank: Rank, now: Seconds, cost: float) -> Span:
         """Schedule work of `cost` samples once the platform is free; return start and end."""
         busy_until = self._busy_until[rank]
+        # One task at a time, in the order of requests; messages need no platform.
         start = now if now > busy_until else busy_until
         end = start + self._platforms[rank].duration(start, cost)
         self._busy_until[rank] = end
@@ -163,6 +165,8 @@ class Machines:
 
     def stop(self, rank: Rank) -> None:
         """Drop the trainer and the monitor after a crash."""
+        # A crashed worker loses its optimizer, its random streams and its measurements. The
+        # next incarnation draws from streams of its own, or it would repeat the same batches.
         self._trainers.pop(rank, None)
         self._busy_until[rank] = 0.0
         self._incarnations[rank] += 1
@@ -186,6 +190,7 @@ class Machines:
         self._incarnations = list(state["incarnations"])
         self._busy_until = list(state["busy_until"])
         self._trainers = {}
+        # Only trainers that were in use; the others are made when they are needed.
         for rank, trainer_state in state["trainers"].items():
             self.trainer(rank).load_state_dict(trainer_state)
         for monitor, monitor_state in zip(self._monitors, state["monitors"], strict=True):

@@ -41,6 +41,7 @@ class Membership:
     believed_lost: dict[tuple[Rank, Rank], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # `_separated_since` joins partitions that follow each other without a gap.
         self.partitions = tuple(sorted(self.partitions, key=lambda partition: partition.start))
 
     def evaluated(
@@ -55,6 +56,8 @@ class Membership:
         holds = [(role.name, role.slice_index) for role in roles]
         says_so = [state.is_evaluated for state in states]
         ranks = [rank for rank, role in enumerate(roles) if role.is_evaluated]
+        # Each pass narrows the choice only where somebody remains, so that no part of a model
+        # is ever without a rank.
         for is_right in (self.is_online, [*map(and_, self.is_online, says_so)]):
             is_there = {holds[rank] for rank in ranks if is_right[rank]}
             ranks = [rank for rank in ranks if is_right[rank] or holds[rank] not in is_there]
@@ -77,12 +80,14 @@ class Membership:
             return "crashed"
         if not self.partitions:
             return None
+        # At any moment of its way: a cable that was cut for a moment has lost its bytes.
         is_separated = self.are_separated(one, other, now, since=delivery.start)
         return "partitioned" if is_separated else None
 
     def crash(self, rank: Rank, now: Seconds) -> None:
         self.is_online[rank] = False
         self.offline_since[rank] = now
+        # Its beliefs are gone with its memory; those of the others about it are not.
         known = self.believed_lost.items()
         self.believed_lost = {pair: back for pair, back in known if pair[0] != rank}
 
@@ -97,6 +102,8 @@ class Membership:
             if (other, rank) not in self.believed_lost:
                 # It came back before anyone noticed, but its state is lost all the same.
                 yield other, WorkerLost(rank)
+            # Kept while a partition is between them: `heal` reports the return later, and that
+            # the worker has restarted.
             self.believed_lost[other, rank] = True
             if not self.are_separated(other, rank, now):
                 del self.believed_lost[other, rank]

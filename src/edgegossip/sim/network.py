@@ -53,9 +53,11 @@ class Outgoing:
             UndescribedError: If the schema does not describe the message.
         """
         form: tuple[object, ...] = codec.form(message)
+        # Two sets of numbers may have texts of equal length, but only one may be allowed.
         if message.numbers:
             form = *form, *message.numbers
         if (size := self._sizes.get(form)) is None:
+            # Only for a new form: shapes and names decide, and a run has few of them.
             if (schema := self._schema(sender)) is not None:
                 require_described(schema, message, sender)
             if len(self._sizes) == _MOST_FORMS:  # compressed messages may have any length
@@ -68,7 +70,7 @@ class Outgoing:
         if len(params) not in self._schemas:
             try:
                 self._schemas[len(params)] = self._algorithm.schema(params)
-            except LocalProtocolError:
+            except LocalProtocolError:  # it has none, and runs only in a simulator
                 self._schemas[len(params)] = None
         return self._schemas[len(params)]
 
@@ -124,13 +126,16 @@ class Network:
                 f"0..{len(self._platforms) - 1}"
             )
         num_bytes = self._outgoing.num_bytes(sender, message)
+        # The receiver sees what a network would give it, so a difference shows in a simulation.
         if self._wire:
             message = codec.decode(bytearray().join(codec.encode(message)))
         link = self._links.link(sender, receiver)
+        # Comparisons in place of `max` and `min`: this runs for each message.
         start = now if now > record.uplink_free else record.uplink_free
         uplink = self._platforms[sender].uplink
         bandwidth = link.bandwidth if link.bandwidth < uplink else uplink
         end = record.uplink_free = start + num_bytes / bandwidth
+        # A lost message has used the uplink all the same.
         is_dropped, delay = False, 0.0
         if self._drops or self._delays:
             is_dropped, delay = self._disturb(now, sender, receiver, serial)
@@ -143,6 +148,7 @@ class Network:
         self, now: Seconds, sender: Rank, receiver: Rank, serial: int
     ) -> tuple[bool, Seconds]:
         """Return whether the link loses a message sent at `now`, and the message's delay."""
+        # Keyed by fault and message, so that one more fault changes no other draw.
         is_dropped = any(
             applies(drop, now, sender, receiver)
             and uniform(self._seed, "drop", k, serial) < drop.probability

@@ -39,6 +39,8 @@ class Sensitivity:
 
     def slow_down(self, contention: Contention) -> float:
         """Time under `contention` divided by the time without it, at least 1."""
+        # Cores are shared, so training takes longer by a factor. The network and the disk make
+        # it wait, which adds time.
         alone = 1 / (1 - self.cores * contention.cores)
         return alone + self.network * contention.network + self.disk * contention.disk
 
@@ -115,6 +117,7 @@ def _step(times: Sequence[Seconds], period: Seconds, now: Seconds) -> tuple[int,
     # Division rounds, so `now` may fall a hair outside [start, start + period).
     index = bisect.bisect_right(times, now - start) - 1
     end = start + (period if index + 1 == len(times) else times[index + 1])
+    # The end must lie ahead, or the loops over steps would never end.
     return max(index, 0), end if end > now else math.nextafter(now, math.inf)
 
 
@@ -179,8 +182,10 @@ class Platform:
 
     def duration(self, start: Seconds, cost: float) -> Seconds:
         """Seconds from `start` for work of `cost` samples, under contention and throttling."""
+        # The usual case, in one expression: it runs for each training.
         if self.trace is None and self.throttling is None:
             return cost / (self.throughput * self.executors)
+        # Speed is constant between two changes of load, so work is done piece by piece.
         now, remaining = start, float(cost)
         while True:
             speed, end = self._speed(now)
@@ -204,6 +209,7 @@ class Platform:
         if self.trace is not None:
             contention, end = self.trace.at(now)
             speed /= self.sensitivity.slow_down(contention)
+        # A processor that throttles is slower at whatever cores are left.
         if self.throttling is not None:
             slow_down, until = self.throttling.at(now)
             speed, end = speed / slow_down, min(end, until)

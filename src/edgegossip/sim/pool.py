@@ -66,13 +66,15 @@ class _Deferred(Generic[T]):
         self._error: Exception | None = None
 
     def result(self) -> T:
+        # The task and its arguments are dropped before it runs: a result may be kept long, and
+        # would keep the parameters alive.
         if self._task is not None:
             task, self._task = self._task, None
             arguments, self._arguments = self._arguments, ()
             try:
                 self._result = task(*arguments)
             except Exception as error:
-                self._error = error
+                self._error = error  # raised again for each caller, as a future does
         if self._error is not None:
             raise self._error
         return self._result
@@ -116,6 +118,8 @@ class _Waiting:
         self.outcome: Callable[[], Outcome] | None = None
 
     def result(self) -> TrainingResult:
+        # By now, the simulator has asked for all training that it can ask for before this
+        # result, so the groups are as large as they get.
         if self.outcome is None:
             self._start(self)
             assert self.outcome is not None
@@ -146,6 +150,8 @@ class ComputePool:
         self._waiting: list[_Waiting] = []
         if num_threads:
             keep_freed_memory(block_bytes=32 << 20, total_bytes=256 << 20, is_shared=False)
+        # One thread inside PyTorch: several small models side by side use the cores better than
+        # one after the other on all of them, and sums do not depend on the number of cores.
         self._executor = (
             ThreadPoolExecutor(num_threads, "compute", torch.set_num_threads, (1,))
             if num_threads
@@ -181,6 +187,7 @@ class ComputePool:
 
     def _start(self, first: _Waiting) -> None:
         """Start all waiting requests in groups that run together, beginning with `first`."""
+        # The needed one first, so that its group is the first to run.
         waiting = [first, *(each for each in self._waiting if each is not first)]
         self._waiting = []
         groups: dict[Hashable, list[_Waiting]] = {}
@@ -215,6 +222,7 @@ class ComputePool:
 def train_alone(trainer: Trainer, request: Train, progress: float) -> TrainingResult:
     """Train, and let the trainer rest."""
     result = trainer.train(request, progress)
+    # Between two requests, a trainer's working memory is free for the others.
     trainer.rest()
     return result
 

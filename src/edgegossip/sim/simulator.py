@@ -1,4 +1,4 @@
-"""Garbage collection whose cost does not depend on the number of workers."""
+"""Run an algorithm over many workers in virtual time."""
 
 from __future__ import annotations
 
@@ -73,9 +73,6 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
-
-
-# Run an algorithm over many workers in virtual time.
 
 
 _KEPT = (
@@ -161,6 +158,7 @@ class Simulator(Generic[State]):
         # Reasons to keep the run going: unfinished workers, work and messages under way.
         self._num_open = len(platforms)
         self._num_recoveries = sum(isinstance(fault, Recover) for fault in faults.script)
+        # Faults come first, so that a worker which crashes at time 0 never starts.
         for at, rank, item in self._faults.schedule():
             self._agenda.push(at, rank, item)
         for rank in range(len(platforms)):
@@ -192,11 +190,14 @@ class Simulator(Generic[State]):
         while True:
             if not times or times[0] > until or self.should_stop:
                 break
+            # The counter first: most events find it above 0, and need no more than that.
             if not self._num_open and self.is_over:
                 break
             self.now, rank, item = agenda.pop()
             self.num_events += 1
             resolver = _RESOLVE.get(type(item))
+            # Items that the algorithm itself understands need no work of the simulator: data
+            # that is ready, forecasts, and news about other workers.
             if resolver is None:
                 self._handle(rank, item)
             else:
@@ -220,8 +221,11 @@ class Simulator(Generic[State]):
         return self._algorithm.init(rank, initial_params_of(self._initial_params, rank))
 
     def _handle(self, rank: Rank, event: Event) -> None:
+        # A forecast or a notice may have been on its way when the worker crashed.
         if not self._membership.is_online[rank]:
             return
+        # In order: the first of two messages has the uplink first. No effect calls the
+        # algorithm again: its events wait in the agenda, so `handle` is never nested.
         for effect in self._algorithm.handle(self.states[rank], event, self.now):
             _CARRY_OUT[type(effect)](self, rank, effect)
 
@@ -234,6 +238,7 @@ class Simulator(Generic[State]):
 
     def state_dict(self) -> dict[str, Any]:
         """All state that the rest of the run depends on; waits for running work."""
+        # Real training in progress is computed to its end. Its virtual end stays in the agenda.
         for record in self._records:
             record.wait()
         values = {name: getattr(self, name) for name in _KEPT}
@@ -251,6 +256,7 @@ class Simulator(Generic[State]):
 
     def _start(self, rank: Rank, start: Start) -> None:
         if self._membership.is_online[rank]:
+            # A rank without data, such as a server, needs no trainer, which would hold a model.
             has_data = self._algorithm.role(rank).has_data
             data = self._get_ready(rank) if has_data else (0, 0.0)
             layout = self._machines.trainer(rank).layout if has_data else None
@@ -259,6 +265,8 @@ class Simulator(Generic[State]):
     def _assign(self, rank: Rank, effect: Assign) -> None:
         if self._records[rank].training is not None:
             raise LocalProtocolError(f"worker {rank} asked for other data while it trains")
+        # At once, so that the next `Train` sees the new data. It begins when the platform has
+        # prepared them.
         self._machines.trainer(rank).assign(effect.ranks)
         self._agenda.push(self.now, rank, Assigned(*self._get_ready(rank)))
 
@@ -276,6 +284,8 @@ class Simulator(Generic[State]):
         cost = trainer.cost(effect)
         began, end = self._machines.occupy(rank, self.now, cost)
         progress = self._traits.progress(self.states[rank].round, self.now, self._max_seconds)
+        # Real training begins now, on another thread, and its result is needed only at its
+        # virtual end. Meanwhile the loop goes on with other workers' events.
         pending = self._pool.train(trainer, effect, progress)
         record.training = InTraining(self.now, began, effect.params, cost, pending)
         self._num_open += 1
@@ -285,11 +295,13 @@ class Simulator(Generic[State]):
         self._records[rank].training = None
         self._num_open -= 1
         event = training.finish(self.now)
+        # From when the platform was free, or waiting would look like slow training.
         self._machines.monitor(rank).trained(training.began, self.now)
         self._observer.trained(self.now, rank, training.start, event)
         self._handle(rank, event)
 
     def _evaluate(self, rank: Rank, effect: Evaluate) -> None:
+        # Not counted in `_num_open`: answers to `Evaluate` do not keep a run open.
         if (evaluator := self._evaluator_of(rank)) is None:
             raise no_validation_data(rank)
         _, end = self._machines.occupy(rank, self.now, evaluator.cost)
@@ -317,6 +329,7 @@ class Simulator(Generic[State]):
             # Every message has its own serial, even one that never arrives.
             self._agenda.serial += 1
         else:
+            # Open until it arrives or is found to be lost: it may carry mass.
             self._num_open += 1
             at, item = self._network.arrival(delivery)
             self._agenda.push(at, receiver, item)
@@ -330,6 +343,7 @@ class Simulator(Generic[State]):
 
     def _deliver(self, rank: Rank, delivery: Delivery) -> None:
         self._num_open -= 1
+        # Decided on arrival: the receiver may have crashed, or returned, in the meantime.
         if (reason := self._membership.loss(delivery, self.now)) is not None:
             self._lose(delivery, reason)
             return
@@ -357,6 +371,7 @@ class Simulator(Generic[State]):
             self._handle(rank, TimerFired(alarm.name))
 
     def _finish(self, rank: Rank, effect: Finish) -> None:
+        # An algorithm may say so again, for example whenever a failed platform rests.
         record = self._records[rank]
         if not record.has_finished:
             record.has_finished = True
@@ -368,6 +383,7 @@ class Simulator(Generic[State]):
     def _crash(self, rank: Rank, fault: Crash) -> None:
         if not self._membership.is_online[rank]:
             return
+        # A worker that is not there keeps no run open. Its messages in flight still do.
         record = self._records[rank]
         self._num_open -= (not record.has_finished) + (record.training is not None)
         self._membership.crash(rank, self.now)
@@ -375,10 +391,12 @@ class Simulator(Generic[State]):
         self._records[rank] = WorkerRecord()
         forget_crashed(self._agenda, rank, self.now)
         self._observer.changed(self.now, rank, "crashed")
+        # Others do not know yet: a crash looks like a slow worker until it is detected.
         self._agenda.push(self.now + self._faults.detection_time, -1, Detection())
 
     def _recover(self, rank: Rank, fault: Recover) -> None:
         self._num_recoveries -= 1
+        # Scripts may overlap: a worker that is back already does not return once more.
         if self._membership.is_online[rank]:
             return
         self._num_open += 1

@@ -92,7 +92,7 @@ def gpus(
                 if num_gpus == 1
             }
             for gpu, jobs in sorted(measured.items())
-            if "unconsolidated" not in gpu
+            if "unconsolidated" not in gpu  # several GPUs on different machines
         }
         known = set.intersection(*map(set, by_gpu.values()))
         if job not in known:

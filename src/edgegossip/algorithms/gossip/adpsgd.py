@@ -6,19 +6,20 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from edgegossip.contract.asynchronous import Asynchronous, AsynchronousState
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
+    Asynchronous,
+    AsynchronousState,
+    Awaiting,
     Effect,
     Message,
+    MessageSpec,
     Rank,
     Seconds,
     Send,
     Trained,
     WorkerJoined,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.reliable_links import Awaiting, send_again, timer
-from edgegossip.contract.schema import MessageSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,21 +61,13 @@ class ADPSGD(Asynchronous[ADPSGDState]):
     progress to the average at the end of its block. Only training changes the sum over all
     workers and answers in flight.
 
-    While its own request is open, a worker averages with no other worker, because two exchanges
-    must not change the same parameters. It defers requests from lower ranks and declines
-    requests from higher ranks. In any cycle of waiting workers, one worker would be asked by a
-    higher rank and would decline, so such cycles are impossible on any graph. If two workers
-    ask each other at once, the lower rank gets the answer.
+    While its own request is open, a worker averages with no other worker: it defers requests
+    from lower ranks and declines requests from higher ranks. If two workers ask each other at
+    once, the lower rank gets the answer.
 
-    A lost request costs only an exchange. A lost answer takes :math:`d` out of the sum: the
-    partner has moved, and the worker that asked has not. With `resend_after` neither happens: a
-    request is repeated until it is answered, and always gets the same answer. If the partner is
-    lost during an exchange, however, the worker gives up. If that partner had already moved and
-    was only cut off, the mean moves by :math:`d / n`. A worker that comes back neither asks nor
-    averages until it has taken over the first model that a neighbor sends. Neighbors send a
-    model as soon as they see the worker, and with each request. An exchange sends two vectors.
-    A worker keeps one more vector while its request is open and, with `resend_after`, one for
-    its last answer to each neighbor.
+    An exchange sends two vectors. A worker keeps one more vector while its request is open and,
+    with `resend_after`, one for its last answer to each neighbor. :doc:`Algorithms
+    </docs/algorithms>` describes what lost messages and workers cost.
 
     Args:
         topology: Undirected communication graph; may vary with the round of the worker that
@@ -125,6 +118,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         state.is_new = has_rejoined and self._can_reach_any(state)
 
     def learn(self, state: ADPSGDState, trained: Trained, now: Seconds) -> list[Effect]:
+        # Unsound parameters are dropped with all that was averaged into them.
         if not state.has_averaged or trained.has_gone_back:
             state.params = trained.params
         elif not state.has_taken_over:
@@ -154,17 +148,17 @@ class ADPSGD(Asynchronous[ADPSGDState]):
 
     def _ask(self, state: ADPSGDState, now: Seconds) -> list[Effect]:
         if state.request is not None or state.is_new:
-            return []
+            return []  # one open request at a time, and none without a model to average
         partner = self.draw_neighbor(state, "partner")
         if partner is None:
             return []
         request = Message("request", state.round, {"params": state.params})
         state.request = Awaiting.of(Send(partner, request), None, now, self.resend_after)
-        return [state.request.send, *timer([state.request])]
+        return [state.request.send, *Awaiting.timer([state.request])]
 
     def wake(self, state: ADPSGDState, now: Seconds) -> list[Effect]:
         """Repeat the open request."""
-        return [] if state.request is None else send_again([state.request], now)
+        return [] if state.request is None else Awaiting.resend([state.request], now)
 
     def _accept(self, state: ADPSGDState, sender: Rank, answer: Message) -> list[Effect]:
         if state.request is None:
@@ -198,9 +192,12 @@ class ADPSGD(Asynchronous[ADPSGDState]):
             # Outdated. Its sender may have restarted, and would otherwise ask forever.
             return [Send(sender, Message("decline", request.round))]
         if state.request is not None and sender < state.rank:
+            # Two exchanges must not change the same parameters. In a cycle of waiting workers,
+            # one would be asked by a higher rank, which is declined, so no cycle lasts.
             state.deferred[sender] = request
             return []
         answer = self._average_or_decline(state, request)
+        # A repeated request gets the same answer: this worker has moved by it already.
         if self.resend_after is not None:
             state.answers[sender] = answer
         return [Send(sender, answer)]
@@ -231,6 +228,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         state.deferred.pop(rank, None)
         state.answers.pop(rank, None)  # a returning worker may reuse its numbers
         state.is_new = state.is_new and self._can_reach_any(state)
+        # The partner may have moved by half of the difference; its answer cannot be waited for.
         is_partner = state.request is not None and state.request.send.receiver == rank
         return self._close(state) if is_partner else []
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
-from edgegossip.contract.protocol import Payload, Rank
-from edgegossip.contract.rounds import RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec
+from edgegossip.contract import MessageSpec, Payload, Rank, RoundState, TensorSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +68,8 @@ class AllReduce(OwnedChunks[AllReduceState]):
         is_first = self.is_first(state)
         owner = receiver if is_first else state.rank
         if not is_first and state.averaged_in < state.exchange - 1:
+            # It came back between the two exchanges, and has averaged nothing. The receivers
+            # wait for a message all the same.
             return {"chunk": chunks[owner][:0]}
         held = {_name(k): chunks[k] for k in self._held(state, owner)[1:]}
         return {"chunk": chunks[owner], **held}
@@ -94,6 +94,7 @@ class AllReduce(OwnedChunks[AllReduceState]):
         if self.is_first(state):
             for k in self._held(state, state.rank):
                 name = "chunk" if k == state.rank else _name(k)
+                # Copies of the right length only: a liar's chunk must not end the run.
                 copies = {state.rank: chunks[k]} | {
                     j: payload[name]
                     for j, payload in inbox.items()
@@ -114,6 +115,8 @@ class AllReduce(OwnedChunks[AllReduceState]):
             name = "chunk" if j == k else _name(k)
             if _fits(inbox.get(j, {}), name, own):
                 return inbox[j][name]
+            # This worker's own average, unless one before it in the order has sent its own: all
+            # take the same one.
             if j == state.rank and has_averaged and self.holder(state, k) == j:
                 break
         return own

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Algorithm, Traits
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
+    Algorithm,
     Effect,
     Event,
     Finish,
+    MessageSpec,
     Rank,
     Received,
     Seconds,
@@ -18,10 +19,11 @@ from edgegossip.contract.protocol import (
     Steps,
     Train,
     Trained,
+    Traits,
     WorkerState,
+    check_counts,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_counts, check_ranges
-from edgegossip.contract.schema import MessageSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,7 @@ class Alone(Algorithm[WorkerState]):
             case Trained():
                 state.params, state.round = event.params, state.round + 1
                 return self._train(state)
+            # The stages above know the round that this worker had reached before a restart.
             case Received(_, message):
                 state.round = max(state.round, message.round)
         return []

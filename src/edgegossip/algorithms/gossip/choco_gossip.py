@@ -11,24 +11,23 @@ from torch import Tensor
 from edgegossip.compression.compressor import (
     Compressor,
     Identity,
-    require_step,
-    step_or_default,
-    warn_of_step,
 )
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Effect,
     Event,
+    LocalSteps,
     Message,
+    MessageSpec,
+    NeighborAveraging,
     Payload,
     Rank,
-    Received,
+    RoundState,
     Seconds,
     Send,
+    TensorSpec,
     Trained,
-    WorkerLost,
+    check_ranges,
 )
-from edgegossip.contract.rounds import LocalSteps, NeighborAveraging, RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec
 
 _UNKNOWN = -1
 
@@ -49,6 +48,7 @@ class Replica:
 
     def hear(self, message: Message) -> None:
         """Keep an increment; a late one fills a gap, and a repeated one changes nothing."""
+        # An increment that is part of the replica already must not be added twice.
         if message.round >= self.round:
             self.increments[message.round] = message.payload
 
@@ -107,15 +107,8 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
     :math:`\gamma`, because both ends of an edge have the same two replicas. With
     ``Identity()`` and :math:`\gamma = 1` this is `Gossip`.
 
-    A lost neighbor does not count in a round, nor does a neighbor whose increment comes too
-    late. A missing increment is noticed when a `timeout` ends the round. The worker reports the
-    gap, and the neighbor answers with its whole replica. Until then, the worker does not step
-    toward this neighbor. The neighbor may still step toward the worker, which moves the mean by
-    :math:`\gamma W_{ij} (\hat x_i - \hat x_j) / n` per round. A returning worker adopts the
-    replica of its most advanced neighbor, as its parameters and as its own replica. The worker
-    and each neighbor then restart with whole replicas of each other. One case remains
-    undetected: a message sent before the crash may arrive after its sender has come back, and
-    the two replicas differ from then on.
+    A lost neighbor does not count in a round, nor does a neighbor whose increment is missing or
+    comes too late. :doc:`Algorithms </docs/algorithms>` describes how replicas recover.
 
     Each worker holds its own replica and one replica of each neighbor. The paper keeps only the
     sum of the neighbors' replicas, from which a lost neighbor could not be removed.
@@ -158,7 +151,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
                 f"period {self.topology.period}: a replica needs every increment; choose a "
                 "static one, or SparsePush, whose error memory stays with the sender"
             )
-        require_step(self.consensus_step)
+        check_ranges(self, consensus_step="in (0, 1] or None")
 
     def step(self, num_params: int) -> float:
         r"""The consensus step :math:`\gamma` for vectors [num_params].
@@ -169,10 +162,10 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         >>> choco.step(1000)
         0.01
         """
-        return step_or_default(self.consensus_step, self.compressor, num_params)
+        return self.compressor.step_or_default(self.consensus_step, num_params)
 
     def init(self, rank: Rank, params: Tensor) -> ChocoState:
-        warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
+        self.compressor.warn_of_step(self.consensus_step, rank, params.numel())
         replicas = {j: Replica(params) for j in self.topology.in_neighbors(rank, 0)}
         return ChocoState(rank=rank, params=params, replica=params, replicas=replicas)
 
@@ -188,25 +181,36 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         }
 
     def handle(self, state: ChocoState, event: Event, now: Seconds) -> list[Effect]:
-        match event:
-            case Received() if event.sender not in state.replicas:
-                return []  # not a neighbor
-            case Received(message=Message(kind="params")):
-                state.replicas[event.sender].hear(event.message)
-            case Received(message=Message(kind="catch-up")):
-                state.replicas[event.sender].restart(event.message)
-            case Received(message=Message(kind="missed")):
-                return self._repair(state, event.sender, event.message, now)
-            case WorkerLost() if event.rank in state.replicas:
-                state.replicas[event.rank].forget()
         effects = super().handle(state, event, now)
+        # Any event may have completed a round, in which an increment may be missing.
         return [*effects, *self._ask_for_missed(state)]
+
+    def receive(
+        self, state: ChocoState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        if sender not in state.replicas:
+            return []  # not a neighbor
+        match message.kind:
+            case "missed":
+                return self._repair(state, sender, message, now)
+            case "catch-up":
+                state.replicas[sender].restart(message)
+            case _:
+                # Before the base drops it, if it is late: a replica needs all increments.
+                state.replicas[sender].hear(message)
+        return super().receive(state, sender, message, now)
+
+    def lose(self, state: ChocoState, rank: Rank) -> None:
+        if rank in state.replicas:
+            state.replicas[rank].forget()
 
     def learn(self, state: ChocoState, trained: Trained) -> None:
         super().learn(state, trained)
         key = (self.seed, state.rank, "increment", state.round)
         state.increment = self.compressor.compress(state.params - state.replica, *key)
         told = self.compressor.decompress(state.increment, state.params.numel())
+        # What neighbors decode, not what was meant: both ends keep the same replica, and the
+        # compression error is part of the next difference.
         state.replica = state.replica + told
 
     def outgoing(self, state: ChocoState, receiver: Rank) -> Payload:
@@ -214,10 +218,12 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
 
     def mix(self, state: ChocoState, inbox: Mapping[Rank, Payload]) -> None:
         weights = self.mixing.weights(self.topology, state.rank, state.round)
+        # Not `inbox`: an increment that filled a gap late counts, too.
         pull = torch.zeros_like(state.params)
         for j, replica in state.replicas.items():
             if replica.advance(state.round, self.compressor):
                 pull.add_(replica.params - state.replica, alpha=weights[j])
+            # A neighbor that this worker does not wait for will announce its replica itself.
             elif j not in state.lost and state.first_exchange.get(j, 0) <= state.round:
                 state.missed.append(j)
         state.params = state.params + self.step(pull.numel()) * pull
@@ -226,6 +232,7 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
 
     def _ask_for_missed(self, state: ChocoState) -> list[Effect]:
         asked: list[Effect] = []
+        # A replica that nobody mixes with any more needs no repair.
         if state.round < self.num_rounds:
             asked += [Send(j, Message("missed", state.round - 1)) for j in state.missed]
         state.missed.clear()
@@ -235,10 +242,12 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
         self, state: ChocoState, rank: Rank, missed: Message, now: Seconds
     ) -> list[Effect]:
         """Send the whole replica, unless the missed round has not been sent yet."""
+        # The neighbor may have timed out ahead of this worker, whose increment is on its way.
         has_sent = missed.round < state.round + state.is_exchanging
-        return self._help_to_catch_up(state, rank, now) if has_sent else []
+        return self.help_to_catch_up(state, rank, now) if has_sent else []
 
     def handed_over(self, state: ChocoState) -> Tensor:
+        # Not the parameters: the returning worker and this one restart from one replica.
         return state.replica
 
     def catch_up_with(self, state: ChocoState, payload: Payload) -> None:

@@ -8,21 +8,19 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from edgegossip.compression.compressor import Compressor, Identity, feed_back
-from edgegossip.contract.protocol import (
-    Effect,
-    Event,
+from edgegossip.compression.compressor import Compressor, Identity
+from edgegossip.contract import (
+    LocalSteps,
+    MessageSpec,
     Payload,
     Rank,
-    Seconds,
-    Started,
+    RoundBased,
+    RoundState,
+    TensorSpec,
     Trained,
-    Work,
+    by_origin,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.rounds import LocalSteps, RoundBased, RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec, by_origin
-from edgegossip.contract.topology import flooding_time, require_connected
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +31,7 @@ class DiLoCoState(RoundState):
         velocity: :math:`u`, [num_params].
         error: :math:`e_i`, the part that compression has held back so far, [num_params].
         updates: Known updates of this round, by the worker that made them.
-        told: By neighbor, the workers whose updates that neighbor already has, as keys.
+        known_to: By neighbor, the workers whose updates that neighbor already has, as keys.
         missing: Workers whose updates were missing at the end of the last round, as keys.
         repairs_until: Round before which updates include parts of the model.
         has_missed: Whether the worker's model may differ from the others', because it has come
@@ -43,7 +41,7 @@ class DiLoCoState(RoundState):
     velocity: Tensor
     error: Tensor
     updates: dict[Rank, Payload] = field(default_factory=dict)
-    told: dict[Rank, dict[Rank, None]] = field(default_factory=dict)
+    known_to: dict[Rank, dict[Rank, None]] = field(default_factory=dict)
     missing: dict[Rank, None] = field(default_factory=dict)
     repairs_until: int = 0
     has_missed: bool = False
@@ -74,20 +72,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     updates per round instead of one message. With more neighbors than needed, a worker receives
     some updates twice. DiLoCo suits about ten workers; for hundreds, use `DifferencePush`.
 
-    A worker ignores an update that has not arrived by the end of the round. A message that is
-    lost or arrives after the `timeout` therefore costs part of a round, and the models differ
-    until they are repaired. A worker that misses an update, hears from a lost worker again, or
-    has itself come back reports this with its next update. For `repair_rounds` rounds, all
-    workers then add the next part of :math:`x` and :math:`u` to each update, and average these
-    parts; in the last round of the run, while a repair is due, they add all of :math:`x` and
-    :math:`u`. Therefore the models agree at the end if all workers knew of the repair when they
-    sent their updates of the last round, and all these updates arrived. A worker that comes
-    back later, or is lost in the last round, may leave models that differ. In some graphs, such
-    as rings, the paths around a lost worker take more exchanges than a round has. Distant
-    workers then
-    hear nothing of each other until the lost worker is back, and their models stay apart. A
-    worker that misses the update of a worker that is not lost uses half of its own :math:`q_i`
-    plus half of the mean as :math:`g`; otherwise differences could grow.
+    Differences that lost messages and workers cause are repaired over the following rounds, as
+    :doc:`Algorithms </docs/algorithms>` describes.
 
     Running statistics of normalization layers are compressed too, but averaged without
     momentum. Coarse values may make a small variance negative: with fewer than 4 bits, use a
@@ -134,22 +120,19 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         check_ranges(
             self, repair_rounds="at least 1", outer_momentum="in [0, 1)", outer_lr="above 0"
         )
-        require_connected(self.topology)
+        self.topology.require_connected()
 
     @property
     def exchanges_per_round(self) -> int:
         """Number of exchanges until every update has reached every worker."""
-        return flooding_time(self.topology)
+        return self.topology.flooding_time
 
     def init(self, rank: Rank, params: Tensor) -> DiLoCoState:
         nothing = torch.zeros_like(params)
         return DiLoCoState(rank=rank, params=params, velocity=nothing, error=nothing)
 
-    def work(self, state: DiLoCoState) -> Work | None:
-        is_first = state.exchange % self.exchanges_per_round == 0
-        return super().work(state) if is_first else None
-
     def start(self, state: DiLoCoState) -> Tensor:
+        # What was held back is part of this worker's progress, so it goes on from there.
         return state.params + state.error
 
     def learn(self, state: DiLoCoState, trained: Trained) -> None:
@@ -158,9 +141,11 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         if trained.has_gone_back:
             delta = self._start_anew(state, trained.params)
         is_due = state.has_missed or state.missing.keys() != state.lost.keys()
-        if is_due and self._is_last(state.round):  # no round is left to report it first
+        # A repair is usually reported in one round and begins in the next, so that all send
+        # their parts together. After the last round, there is no next one.
+        if is_due and self._is_last(state.round):
             state.repairs_until = self._end_of_repairs(state.round)
-        turn = feed_back(self.compressor, delta, state.error, *key)
+        turn = self.compressor.feed_back(delta, state.error, *key)
         update, state.error = turn.payload, turn.error
         if state.round < state.repairs_until:
             # A tensor and not a number of the message, because others relay it with the update.
@@ -177,9 +162,11 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     # Flooding.
 
     def outgoing(self, state: DiLoCoState, receiver: Rank) -> Payload:
-        told = state.told.setdefault(receiver, {})
-        news = [rank for rank in state.updates if rank not in told and rank != receiver]
-        told.update(dict.fromkeys(news))
+        # Sent once on each link: a message that is lost is not sent again, because the round
+        # ends with the timeout. The repair makes up for it.
+        known = state.known_to.setdefault(receiver, {})
+        news = [rank for rank in state.updates if rank not in known and rank != receiver]
+        known.update(dict.fromkeys(news))
         return {
             f"{rank}.{name}": tensor
             for rank in sorted(news)
@@ -189,20 +176,21 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     def mix(self, state: DiLoCoState, inbox: Mapping[Rank, Payload]) -> None:
         passed_on: list[tuple[Rank, Payload]] = []
         for sender, payload in inbox.items():
-            told = state.told.setdefault(sender, {})
+            known = state.known_to.setdefault(sender, {})
             for rank, update in by_origin(payload).items():
-                told[rank] = None
+                known[rank] = None
                 if not self._is_sound(update, state.round, state.params.numel()):
                     continue
                 if rank == sender:  # the sender's own statement has priority over relayed ones
                     state.updates[rank] = update
                 else:
                     passed_on.append((rank, update))
+        # The first of several relayed versions: they are equal, unless a relay lies.
         for rank, update in passed_on:
             state.updates.setdefault(rank, update)
         if (state.exchange + 1) % self.exchanges_per_round == 0:
             self._end_round(state)
-            state.updates, state.told = {}, {}
+            state.updates, state.known_to = {}, {}
 
     def _is_sound(self, update: Payload, round: int, numel: int) -> bool:
         """Whether the update is complete and consistent; `schema` has validated each tensor."""
@@ -235,15 +223,13 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         params_spec = replace(self.exchanged({}, updates), is_passed_on=True)
         return {**super().schema(params), "params": params_spec}
 
-    def handle(self, state: DiLoCoState, event: Event, now: Seconds) -> list[Effect]:
-        if isinstance(event, Started) and event.has_rejoined:
-            state.has_missed = True
-        return super().handle(state, event, now)
+    def rejoin(self, state: DiLoCoState) -> None:
+        state.has_missed = True
 
     def catch_up_with(self, state: DiLoCoState, payload: Payload) -> None:
         super().catch_up_with(state, payload)
         # The updates gathered so far belong to a round that the worker skips.
-        state.updates, state.told, state.has_missed = {}, {}, True
+        state.updates, state.known_to, state.has_missed = {}, {}, True
 
     # The end of a round.
 
@@ -257,6 +243,7 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         if has_changed or not is_complete or state.has_missed:
             state.repairs_until = self._end_of_repairs(state.round)
         state.missing, state.has_missed = missing, False
+        # Before the step, because the parts in the updates are from before it.
         self._repair(state)
         mean = self._mean(state, is_complete)
         state.velocity = torch.add(mean, state.velocity, alpha=self.outer_momentum)

@@ -11,20 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
-from edgegossip.compression.compressor import Compressor, Identity, feed_back
-from edgegossip.contract.protocol import (
-    Effect,
-    Event,
+from edgegossip.compression.compressor import Compressor, Identity
+from edgegossip.contract import (
+    MessageSpec,
     Payload,
     Rank,
-    Seconds,
-    Started,
+    RoundState,
+    TensorSpec,
     Trained,
-    WorkerLost,
+    by_origin,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.rounds import RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec, by_origin
 
 CHECK_EVERY = 16
 """Rounds between two checksums of each chunk."""
@@ -93,18 +90,8 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     :math:`n - 1` in a directed ring. With the same bytes, it can therefore exchange several
     times as often.
 
-    A chunk's *holder* is its owner or, while that is lost, the next worker in order of rank. A
-    new holder continues from its own copy, with :math:`u = s = 0`, and sends the whole chunk to
-    all. A worker whose copy may be outdated asks the holder for the whole chunk with its next
-    progress: the holder's message did not arrive, the holder was lost, the worker itself has
-    come back or gone back to sound parameters, or its copy does not have the checksum that the
-    holder sends every 16 rounds. After faults, copies therefore agree again if enough rounds
-    remain. The mean is over the progress that arrives. Lost are the progress in a message that
-    does not arrive, the :math:`e_i` of a worker that comes back or skips rounds, and the last
-    round of a chunk if its owner comes back in the middle of a round. While only some workers
-    can reach a holder, the others' copies of its chunks stay as they are. When the parts of a
-    divided network join again, each chunk continues as in the part of its owner, or as in the
-    part that is ahead by more than a round.
+    While an owner is lost, another worker *holds* its chunk. :doc:`Algorithms
+    </docs/algorithms>` describes how copies that differ after faults become equal again.
 
     Running statistics of normalization layers are compressed too, but combined without
     momentum. Coarse values may make a small variance negative: with fewer than 4 bits, use a
@@ -170,6 +157,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
 
     def learn(self, state: DoubleSqueezeState, trained: Trained) -> None:
         if trained.has_gone_back:
+            # Nobody else went back, so all chunks are asked for.
             state.params = trained.params
             self._start_anew(state)
         else:
@@ -188,13 +176,16 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         """A copy, as long as all chunks are in messages."""
         return F.pad(entries, (0, self.chunk_size(numel) - len(entries)))
 
-    def _see_holders(self, state: DoubleSqueezeState) -> None:
+    def prepare(self, state: DoubleSqueezeState) -> None:
         """Begin to hold chunks whose owners are lost, and stop when they are back."""
+        # Only here and not when a loss is noticed, so that nobody's role changes between the
+        # messages of an exchange and their mixing.
         for chunk, before in state.holders.items():
             holder = self.holder(state, chunk)
             if holder != state.rank:
                 state.held.pop(chunk, None)
                 if holder != before:
+                    # The new holder's copy may differ from the old one's.
                     state.outdated[chunk] = None
             else:
                 state.outdated.pop(chunk, None)
@@ -204,12 +195,6 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             state.holders[chunk] = holder
 
     # The two exchanges.
-
-    def send(
-        self, state: DoubleSqueezeState, receivers: Sequence[Rank], now: Seconds
-    ) -> list[Effect]:
-        self._see_holders(state)
-        return super().send(state, receivers, now)
 
     def outgoing(self, state: DoubleSqueezeState, receiver: Rank) -> Payload:
         if self.is_first(state):
@@ -235,6 +220,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         wanted = self._padded(error, state.error.numel())
         key = (self.seed, state.rank, "progress", chunk, state.round)
         payload = self.compressor.compress(wanted, *key)
+        # In place, as a view of `error`: this vector is the worker's own and never sent.
         error -= self.compressor.decompress(payload, len(wanted))[: len(error)]
         request = {"request": torch.empty(0, dtype=torch.uint8)}
         return {**payload, **request} if chunk in state.outdated else payload
@@ -245,9 +231,11 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         """The update of a held chunk, or all of it if the receiver's copy may differ."""
         entries = self._view(state.params, chunk)
         if held.is_new or receiver in held.asked:
+            # Only these receivers: a whole chunk takes as much as many compressed updates.
             return {"whole": self._padded(entries, state.params.numel())}
         if (state.round + 1) % CHECK_EVERY:
             return held.update
+        # Copies can differ although each update arrived, if its sender was cut off meanwhile.
         return {**held.update, "checksum": torch.tensor(_checksum(entries))}
 
     def mix(self, state: DoubleSqueezeState, inbox: Mapping[Rank, Payload]) -> None:
@@ -256,6 +244,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         if self.is_first(state):
             for chunk, held in state.held.items():
                 told = {j: each[chunk] for j, each in arrived.items() if chunk in each}
+                # A request in this exchange is answered in the next one of this round.
                 held.asked = {j: None for j, each in told.items() if "request" in each}
                 vectors = (self._vector(state, chunk, each) for each in told.values())
                 self._step(state, chunk, [each for each in vectors if each is not None])
@@ -264,7 +253,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             if chunk not in state.held:
                 self._adopt(state, chunk, arrived.get(holder, {}).get(chunk, {}))
         for held in state.held.values():
-            held.is_new = False
+            held.is_new = False  # all have got the whole chunk, or will ask for it
 
     def _vector(
         self, state: DoubleSqueezeState, chunk: Rank, payload: Payload
@@ -279,8 +268,10 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         """Step by the mean progress in a chunk that this worker holds; compress the step."""
         held = state.held[chunk]
         own, numel = self._view(state.error, chunk), state.params.numel()
+        # Over those that arrived: a missing worker's progress stays in its error memory only if
+        # its message was never sent.
         mean = torch.stack([own, *arrived]).mean(0)
-        own.zero_()
+        own.zero_()  # it needs no compression, so nothing is held back
         held.velocity = torch.add(mean, held.velocity, alpha=self.outer_momentum)
         step = torch.add(mean, held.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
         if state.layout is not None:  # statistics have no momentum
@@ -288,7 +279,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             step = torch.where(places < state.layout.num_trained, step, mean)
         key = (self.seed, state.rank, "update", chunk, state.round)
         padded, error = self._padded(step, numel), self._padded(held.error, numel)
-        turn = feed_back(self.compressor, padded, error, *key)
+        turn = self.compressor.feed_back(padded, error, *key)
         held.update, held.error = turn.payload, turn.error[: len(mean)]
         self._view(state.params, chunk).add_(turn.sent[: len(mean)])
 
@@ -298,7 +289,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         if "whole" in payload:
             copy.copy_(payload["whole"][: len(copy)])
             state.outdated.pop(chunk, None)
-        elif update is None:
+        elif update is None:  # nothing came, or not from the holder that this worker knows
             state.outdated[chunk] = None
         else:
             copy += update
@@ -326,15 +317,13 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
 
     # Losses and returns.
 
-    def handle(self, state: DoubleSqueezeState, event: Event, now: Seconds) -> list[Effect]:
-        match event:
-            case Started(has_rejoined=True):
-                self._start_anew(state)
-            case WorkerLost():
-                # If it comes back before the next exchange, it continues from another copy.
-                held = (j for j, holder in state.holders.items() if holder == event.rank)
-                state.outdated |= dict.fromkeys(held)
-        return super().handle(state, event, now)
+    def rejoin(self, state: DoubleSqueezeState) -> None:
+        self._start_anew(state)
+
+    def lose(self, state: DoubleSqueezeState, rank: Rank) -> None:
+        # If it comes back before the next exchange, it continues from another copy.
+        held = (chunk for chunk, holder in state.holders.items() if holder == rank)
+        state.outdated |= dict.fromkeys(held)
 
     def catch_up_with(self, state: DoubleSqueezeState, payload: Payload) -> None:
         super().catch_up_with(state, payload)

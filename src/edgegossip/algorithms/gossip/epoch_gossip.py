@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgegossip.contract.protocol import Epochs
-from edgegossip.contract.rounds import NeighborAveraging, RoundState
+from edgegossip.contract import Epochs, NeighborAveraging, RoundState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from edgegossip.contract.asynchronous import Asynchronous, AsynchronousState
-from edgegossip.contract.protocol import Effect, Message, Rank, Seconds, Send, Trained
-from edgegossip.contract.schema import MessageSpec
+from edgegossip.contract import (
+    Asynchronous,
+    AsynchronousState,
+    Effect,
+    Message,
+    MessageSpec,
+    Rank,
+    Seconds,
+    Send,
+    Trained,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,10 +83,14 @@ class GoSGD(Asynchronous[GoSGDState]):
 
     def start(self, state: GoSGDState, has_rejoined: bool) -> None:
         if has_rejoined:
+            # Its weight was lost with it. A new share would make the sum exceed 1; with 0, it
+            # adopts the first parameters that come.
             state.weight = 0.0
 
     def learn(self, state: GoSGDState, trained: Trained, now: Seconds) -> list[Effect]:
         state.params = trained.params
+        # Messages that came during the block are merged after the push, as if they had arrived
+        # before the next block: the paper drains its queue there.
         push = self._push(state)
         state.round += 1
         self._drain(state)

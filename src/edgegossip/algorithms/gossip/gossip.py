@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgegossip.contract.rounds import LocalSteps, NeighborAveraging, RoundState
+from edgegossip.contract import LocalSteps, NeighborAveraging, RoundState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from edgegossip.contract.protocol import Rank, Work
-from edgegossip.contract.rounds import LocalSteps, RoundBased, RoundState
+from edgegossip.contract import LocalSteps, Rank, RoundBased, RoundState
 
 S = TypeVar("S", bound=RoundState)
 
@@ -51,11 +50,9 @@ class OwnedChunks(LocalSteps[S], RoundBased[S], Generic[S]):
 
     def holder(self, state: S, chunk: Rank) -> Rank:
         """The worker that combines a chunk, as far as this worker knows."""
+        # A worker is never lost to itself, so there is always one.
         return next(rank for rank in self.successors(chunk) if rank not in state.lost)
 
     def is_first(self, state: S) -> bool:
         """Whether the exchange is the first of its round, from the workers to the owners."""
         return state.exchange % 2 == 0
-
-    def work(self, state: S) -> Work | None:
-        return super().work(state) if self.is_first(state) else None

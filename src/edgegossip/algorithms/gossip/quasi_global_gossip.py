@@ -8,10 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Setting
-from edgegossip.contract.protocol import Payload, Rank, Trained
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.rounds import LocalSteps, NeighborAveraging, RoundState
+from edgegossip.contract import (
+    LocalSteps,
+    NeighborAveraging,
+    Payload,
+    Rank,
+    RoundState,
+    Setting,
+    Trained,
+    check_ranges,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,6 +107,7 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
         ]
 
     def learn(self, state: QuasiGlobalState, trained: Trained) -> None:
+        # `mix` compares the mixed parameters with those of the start of the round.
         state.start, state.params = trained.before, trained.params
         if trained.is_skipped:
             if trained.has_gone_back:
@@ -112,5 +119,6 @@ class QuasiGlobalGossip(LocalSteps[QuasiGlobalState], NeighborAveraging[QuasiGlo
 
     def mix(self, state: QuasiGlobalState, inbox: Mapping[Rank, Payload]) -> None:
         super().mix(state, inbox)
+        # After mixing, so that the velocity follows the neighbors' data, too.
         decay = self.momentum if self.decay is None else self.decay
         state.velocity = torch.lerp(state.start - state.params, state.velocity, decay)

@@ -12,13 +12,8 @@ from edgegossip.algorithms.push_sum.push_sum import Offer, PushSum, PushSumState
 from edgegossip.algorithms.push_sum.replicas import Replicas
 from edgegossip.compression.compressor import (
     Compressor,
-    require_step,
-    step_or_default,
-    warn_of_step,
 )
-from edgegossip.contract.protocol import Message, Rank
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.schema import TensorSpec
+from edgegossip.contract import Message, Rank, TensorSpec, check_ranges
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +80,7 @@ class DifferencePush(PushSum[DifferencePushState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push", "final")
+    estimate_kinds: ClassVar[tuple[str, ...]] = ("push", "final")
 
     compressor: Compressor
     consensus_step: float | None = None
@@ -94,7 +90,7 @@ class DifferencePush(PushSum[DifferencePushState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_step(self.consensus_step)
+        check_ranges(self, consensus_step="in (0, 1] or None")
         check_ranges(self, final_rounds="at least 0")
 
     @property
@@ -102,35 +98,28 @@ class DifferencePush(PushSum[DifferencePushState]):
         return self.num_rounds + self.final_rounds
 
     def init(self, rank: Rank, params: Tensor) -> DifferencePushState:
-        warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
+        self.compressor.warn_of_step(self.consensus_step, rank, params.numel())
         if self.final_compressor is not None:
-            warn_of_step(None, self.final_compressor, rank, params.numel())
+            self.final_compressor.warn_of_step(None, rank, params.numel())
         return DifferencePushState(rank=rank, params=params, replicas=Replicas(params))
 
     def step(self, kind: str, numel: int) -> float:
         if kind == "final" and self.final_compressor is not None:
             return self.final_compressor.consensus_step(numel)
-        return step_or_default(self.consensus_step, self.compressor, numel)
+        return self.compressor.step_or_default(self.consensus_step, numel)
 
     def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:
         return self._compressor(kind).schema(numel)
 
     def offers(self, state: DifferencePushState, receivers: Sequence[Rank]) -> Iterable[Offer]:
         kind = "push" if state.round < self.num_rounds else "final"
-        share = self.share(state.rank, state.round, kind, state.params.numel()) * state.weight
         key = (self.seed, state.rank, kind, state.round)
         compressor = self._compressor(kind)
-        return state.replicas.offers(
-            state.estimate, receivers, compressor, share, *key, kind=kind
-        )
+        return state.replicas.offers(state.estimate, receivers, compressor, *key, kind=kind)
 
-    def read(
-        self, state: DifferencePushState, sender: Rank, message: Message, weight: float
-    ) -> tuple[Tensor, float]:
+    def read(self, state: DifferencePushState, sender: Rank, message: Message) -> Tensor:
         compressor = self._compressor(message.kind)
-        known = state.replicas.hear(sender, message.payload, compressor)
-        share = self.share(sender, message.round, message.kind, known.numel())
-        return known, share * weight
+        return state.replicas.hear(sender, message.payload, compressor)
 
     def meet(
         self, state: DifferencePushState, neighbor: Rank, estimate: Tensor, *, is_sender: bool

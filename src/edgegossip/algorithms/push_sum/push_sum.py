@@ -1,4 +1,4 @@
-"""State of a push-sum worker, and offers."""
+"""Push-sum in synchronous rounds: averaging over directed graphs that may change over time."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Setting
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
+    RESEND,
     Effect,
     Event,
     Finish,
+    LocalSteps,
     Message,
+    MessageSpec,
+    NextRound,
     Payload,
     Rank,
-    Received,
+    ReliableLinks,
+    RoundState,
     Seconds,
-    Started,
+    Setting,
+    TensorSpec,
     TimerFired,
     Trained,
     Work,
     WorkerJoined,
-    WorkerLost,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.reliable_links import RESEND, NextRound, ReliableLinks
-from edgegossip.contract.rounds import LocalSteps, RoundState
-from edgegossip.contract.schema import MessageSpec, TensorSpec
-from edgegossip.contract.topology import require_connected
 
 HARDLY_ANY = 2.0**-30
 """The weight of a worker that has lost its mass and whose parameters are out of date."""
@@ -93,16 +93,12 @@ class PushSumState(RoundState):
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """An offer in a round: each receiver gets ``share * vector``, sent as `payload`."""
+    """An offer in a round: each receiver gets a share of `vector`, sent as `payload`."""
 
     receivers: Sequence[Rank]
     payload: Payload
     vector: Tensor
-    share: float
     kind: str = "push"
-
-
-# Push-sum in synchronous rounds: averaging over directed graphs that may change over time.
 
 
 P = TypeVar("P", bound=PushSumState)
@@ -142,33 +138,16 @@ class PushSum(LocalSteps[P], Generic[P]):
     For any :math:`q`, a sender gives away exactly the mass that its receivers get. Therefore,
     **exchanges never change the sums of numerators and of weights over all workers and messages
     in flight**. On every graph that is strongly connected over its period, the estimates tend
-    to the quotient of the sums. Late mass is merged in the next exchange, or at once by a
-    finished worker. The share of a lost neighbor stays with the sender.
-
-    Links that lose messages need `resend_after`: messages are then resent until they are
-    acknowledged, and each is merged once. The sender takes back mass that a lost worker has not
-    acknowledged. If that worker was only cut off and had merged the mass, the mass exists
-    twice, both numerator and weight. Duplicate mass does not move any estimate out of the range
-    of the workers' estimates.
-
-    A worker that no longer receives anything gradually gives away its mass. At a weight below
-    :math:`2^{-60}`, before rounding errors grow, its numerator and weight are both multiplied
-    by :math:`2^{30}`. Its estimate does not change. Each such step adds less than
-    :math:`2^{-30}` to the total weight.
-
-    A crashed worker has lost its mass. When the worker comes back, each in-neighbor
-    sends it the in-neighbor's round and half of the in-neighbor's mass. If no in-neighbor is
-    reachable, the worker starts from the initial parameters with a weight of
-    :math:`2^{-30}`.
+    to the quotient of the sums. :doc:`Sparse-Push </docs/sparse-push>` describes what becomes
+    of the mass of lost messages and workers.
 
     Args:
         topology: Graph of each round's messages; may be directed and vary in time.
         num_rounds: Number of rounds of training and pushing.
         local_steps: SGD steps in a round, at least 1.
-        resend_after: Seconds without an acknowledgment after which a message is resent. With
-            None, nothing is acknowledged, which is safe only on lossless links: after a lost
-            message, the receiver holds back all later messages on that link, and their mass,
-            forever.
+        resend_after: Seconds without an acknowledgment after which a message is resent; each is
+            merged once. With None, nothing is acknowledged, which is safe only on lossless
+            links.
         timeout: Seconds that a worker waits for its neighbors in one round before it continues
             with the mass that has arrived; the rest is merged when it arrives. None waits
             indefinitely.
@@ -182,13 +161,16 @@ class PushSum(LocalSteps[P], Generic[P]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push",)
+    """The kinds of offers."""
+    estimate_kinds: ClassVar[tuple[str, ...]] = ()
+    """Those of them whose vector stands for the estimate instead of the numerator."""
 
     resend_after: Seconds | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, resend_after="above 0 or None")
-        require_connected(self.topology)
+        self.topology.require_connected()
 
     def warnings(self, setting: Setting) -> list[str]:
         """Warn about dropped messages that are never resent."""
@@ -206,10 +188,8 @@ class PushSum(LocalSteps[P], Generic[P]):
         """Make this round's offers to `receivers` (at least one)."""
 
     @abstractmethod
-    def read(
-        self, state: P, sender: Rank, message: Message, weight: float
-    ) -> tuple[Tensor, float]:
-        """Read the vector and its share from an offer of `sender`, whose weight was `weight`.
+    def read(self, state: P, sender: Rank, message: Message) -> Tensor:
+        """Read the vector of an offer of `sender`, [num_params].
 
         Each message is read once, and a sender's messages are read in the order of their
         rounds.
@@ -233,15 +213,22 @@ class PushSum(LocalSteps[P], Generic[P]):
         r"""The consensus step :math:`\gamma` of one kind of offer, for `numel` parameters."""
         return 1.0
 
+    # Common to all algorithms.
+
     @property
     def _max_weight(self) -> float:
         """The largest weight that a worker may have."""
         return _MAX_GROWTH * self.topology.num_workers
 
-    def share(self, rank: Rank, message_round: int, kind: str, numel: int) -> float:
-        r""":math:`\gamma p`, the share that each out-neighbor of `rank` gets in a round."""
-        degree = self.topology.out_degree(rank, message_round)
-        return self.step(kind, numel) / (1 + degree)
+    def _mass(self, sender: Rank, round: int, kind: str, vector: Tensor, weight: float) -> Mass:
+        r"""Make the mass of an offer to one receiver.
+
+        Both ends compute it from the offer and the sender's weight: :math:`\gamma p` of both.
+        """
+        degree = self.topology.out_degree(sender, round)
+        share = self.step(kind, vector.numel()) / (1 + degree)
+        factor = share * weight if kind in self.estimate_kinds else share
+        return Mass(sender, round, vector, factor, weight * share)
 
     def work(self, state: P) -> Work | None:
         return super().work(state) if state.round < self.num_rounds else None
@@ -261,6 +248,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         return {
             **own,
             "catch-up": MessageSpec({"params": params}, numbers=mass, max_round=ahead),
+            # An acknowledgment names the next round in which the link exists.
             "acknowledged": MessageSpec(
                 numbers=session, max_round=ahead + self.topology.period
             ),
@@ -269,42 +257,55 @@ class PushSum(LocalSteps[P], Generic[P]):
     # Events.
 
     def handle(self, state: P, event: Event, now: Seconds) -> list[Effect]:
-        effects = self._respond(state, event, now)
+        match event:
+            case TimerFired(name) if name == RESEND:
+                effects = state.links.resend(now)
+            case WorkerJoined(has_restarted=True):
+                # Noted before the base announces this worker's round, which gives it mass.
+                state.needy[event.rank] = None
+                if self._hears(state, event.rank):
+                    # Its clock may have restarted, so a session with a lower number may be new.
+                    next_round = self._next_round_from(state, event.rank)
+                    state.links.inlet(event.rank, next_round).has_restarted = True
+                effects = super().handle(state, event, now)
+            case _:
+                effects = super().handle(state, event, now)
         if state.has_ended:
+            # No exchange is left in which mass could wait for its round.
             self._merge_arrived(state)
+            # Timers do not keep a run open, so unacknowledged mass must: its receiver may not
+            # have it, and after `Finish` nobody would send it again.
             if state.links.is_idle and not state.has_finished:
                 state.has_finished = True
                 effects.append(Finish())
         return effects
 
-    def _respond(self, state: P, event: Event, now: Seconds) -> list[Effect]:
-        match event:
-            case Started(has_rejoined=True):
-                state.params, state.weight = HARDLY_ANY * state.params, HARDLY_ANY
-                state.links.first_session = -math.inf
-            case Received(message=Message(kind="acknowledged")):
-                return state.links.acknowledge(event.sender, event.message)
-            case Received():
-                return self._accept(state, event.sender, event.message, now)
-            case TimerFired(name) if name == RESEND:
-                return state.links.resend(now)
-            case WorkerLost():
-                if event.has_lied:
-                    state.arrived = [m for m in state.arrived if m.sender != event.rank]
-                    state.links.forget(event.rank)
-                state.arrived += state.links.take_back(event.rank)
-            case WorkerJoined(has_restarted=True):
-                state.needy[event.rank] = None
-                if self._hears(state, event.rank):
-                    next_round = self._next_round_from(state, event.rank)
-                    state.links.inlet(event.rank, next_round).has_restarted = True
-        return super().handle(state, event, now)
+    def rejoin(self, state: P) -> None:
+        # Not 0, by which the estimate would divide. So little that the first mass from a
+        # neighbor moves the estimate to the neighbor's.
+        state.params, state.weight = HARDLY_ANY * state.params, HARDLY_ANY
+        # Mass that was sent to the lost state is taken back by its senders. Messages count
+        # only in a session that a neighbor opens from now on.
+        state.links.first_session = -math.inf
+
+    def lose(self, state: P, rank: Rank) -> None:
+        # Mass that is not acknowledged returns to its sender. If the worker was only cut off
+        # and had merged it, the mass exists twice, numerator and weight alike, so no estimate
+        # leaves the range of the workers' estimates. Waiting for certainty could take forever.
+        state.arrived += state.links.take_back(rank)
+
+    def forget(self, state: P, rank: Rank) -> None:
+        super().forget(state, rank)
+        state.arrived = [mass for mass in state.arrived if mass.sender != rank]
+        state.links.forget(rank)
 
     def learn(self, state: P, trained: Trained) -> None:
         # Mass may have been given away since, but none was merged: x / w is unchanged.
         state.params = state.weight * trained.params
 
     def mix(self, state: P, inbox: Mapping[Rank, Payload]) -> None:
+        # The base only waits: links have already read the messages in `inbox`, and a late one
+        # that the base drops has its mass in `arrived` all the same.
         state.before_exchange = None
         self._merge_arrived(state)
 
@@ -315,19 +316,25 @@ class PushSum(LocalSteps[P], Generic[P]):
     # Giving.
 
     def send(self, state: P, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        # The share of a lost neighbor stays here: only what is sent is given away.
         if not receivers:
             return []
         effects: list[Effect] = []
-        numel, weight, given = state.params.numel(), state.weight, []
+        weight, given = state.weight, []
         for offer in self.offers(state, receivers):
-            part = weight * self.share(state.rank, state.round, offer.kind, numel)
+            mass = self._mass(state.rank, state.round, offer.kind, offer.vector, weight)
+            # Taken back, it belongs to no round and is merged at once.
+            mass.round = -1
             for j in offer.receivers:
                 message = Message(offer.kind, state.round, offer.payload, {"weight": weight})
-                mass = Mass(state.rank, -1, offer.vector, offer.share, part)
                 given.append(mass)
                 effects += state.links.send(j, message, mass, now, self.resend_after)
         state.before_exchange = state.params, weight
+        # At once, and not when it is acknowledged: a worker's mass plus that in flight is then
+        # the same after every event.
         self._merge(state, given, sign=-1)
+        # A worker that receives nothing halves its mass again and again. Before rounding errors
+        # grow, both are scaled up, which leaves the estimate alone.
         if state.weight < HARDLY_ANY**2:
             state.params, state.weight = state.params / HARDLY_ANY, state.weight / HARDLY_ANY
         return effects
@@ -345,7 +352,8 @@ class PushSum(LocalSteps[P], Generic[P]):
             message = Message("catch-up", next_sent, {"params": estimate}, {"weight": part})
             mass = Mass(state.rank, -1, estimate, part, part)
             self.meet(state, j, estimate, is_sender=False)
-            state.arrived += state.links.take_back(j)  # from a neighbor that was not lost
+            # The new session voids what is in flight to a neighbor that was not lost.
+            state.arrived += state.links.take_back(j)
             state.links.begin(j, now)
             effects += state.links.send(j, message, mass, now, self.resend_after)
             if part > 0:
@@ -354,20 +362,23 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     # Getting.
 
-    def _accept(self, state: P, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
+    def receive(self, state: P, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
+        if message.kind == "acknowledged":
+            return state.links.acknowledge(sender, message)
         if not self._hears(state, sender):
             return []  # only in-neighbors have mass to give
-
         next_round = self._next_round_from(state, sender)
         link = state.links.inlet(sender, next_round)
         take_in = link.open if message.kind == "catch-up" else link.accept
+        # None for a repeated message, or one that came too early; several if it fills a gap.
         released = take_in(message, next_round)
         state.arrived += [self._unpack(state, sender, each) for each in released]
         effects: list[Effect] = []
         if self.resend_after is not None:
+            # A repeated message is acknowledged, too: the acknowledgment may have been lost.
             effects += state.links.acknowledgment(sender, message.numbers["session"])
         for each in released:
-            effects += super().handle(state, Received(sender, each), now)
+            effects += super().receive(state, sender, each, now)
         return effects
 
     def _unpack(self, state: P, sender: Rank, message: Message) -> Mass:
@@ -376,12 +387,12 @@ class PushSum(LocalSteps[P], Generic[P]):
             estimate = message.payload["params"]
             self.meet(state, sender, estimate, is_sender=True)
             return Mass(sender, -1, estimate, weight, weight)
-        vector, share = self.read(state, sender, message, weight)
-        part = weight * self.share(sender, message.round, message.kind, vector.numel())
-        return Mass(sender, message.round, vector, share, part)
+        vector = self.read(state, sender, message)
+        return self._mass(sender, message.round, message.kind, vector, weight)
 
     def _merge_arrived(self, state: P) -> None:
         """Merge all arrived mass from rounds up to the current one."""
+        # A neighbor may be ahead. Merging its mass early would make results depend on speeds.
         due = [mass for mass in state.arrived if mass.round <= state.round]
         if due:
             state.arrived = [mass for mass in state.arrived if mass.round > state.round]
@@ -401,6 +412,7 @@ class PushSum(LocalSteps[P], Generic[P]):
     # Coming back.
 
     def catch_up_with(self, state: P, payload: Payload) -> None:
+        # The announcement is in `arrived` already, with the mass that came with it.
         state.before_exchange = None
         self._merge_arrived(state)
 

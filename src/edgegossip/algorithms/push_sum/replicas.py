@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgegossip.algorithms.push_sum.push_sum import Offer
 from edgegossip.compression.compressor import Compressor
-from edgegossip.contract.protocol import Payload, Rank
+from edgegossip.contract import Payload, Rank
 
 
 @dataclass(slots=True, eq=False)
@@ -33,15 +33,16 @@ class Replicas:
         estimate: Tensor,
         receivers: Sequence[Rank],
         compressor: Compressor,
-        share: float,
         *key: int | str,
         kind: str,
     ) -> list[Offer]:
-        """Move the copies of `receivers` closer to `estimate`, and offer a share of them.
+        """Move the copies of `receivers` closer to `estimate`, and offer them.
 
         Returns:
             One offer for each group of receivers with the same copy.
         """
+        # By identity, which is cheap: receivers share a copy as long as they get the same
+        # messages. A link that restarts has a copy of its own.
         groups: dict[int, list[Rank]] = {}
         for j in receivers:
             groups.setdefault(id(self.sent.get(j, self.initial)), []).append(j)
@@ -50,8 +51,10 @@ class Replicas:
             known = self.sent.get(group[0], self.initial)
             payload = compressor.compress(estimate - known, *key)
             known = known + compressor.decompress(payload, known.numel())
+            # The copy follows what the receivers decode, not the estimate, so that compression
+            # errors are part of the next difference.
             self.sent.update(dict.fromkeys(group, known))
-            offers.append(Offer(group, payload, known, share, kind))
+            offers.append(Offer(group, payload, known, kind))
         return offers
 
     def hear(self, sender: Rank, payload: Payload, compressor: Compressor) -> Tensor:

@@ -12,10 +12,8 @@ from torch import Tensor
 from edgegossip.algorithms.push_sum.push_sum import Offer
 from edgegossip.algorithms.push_sum.replicas import Replicas
 from edgegossip.algorithms.push_sum.sparse_push import ErrorFeedbackPush, SparsePushState
-from edgegossip.compression.compressor import Compressor, Identity, warn_of_step
-from edgegossip.contract.protocol import Message, Rank
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.schema import TensorSpec
+from edgegossip.compression.compressor import Compressor, Identity
+from edgegossip.contract import Message, Rank, TensorSpec, check_ranges
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +69,7 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push", "compensation")
+    estimate_kinds: ClassVar[tuple[str, ...]] = ("compensation",)
 
     compensation_rounds: int = 50
     compensation_compressor: Compressor = Identity()
@@ -87,8 +86,8 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
         return self.num_rounds + self.compensation_rounds
 
     def init(self, rank: Rank, params: Tensor) -> SkewCompensatedState:
-        warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
-        warn_of_step(None, self.compensation_compressor, rank, params.numel())
+        self.compressor.warn_of_step(self.consensus_step, rank, params.numel())
+        self.compensation_compressor.warn_of_step(None, rank, params.numel())
         error = torch.zeros_like(params)
         replicas = Replicas(params)
         return SkewCompensatedState(rank=rank, params=params, error=error, replicas=replicas)
@@ -111,22 +110,16 @@ class SkewCompensatedSparsePush(ErrorFeedbackPush[SkewCompensatedState]):
     def offers(self, state: SkewCompensatedState, receivers: Sequence[Rank]) -> Iterable[Offer]:
         if not self.compensates(state.round):
             return super().offers(state, receivers)
+        # The whole numerator is offered, so nothing is held back any more.
         state.error = torch.zeros_like(state.error)
         kind, compressor = "compensation", self.compensation_compressor
-        share = self.share(state.rank, state.round, kind, state.params.numel()) * state.weight
         key = (self.seed, state.rank, kind, state.round)
-        return state.replicas.offers(
-            state.estimate, receivers, compressor, share, *key, kind=kind
-        )
+        return state.replicas.offers(state.estimate, receivers, compressor, *key, kind=kind)
 
-    def read(
-        self, state: SkewCompensatedState, sender: Rank, message: Message, weight: float
-    ) -> tuple[Tensor, float]:
+    def read(self, state: SkewCompensatedState, sender: Rank, message: Message) -> Tensor:
         if message.kind == "push":
-            return super().read(state, sender, message, weight)
-        known = state.replicas.hear(sender, message.payload, self.compensation_compressor)
-        share = self.share(sender, message.round, message.kind, known.numel())
-        return known, share * weight
+            return super().read(state, sender, message)
+        return state.replicas.hear(sender, message.payload, self.compensation_compressor)
 
     def meet(
         self, state: SkewCompensatedState, neighbor: Rank, estimate: Tensor, *, is_sender: bool

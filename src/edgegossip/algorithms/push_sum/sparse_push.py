@@ -12,13 +12,8 @@ from torch import Tensor
 from edgegossip.algorithms.push_sum.push_sum import Offer, PushSum, PushSumState
 from edgegossip.compression.compressor import (
     Compressor,
-    feed_back,
-    require_step,
-    step_or_default,
-    warn_of_step,
 )
-from edgegossip.contract.protocol import Message, Rank
-from edgegossip.contract.schema import TensorSpec
+from edgegossip.contract import Message, Rank, TensorSpec, check_ranges
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,28 +40,24 @@ class ErrorFeedbackPush(PushSum[E], Generic[E]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_step(self.consensus_step)
+        check_ranges(self, consensus_step="in (0, 1] or None")
 
     def step(self, kind: str, numel: int) -> float:
-        return step_or_default(self.consensus_step, self.compressor, numel)
+        return self.compressor.step_or_default(self.consensus_step, numel)
 
     def payload_schema(self, kind: str, numel: int) -> Mapping[str, TensorSpec]:
         return self.compressor.schema(numel)
 
     def offers(self, state: E, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        numel = state.params.numel()
         key = (self.seed, state.rank, "push", state.round)
-        turn = feed_back(self.compressor, state.params, state.error, *key)
+        turn = self.compressor.feed_back(state.params, state.error, *key)
         state.error = turn.error
-        share = self.share(state.rank, state.round, "push", numel)
-        return [Offer(receivers, turn.payload, turn.sent, share)]
+        # Receivers get exactly what the sender gives away, so the sums stay. The error is not
+        # mass: it only notes what of the numerator has not been offered yet.
+        return [Offer(receivers, turn.payload, turn.sent)]
 
-    def read(
-        self, state: E, sender: Rank, message: Message, weight: float
-    ) -> tuple[Tensor, float]:
-        numel = state.params.numel()
-        offered = self.compressor.decompress(message.payload, numel)
-        return offered, self.share(sender, message.round, "push", numel)
+    def read(self, state: E, sender: Rank, message: Message) -> Tensor:
+        return self.compressor.decompress(message.payload, state.params.numel())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,5 +110,5 @@ class SparsePush(ErrorFeedbackPush[SparsePushState]):
     """
 
     def init(self, rank: Rank, params: Tensor) -> SparsePushState:
-        warn_of_step(self.consensus_step, self.compressor, rank, params.numel())
+        self.compressor.warn_of_step(self.consensus_step, rank, params.numel())
         return SparsePushState(rank=rank, params=params, error=torch.zeros_like(params))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.push_sum.push_sum import Offer, PushSum, PushSumState
-from edgegossip.contract.protocol import Message, Rank
-from edgegossip.contract.schema import TensorSpec
+from edgegossip.contract import Message, Rank, TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +50,7 @@ class StochasticGradientPush(PushSum[PushSumState]):
         return {"params": TensorSpec(torch.float32, (numel,))}
 
     def offers(self, state: PushSumState, receivers: Sequence[Rank]) -> Iterable[Offer]:
-        share = self.share(state.rank, state.round, "push", state.params.numel())
-        return [Offer(receivers, {"params": state.params}, state.params, share)]
+        return [Offer(receivers, {"params": state.params}, state.params)]
 
-    def read(
-        self, state: PushSumState, sender: Rank, message: Message, weight: float
-    ) -> tuple[Tensor, float]:
-        params = message.payload["params"]
-        return params, self.share(sender, message.round, "push", params.numel())
+    def read(self, state: PushSumState, sender: Rank, message: Message) -> Tensor:
+        return message.payload["params"]

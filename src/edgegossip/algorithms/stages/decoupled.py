@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgegossip.algorithms.stages.stages import Stages, one_batch
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.stages.state import StageState
-from edgegossip.contract.protocol import Effect, Payload, Seconds, Train, Trained
-from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract import Effect, Payload, Seconds, Train, Trained, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,25 +25,25 @@ class Decoupled(Stages):
         send g_{k-1} to stage k - 1            # which fits M_{k-1} to it when it comes
 
     The last stage has the true loss. The trainer of a stage chooses the gradient to train with:
-    see `learning.stages`. A stage waits only if too many of its batches are unanswered
+    see `training.stages`. A stage waits only if too many of its batches are unanswered
     (`max_waiting`). While the stage above it is lost, a stage continues alone and sends
     nothing.
 
     Args:
-        inner: See `StageLinks`.
-        boundaries: See `StageLinks`.
-        num_classes: See `StageLinks`.
-        num_first: See `StageLinks`.
-        max_batch: See `StageLinks`.
-        precision: See `StageLinks`.
-        forget_after: See `StageLinks`.
+        inner: See `Stages`.
+        boundaries: See `Stages`.
+        num_classes: See `Stages`.
+        num_first: See `Stages`.
+        max_batch: See `Stages`.
+        precision: See `Stages`.
+        forget_after: See `Stages`.
         max_waiting: Maximum number of a worker's batches without an answer from the stage
             above.
         gradient_every: Number of batches per returned gradient, at least 1; None returns no
             gradients, as for local losses.
 
     Raises:
-        ValueError: If a number is out of range, or in the other cases of `StageLinks`.
+        ValueError: If a number is out of range, or in the other cases of `Stages`.
 
     References:
         Jaderberg et al., "Decoupled neural interfaces using synthetic gradients", ICML 2017,
@@ -63,13 +62,15 @@ class Decoupled(Stages):
 
     def next_work(self, state: StageState) -> Train | None:
         receiver = self.above(state.rank)
+        # A lost stage above answers nothing; this one goes on with its own gradient.
         is_full = len(state.pending) >= self.max_waiting and receiver not in state.lost
         if is_full or (state.piece is None and not state.waiting):
             return None
         state.present = state.next_batch
         batch = self.next_waiting(state) if state.piece is None else {}
+        # A returned gradient improves the prediction of later ones, in the same step.
         lesson = state.answers.pop(0) if state.answers else {}
-        return one_batch(state, {**batch, **lesson})
+        return state.one_batch({**batch, **lesson})
 
     def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
         if state.piece is not None:
@@ -82,6 +83,7 @@ class Decoupled(Stages):
         state.num_batches += 1
         up = self.send_up(state, number, outputs, wants_gradient=is_due)
         if up:
+            # The gradient that comes back fits these activations only.
             names = ("activations", "labels") if is_due else ()
             state.pending[number] = {f"fit_{name}": outputs[name] for name in names}
         return [*up, *self.answer(state, number, outputs.get("gradient"))]
@@ -94,6 +96,7 @@ class Decoupled(Stages):
         lesson: Payload = {**kept, "fit_gradient": gradient} if gradient is not None else {}
         if gradient is None or not kept or gradient.shape != kept["fit_activations"].shape:
             return []
+        # Newest lessons count: old ones belong to weights of long ago.
         state.answers = [*state.answers, lesson][-self.max_waiting :]
         return []
 

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.stages.stages import Stages, one_batch
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.stages.state import StageState
-from edgegossip.contract.algorithm import Setting
-from edgegossip.contract.errors import ServerLostError
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Effect,
     Event,
     Payload,
     Seconds,
+    ServerLostError,
     SetTimer,
+    Setting,
     Steps,
     TimerFired,
     Train,
     Trained,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
 
 _PATIENCE = "patience"
 
@@ -51,19 +51,19 @@ class Pipelined(Stages):
     again.
 
     Args:
-        inner: See `StageLinks`.
-        boundaries: See `StageLinks`.
-        num_classes: See `StageLinks`.
-        num_first: See `StageLinks`.
-        max_batch: See `StageLinks`.
-        precision: See `StageLinks`.
-        forget_after: See `StageLinks`.
+        inner: See `Stages`.
+        boundaries: See `Stages`.
+        num_classes: See `Stages`.
+        num_first: See `Stages`.
+        max_batch: See `Stages`.
+        precision: See `Stages`.
+        forget_after: See `Stages`.
         in_flight: Maximum number of a first-stage worker's batches in flight, at least 1; None
             for the number of stages.
         patience: Seconds for which a stage waits for a lost stage above.
 
     Raises:
-        ValueError: If a number is out of range, or in the other cases of `StageLinks`.
+        ValueError: If a number is out of range, or in the other cases of `Stages`.
 
     References:
         Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP
@@ -80,6 +80,8 @@ class Pipelined(Stages):
 
     def max_passed(self, stage: int) -> int:
         in_flight = self.num_stages if self.in_flight is None else self.in_flight
+        # Each stage further up holds one batch less, so that all are busy with as few stale
+        # gradients as possible. All first workers' batches meet in the second stage.
         num_below = self.num_first if stage else 1
         return num_below * max(1, in_flight - stage)
 
@@ -99,6 +101,8 @@ class Pipelined(Stages):
     def handle(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, TimerFired) and event.name == _PATIENCE:
             return self._despair(state)
+        # The clock runs only while the stage has work that it cannot do: one that waits for
+        # batches from below is not stuck.
         was_stuck = self._is_stuck(state)
         effects = super().handle(state, event, now)
         is_stuck = self._is_stuck(state)
@@ -122,6 +126,7 @@ class Pipelined(Stages):
         return []
 
     def next_work(self, state: StageState) -> Train | None:
+        # Backward before forward ("1F1B"): it frees memory, and the stage below waits for it.
         if state.answers:
             answer = state.answers.pop(0)
             state.present = int(answer["batch"])
@@ -132,12 +137,14 @@ class Pipelined(Stages):
         if not state.waiting if piece is None else not piece.wants_more:
             return None
         state.present = state.next_batch
+        # The trainer keeps the weights of each forward pass until its answer is used. The list
+        # of those in flight tells it which it may forget.
         numbers = {
             "batch": torch.tensor(state.present),
             "passed": torch.tensor([*state.pending], dtype=torch.int64),
         }
         batch = self.next_waiting(state) if piece is None else {}
-        return one_batch(state, {**batch, **numbers})
+        return state.one_batch({**batch, **numbers})
 
     def _work(self, state: StageState, answer: Payload) -> Train:
         if state.piece is None:
@@ -153,6 +160,7 @@ class Pipelined(Stages):
 
     def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
         outputs, piece, number = event.outputs, state.piece, state.present
+        # The last stage does both passes at once; the others tell them apart by the number.
         is_new = number == state.next_batch
         if is_new:
             state.next_batch += 1
@@ -160,6 +168,7 @@ class Pipelined(Stages):
             up = self.send_up(state, number, outputs, wants_gradient=True)
             num_samples = len(outputs["labels"])
             if piece is not None:
+                # Counted now, so that no more batches begin than the piece has.
                 piece.num_samples += num_samples
                 piece.cost += event.cost
             if up:
@@ -174,6 +183,7 @@ class Pipelined(Stages):
     def take_answer(
         self, state: StageState, number: int, gradient: Tensor | None
     ) -> list[Effect]:
+        # A stage above that gave the batch up answers without a gradient.
         num_samples = len(state.pending.pop(number)["labels"])
         if gradient is None or len(gradient) != num_samples:
             return self._drop(state, number, num_samples)
@@ -182,6 +192,7 @@ class Pipelined(Stages):
         return []
 
     def give_up(self, state: StageState) -> list[Effect]:
+        # Their senders below wait for an answer, too.
         pending, state.pending = state.pending, {}
         return [
             effect

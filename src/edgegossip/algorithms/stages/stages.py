@@ -1,4 +1,14 @@
-"""The ranks that hold the stages of a model, and the messages between them."""
+"""One model in stages on several machines: the base of decoupled and pipelined training.
+
+Ranks 0 to `num_first - 1` hold the first stage and have the data; each further rank holds one
+stage. Batches go up as activations with labels. Answers come down, with or without a gradient.
+A worker has at most `max_passed` unanswered batches above it, so a slow stage slows down the
+stages below it, and memory stays bounded.
+
+Another algorithm, `inner`, keeps the models of the first stage's workers together. The inner
+algorithm requests training and exchanges the first stage's parameters as if they were a whole
+model. Its requests are carried out batch by batch, and each batch goes up.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +29,15 @@ from edgegossip.algorithms.stages.wire import (
     kind_end,
     kind_up,
 )
-from edgegossip.contract.algorithm import Algorithm, Setting, Traits
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     WORKER,
+    Algorithm,
     Assigned,
     Effect,
     Event,
     Finish,
     Message,
+    MessageSpec,
     Payload,
     Rank,
     Received,
@@ -34,46 +45,49 @@ from edgegossip.contract.protocol import (
     Seconds,
     Send,
     SetTimer,
+    Setting,
     Started,
-    Steps,
     TimerFired,
     Train,
     Trained,
+    Traits,
     WorkerJoined,
     WorkerLost,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.schema import MessageSpec
+
+_NO_ANSWER, _END, _LEFT_ALONE = "no answer", "end", "left alone"
+_PATIENCE: Seconds = 600.0
+"""Time in which a lost stage, or all lost workers below, may be restarted."""
+_MOST_TOLD = 20
+"""Announcements of an end; by then, the stage above has heard of it or is lost."""
+_MOST_DOUBLINGS = 16
+_NUMBERS_A_SECOND = 1e6
+"""Batch numbers begin at the start time times this rate, which no stage reaches."""
+_SPREAD = 2**52
+"""Range of random numbers added to this on a network, so that no two lives share a number."""
+_MOST_A_LIFE = 2**32
+"""Number of batches that no life reaches; numbers further apart belong to two lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageLinks(Algorithm[StageState]):
-    """The ranks that hold the stages of a model, and the messages between them.
-
-    A worker of the first stage that comes back continues with the others, as `inner` decides;
-    answers to its batches from before the restart are ignored. No two lives of a worker use the
-    same batch numbers, and an answer counts only for a batch that waits for it, so no worker
-    trains on the gradient of another batch. A stage keeps a bounded number of batches from each
-    sender, and drops the oldest if more arrive.
-
-    A stage finishes when all workers below it have finished or are lost. If all of them are
-    lost, or the next stage above is lost, the stage finishes after ten minutes. A batch whose
-    message is lost is given up after `forget_after` (with `Pipelined`, at every stage below),
-    and another batch starts.
-
-    Activations and gradients far beyond the usual range are rejected. A batch that a stage
-    cannot use counts as a training failure, after which the host goes back to sound parameters.
+class Stages(Algorithm[StageState]):
+    """Base of algorithms that train one model in stages.
 
     The workers of the first stage count samples and rounds. The other workers adopt the latest
     round that they have heard of, and its learning rate. A stage without its own loss reports a
     loss of 0. A batch costs its stage's share of the whole model's work: a third for the
     forward pass and two thirds for the backward pass.
 
+    An answer counts only for a batch that waits for it, so no worker trains on the gradient of
+    another batch. :doc:`Stages </docs/stages>` describes what happens when a stage or a message
+    is lost.
+
     Args:
         inner: Algorithm that trains the `num_first` workers of the first stage and keeps their
             models together; `Alone` for one worker.
         boundaries: Shapes of a sample's activations between each stage and the next, as
-            `learning.stages.cutting.boundaries` returns them; one fewer than stages.
+            `edgegossip.boundaries` returns them; one fewer than stages.
         num_classes: Number of classes; labels must be below it.
         num_first: Number of workers that hold the first stage, at least 1.
         max_batch: Maximum number of samples in a batch; the last batch of a pass may have one
@@ -120,6 +134,32 @@ class StageLinks(Algorithm[StageState]):
                 f"inner is for {topology.num_workers} workers, but num_first is "
                 f"{self.num_first}; it runs only the workers of the first stage"
             )
+
+    # For algorithms to define.
+
+    @abstractmethod
+    def max_passed(self, stage: int) -> int:
+        """Return the maximum number of batches that a worker of this stage may have above
+        it.
+        """
+
+    @abstractmethod
+    def next_work(self, state: StageState) -> Train | None:
+        """Return the next training request; None to wait."""
+
+    @abstractmethod
+    def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
+        """Handle finished training, and send its results."""
+
+    @abstractmethod
+    def take_answer(
+        self, state: StageState, number: int, gradient: Tensor | None
+    ) -> list[Effect]:
+        """Handle an answer to batch `number`, which was pending."""
+
+    @abstractmethod
+    def give_up(self, state: StageState) -> list[Effect]:
+        """Forget all batches sent up; they will not be answered."""
 
     # Ranks and stages.
 
@@ -189,7 +229,7 @@ class StageLinks(Algorithm[StageState]):
         stage = self.stage(state.rank)
         check_batch(stage, outputs, self.boundaries[stage], self.max_batch, self.num_classes)
         if receiver in state.lost:
-            return []
+            return []  # the caller decides whether it can go on without an answer
         values = Precision(self.precision).encode("activations", outputs["activations"])
         payload = {**values, "labels": outputs["labels"]}
         numbers = {"batch": number, "wants_gradient": int(wants_gradient)}
@@ -201,7 +241,7 @@ class StageLinks(Algorithm[StageState]):
     ) -> list[Effect]:
         """Answer the sender of batch `number`, with the gradient if the sender wants it."""
         if number not in state.origins:
-            return []
+            return []  # own data, or the batch of a liar
         sender, asked = state.origins.pop(number)
         payload: Payload = {}
         if gradient is not None and asked["wants_gradient"]:
@@ -209,63 +249,7 @@ class StageLinks(Algorithm[StageState]):
         kind = kind_down(self.stage(state.rank) - 1)
         return [Send(sender, Message(kind, state.round, payload, {"batch": asked["batch"]}))]
 
-
-# One model in stages on several machines: the base of decoupled and pipelined training.
-#
-# Ranks 0 to `num_first - 1` hold the first stage and have the data; each further rank holds one
-# stage. Batches go up as activations with labels. Answers come down, with or without a
-# gradient.
-# A worker has at most `max_passed` unanswered batches above it, so a slow stage slows down the
-# stages below it, and memory stays bounded.
-#
-# Another algorithm, `inner`, keeps the models of the first stage's workers together. The inner
-# algorithm requests training and exchanges the first stage's parameters as if they were a whole
-# model. Its requests are carried out batch by batch, and each batch goes up.
-
-
-_NO_ANSWER, _END, _LEFT_ALONE = "no answer", "end", "left alone"
-_PATIENCE: Seconds = 600.0
-_MOST_TOLD = 20
-_MOST_DOUBLINGS = 16
-_NUMBERS_A_SECOND = 1e6
-"""Batch numbers begin at the start time times this rate, which no stage reaches."""
-_SPREAD = 2**52
-"""Range of random numbers added to this on a network, so that no two lives share a number."""
-_MOST_A_LIFE = 2**32
-"""Number of batches that no life reaches; numbers further apart belong to two lives."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stages(StageLinks):
-    """Base of algorithms that train one model in stages; see `StageLinks` for arguments."""
-
-    # For algorithms to define.
-
-    @abstractmethod
-    def max_passed(self, stage: int) -> int:
-        """Return the maximum number of batches that a worker of this stage may have above
-        it.
-        """
-
-    @abstractmethod
-    def next_work(self, state: StageState) -> Train | None:
-        """Return the next training request; None to wait."""
-
-    @abstractmethod
-    def learn(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
-        """Handle finished training, and send its results."""
-
-    @abstractmethod
-    def take_answer(
-        self, state: StageState, number: int, gradient: Tensor | None
-    ) -> list[Effect]:
-        """Handle an answer to batch `number`, which was pending."""
-
-    @abstractmethod
-    def give_up(self, state: StageState) -> list[Effect]:
-        """Forget all batches sent up; they will not be answered."""
-
-    # Common to all algorithms.
+    # Events.
 
     def init(self, rank: Rank, params: Tensor) -> StageState:
         inner = self.inner.init(rank, params) if self.stage(rank) == 0 else None
@@ -282,6 +266,7 @@ class Stages(StageLinks):
                 effects = self._give_up(state)
             case TimerFired(name) if name == _END:
                 effects = self._end(state, now)
+            # The wait of a worker that has ended; `_end_if_done` looks after the others.
             case TimerFired(name) if name == _LEFT_ALONE and state.has_ended:
                 effects = [Finish()]
             case WorkerLost(rank) | WorkerJoined(rank):
@@ -298,6 +283,7 @@ class Stages(StageLinks):
                     is_known = self.inner.traits.topology is not None
                     state.asks_round = event.has_rejoined and not is_known
                 effects = self._drive(state, event, now)
+        # Any event may have brought a batch or an answer, or ended the training in progress.
         effects += self._go_on(state, now)
         state.measure_queues()
         # Any event may have been the last that this stage waited for.
@@ -322,6 +308,7 @@ class Stages(StageLinks):
         effects += state.note_training(self.stage(state.rank), event)
         if state.pending:
             effects += self._watch(state, now)
+        # Last, because the inner algorithm may ask for the next piece, or end the run.
         if state.piece is not None and state.piece.is_done:
             piece, state.piece = state.piece, None
             effects += self._drive(state, piece.trained(state.params), now)
@@ -350,6 +337,7 @@ class Stages(StageLinks):
         effects: list[Effect] = []
         for effect in self.inner.handle(state.inner, event, now):
             if isinstance(effect, Train):
+                # Not carried out as it is: the work goes up batch by batch.
                 state.piece = Piece.of(effect, state.num_samples, now)
                 state.params = effect.params
             elif isinstance(effect, Finish):
@@ -358,6 +346,7 @@ class Stages(StageLinks):
                 effects.append(effect)
         state.round = state.inner.round
         if state.piece is None:
+            # During a piece, this stage's own parameters are ahead of the inner algorithm's.
             state.params = state.inner.params
         return effects
 
@@ -425,7 +414,7 @@ class Stages(StageLinks):
     def _take_batch(self, state: StageState, sender: Rank, message: Message) -> list[Effect]:
         labels, activations = (message.payload[name] for name in ("labels", "activations"))
         if not len(labels) or len(labels) != len(activations):
-            return []
+            return []  # the schema cannot compare the lengths of two tensors
         state.waiting.append((sender, message))
         own = [each for each in state.waiting if each[0] == sender]
         if len(own) > self.max_passed(self.stage(sender)):
@@ -438,6 +427,7 @@ class Stages(StageLinks):
 
             oldest = min(own, key=age)
             state.waiting = [each for each in state.waiting if each is not oldest]
+        # Stages above the first have no rounds of their own.
         state.round = max(state.round, message.round)
         return []
 
@@ -459,6 +449,7 @@ class Stages(StageLinks):
             gradient = Precision(self.precision).decode("gradient", message.payload)
         effects = self.take_answer(state, number, gradient)
         if state.asks_round:
+            # The stages above kept the round that this worker had reached before its restart.
             state.asks_round = False
             round = Message("round", message.round)
             effects += self._drive(state, Received(sender, round), now)
@@ -469,7 +460,7 @@ class Stages(StageLinks):
         if self.forget_after is None:
             return []
         if not state.pending:
-            return [SetTimer(_NO_ANSWER, math.inf)]
+            return [SetTimer(_NO_ANSWER, math.inf)]  # cancels it
         # If answers take longer than `forget_after`, every batch would be given up forever.
         wait = self.forget_after * 2.0 ** min(state.num_in_vain, _MOST_DOUBLINGS)
         return [SetTimer(_NO_ANSWER, now + wait)]
@@ -499,10 +490,3 @@ class Stages(StageLinks):
         if rank < self.num_first and state.inner is not None:
             effects += self._drive(state, event, now)
         return effects
-
-
-def one_batch(state: StageState, inputs: Payload) -> Train:
-    """Request a step on one batch, for the current piece if there is one."""
-    if state.piece is None:
-        return Train(state.params, Steps(1), inputs=inputs)
-    return state.piece.one_batch(state.params, inputs)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Effect,
     Epochs,
     Message,
@@ -60,7 +60,7 @@ class Piece:
         if isinstance(request.work, Epochs):
             # A pass has whole samples, at least two.
             whole = max(min(2, num_samples), round(request.keep_ratio * num_samples))
-            num_due = request.work.share * whole - 1e-9
+            num_due = request.work.share * whole - 1e-9  # shares of a pass add up inexactly
         return cls(request=request, num_due=num_due, began=now)
 
     @property
@@ -75,6 +75,7 @@ class Piece:
         """Ask for a step on the next batch, from `params`."""
         is_first = self.num_begun == 0 and self.num_samples == 0
         self.num_begun += 1
+        # A pass visits all samples once, so its batches are shares of it and not free steps.
         is_pass = isinstance(self.request.work, Epochs)
         return replace(
             self.request,
@@ -95,6 +96,7 @@ class Piece:
         work = self.request.work
         if isinstance(work, Steps):
             return self.num_steps >= work.num_steps
+        # Begun batches count at once, so a pass is not done before they have come back.
         return self.num_samples >= self.num_due and self.num_steps >= self.num_begun
 
     def account(self, event: Trained, now: float) -> None:
@@ -176,6 +178,7 @@ class StageState(WorkerState):
     def forget(self, liar: Rank) -> None:
         """Drop the batches of `liar` and their answers."""
         self.waiting = [each for each in self.waiting if each[0] != liar]
+        # What has gone up already must not train this stage when its answer comes.
         numbers = {number for number, (sender, _) in self.origins.items() if sender == liar}
         for number in numbers:
             del self.origins[number]
@@ -192,7 +195,7 @@ class StageState(WorkerState):
     def note_training(self, stage: int, event: Trained) -> list[Effect]:
         """At intervals, note queues together with the trainer's measurements."""
         if self.num_trained % _NOTED_EVERY != 1:
-            return []
+            return []  # a network keeps about ten notes per second
         measured = {n: v for n, v in event.metrics.items() if n == "gradient_cosine"}
         return [self.note(stage, {"loss": event.loss, **measured})]
 
@@ -232,9 +235,16 @@ class StageState(WorkerState):
         """Let an answer offset one timeout."""
         self.num_in_vain = max(0, self.num_in_vain - 1)
 
+    def one_batch(self, inputs: Payload) -> Train:
+        """Request a step on one batch, for the current piece if there is one."""
+        if self.piece is None:
+            return Train(self.params, Steps(1), inputs=inputs)
+        return self.piece.one_batch(self.params, inputs)
+
     @property
     def estimate(self) -> Tensor:
         """The current parameters of this worker's stage, [num_params]."""
+        # Between two pieces, the inner algorithm may mix, and its estimate counts.
         if self.inner is None or self.piece is not None:
             return self.params
         estimate: Tensor = self.inner.estimate

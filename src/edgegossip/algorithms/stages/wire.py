@@ -9,9 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from edgegossip.contract.errors import LocalProtocolError
-from edgegossip.contract.protocol import Payload
-from edgegossip.contract.schema import MessageSpec, TensorSpec
+from edgegossip.contract import LocalProtocolError, MessageSpec, Payload, TensorSpec
 
 Shape: TypeAlias = tuple[int, ...]
 LARGEST = 1e6
@@ -49,9 +47,11 @@ class Precision:
 
     def encode(self, name: str, tensor: Tensor) -> Payload:
         """Encode `tensor` as tensors under `name`."""
+        # A large value would get this worker muted, for what another one may have sent it.
         tensor = tensor.clamp(-LARGEST, LARGEST)
         if self.name != "int8":
             return {name: tensor.to(_DTYPES[self.name])}
+        # One unit for the batch. It is not 0, by which zeros would be divided.
         unit = torch.tensor([max(_magnitude(tensor), 1e-30) / _INT8])
         whole = (tensor / unit).round_().clamp_(-_INT8, _INT8)
         return {name: whole.to(torch.int8), f"{name}_unit": unit}
@@ -94,6 +94,7 @@ class Precision:
             numbers={**batch, "wants_gradient": range(2)},
             max_round=max_round,
         )
+        # Optional: an answer without a gradient says that the batch is done or dropped.
         down = MessageSpec(
             optional=self.specs("gradient", shape, max_batch),
             numbers=batch,
@@ -111,11 +112,12 @@ def check_batch(
         LocalProtocolError: If `outputs` lacks a tensor, or its shape, size or labels are out of
             bounds.
     """
+    # Here and not at the receiver, which would drop the message and mute this worker.
     name = f"the trainer of stage {stage}"
     if not {"activations", "labels"} <= outputs.keys():
         raise LocalProtocolError(
             f"{name} gives {sorted(outputs)}, not activations and labels; use one of "
-            "learning.stages"
+            "training.stages"
         )
     activations, labels = outputs["activations"], outputs["labels"]
     if activations.shape[1:] != shape:

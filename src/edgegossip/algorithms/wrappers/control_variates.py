@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Wrapper
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     WORKER,
     Effect,
     Evaluate,
     Event,
     Layout,
+    MessageSpec,
     Rank,
     Role,
     Seconds,
     Started,
     Train,
     Trained,
-    WorkerState,
+    Wrapper,
+    WrapperState,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.schema import MessageSpec
 
 
 @dataclass(slots=True, kw_only=True)
-class ControlledState(WorkerState):
+class ControlledState(WrapperState):
     """State of one worker.
 
     Attributes:
-        inner: State of the inner algorithm, whose vectors are twice as long: parameters, then
-            the control variate.
-        whole: The inner algorithm's vector of which `params` is the first half.
+        whole: The inner algorithm's vector, which is twice as long as `params`: the parameters,
+            then the control variate.
         layout: Layout of `params`, from `Started`.
         control: The worker's own control variate as last given to the inner algorithm,
             [num_params]; None before the first training.
@@ -46,7 +44,6 @@ class ControlledState(WorkerState):
         asked: The inner algorithm's vector that training was asked to start from.
     """
 
-    inner: Any
     whole: Tensor
     layout: Layout | None = None
     control: Tensor | None = None
@@ -60,11 +57,6 @@ class ControlledState(WorkerState):
     def estimate(self) -> Tensor:
         """The first half of the inner algorithm's estimate."""
         return _halves(self.inner.estimate)[0]
-
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the inner algorithm's estimate is evaluated."""
-        return bool(self.inner.is_evaluated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +146,7 @@ class ControlVariates(Wrapper[ControlledState]):
             case Trained():
                 event = self._controlled(state, event)
         effects = self.inner.handle(state.inner, event, now)
+        # Tensors never change, so the same vector has the same first half; cutting copies it.
         if state.inner.params is not state.whole:
             state.whole = state.inner.params
             state.params = _halves(state.whole)[0]
@@ -172,7 +165,9 @@ class ControlVariates(Wrapper[ControlledState]):
         """Ask for training of the parameters alone; a new average begins a new round."""
         params, mean = _halves(train.params)
         own = state.control
-        # Without rounds, or between them, another's message may have changed the average.
+        # A training that continues from the worker's own result, as the blocks of `EdgeGossip`
+        # do, keeps the round's drift. Another mean than its own variate is a new average:
+        # without rounds, or between them, another worker's message may have changed it.
         if own is not None and (state.began < state.round or not torch.equal(mean, own)):
             state.drift = self.weight * (mean - own)
             state.moved, state.num_steps, state.began = None, 0, state.round
@@ -190,13 +185,15 @@ class ControlVariates(Wrapper[ControlledState]):
             return replace(event, before=before, params=params)
         assert state.asked is not None
         params = event.params
-        if event.num_steps:
+        if event.num_steps:  # a skipped training says nothing about steps
             step = params - event.before
             state.moved = step if state.moved is None else state.moved + step
             state.num_steps += event.num_steps
             state.control = self._of_trained(state, state.moved / state.num_steps)
             if state.drift is not None:
                 params = params + event.num_steps * state.drift
+        # The inner algorithm sees the variate as if training had changed it, and averages it
+        # with the parameters.
         control = _halves(state.asked)[1] if state.control is None else state.control
         return replace(event, before=state.asked, params=_joined(params, control))
 

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Wrapper
-from edgegossip.contract.protocol import Effect, Event, Rank, Seconds, Trained, WorkerState
-from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract import (
+    Effect,
+    Event,
+    Rank,
+    Seconds,
+    Trained,
+    Wrapper,
+    WrapperState,
+    check_ranges,
+)
 
 
 @dataclass(slots=True, kw_only=True)
-class TrailingState(WorkerState):
+class TrailingState(WrapperState):
     """State of one worker.
 
     Attributes:
-        inner: State of the inner algorithm.
         average: The trailing average of the inner algorithm's estimates; None before the first
             round.
         num_averaged: Number of estimates in the average.
     """
 
-    inner: Any
     average: Tensor | None = None
     num_averaged: int = 0
 
@@ -32,11 +36,6 @@ class TrailingState(WorkerState):
         """The average or, before there is one, the inner algorithm's estimate."""
         inner: Tensor = self.inner.estimate
         return inner if self.average is None else self.average
-
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the inner algorithm's estimate is evaluated."""
-        return bool(self.inner.is_evaluated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +93,7 @@ class TrailingAverage(Wrapper[TrailingState]):
 
     def handle(self, state: TrailingState, event: Event, now: Seconds) -> list[Effect]:
         effects = self.inner.handle(state.inner, event, now)
+        # After the inner algorithm: the event may have completed a round, which counts.
         if isinstance(event, Trained) and event.has_gone_back:
             state.average, state.num_averaged = None, 0
         elif state.inner.round > state.round and self.window > 1:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from edgegossip.contract.errors import PlatformError
-from edgegossip.contract.protocol import Rank
-from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract import PlatformError, Rank, check_ranges
 
 _HALVINGS = 30  # of the interval in which the stable correction lies
 
@@ -67,6 +65,7 @@ class Shares:
         factors = self.mean_keep_ratio / kept
         if float((factors**correction).mean()) <= max_mean_factor:
             return correction
+        # The mean grows with the exponent, so halving the interval finds it.
         low, high = 0.0, correction
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -139,6 +138,7 @@ class Balancer:
         has_failed = (speed < self.min_throughput) | (speed == 0)
         seconds = np.full(len(speed), np.inf)
         np.divide(amount, speed, out=seconds, where=~has_failed)
+        # Without data, a platform would finish in no time, and all others would train nothing.
         is_counted = ~has_failed & (amount > 0)
         keep_ratios = np.zeros(len(speed))
         if is_counted.any():

@@ -20,19 +20,19 @@ from edgegossip.algorithms.wrappers.edge_gossip.forecasts import (
 from edgegossip.algorithms.wrappers.edge_gossip.plan import Correction, EpochPlan
 from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
 from edgegossip.algorithms.wrappers.edge_gossip.takeover import (
-    choose_heirs,
-    heirs_by,
-    inherited_by,
+    choose_takeovers,
+    claimed_by,
     require_valid,
+    taken_over_by,
 )
-from edgegossip.contract.algorithm import Traits, Wrapper
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Assign,
     Assigned,
     Effect,
     Event,
     Finish,
     Message,
+    MessageSpec,
     Predict,
     Predicted,
     Rank,
@@ -46,11 +46,13 @@ from edgegossip.contract.protocol import (
     TimerFired,
     Train,
     Trained,
+    Traits,
     WorkerJoined,
     WorkerLost,
+    Wrapper,
+    check_choices,
+    check_ranges,
 )
-from edgegossip.contract.ranges import check_choices, check_ranges
-from edgegossip.contract.schema import MessageSpec
 
 Spread: TypeAlias = Literal["exact", "gossip"]
 OnFailure: TypeAlias = Literal["continue", "halt", "reassign"]
@@ -66,62 +68,40 @@ class EdgeGossip(Wrapper[BalancedState]):
     `AccuracyAware`). The inner algorithm asks for epochs or steps and does not notice their
     adjustment:
 
-    - `Epochs` are cut down to :math:`r_i` and done in blocks. Before each block the speed is
-      forecast again, and the remaining work is adjusted so that the epoch still ends on time.
-      Without a correction, the fastest worker's data would dominate. The change of the
-      parameters is therefore multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where
-      :math:`r_i` is the share that was done, :math:`\bar r` the mean share (`exact` only), and
-      :math:`f` the share of samples chosen for their high loss (`Trained.metrics["focus"]`).
+    - `Epochs` are cut down to :math:`r_i` and done in blocks, each after a new forecast. The
+      change of the parameters is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where
+      :math:`r_i` is the share that was done, :math:`\bar r` the mean share, and :math:`f` the
+      share of samples chosen for their high loss (`Trained.metrics["focus"]`).
     - `Steps(n)` become :math:`\max(1, \mathrm{round}(k s_i n))` steps, where :math:`k` is
       `max_keep_ratio`, and :math:`s_i = p_i / \max_j p_j` is the speed relative to the highest.
-      Passes visit the share :math:`r_i` of the data, and the next forecast is made at the end
-      of a pass. With `gossip`, :math:`s_i = r_i`, which suits only equal amounts of data.
+      Passes visit the share :math:`r_i` of the data.
 
-    Workers learn :math:`\min_j T_j` in one of two ways. `exact`: each of :math:`E` workers
-    sends its forecast to all others, :math:`E (E - 1)` small messages per epoch. `gossip`: the
-    minimum spreads with the inner algorithm's own messages, which grow by about 60 bytes
-    (`Fastest`); the first epoch is then not balanced, and the balancer does not notice
-    failures. A late or lost forecast blocks no worker: after `timeout` the last known forecast
-    is used.
-
-    A failed platform relays the model untrained if other workers wait for it. Otherwise it
-    rests until a forecast says that it has recovered, and makes one forecast per pass of the
-    fastest worker. To keep its measurements up to date, it spends at most a tenth of the time
-    on single steps.
-
-    Virtual time is charged for forecasts, for aggregation, for looks at aggregated points (a
-    third of a sample for each point), and for training. Aggregation precedes the first epoch
-    and reduces that epoch's share. The correction has no effect if a pass would take all
-    workers equally long.
+    :doc:`EdgeGossip </docs/edgegossip>` describes how forecasts spread, what failed platforms
+    do, and what each setting costs and gains.
 
     Args:
         inner: Any algorithm with a `topology`; the wrapper sets the keep ratios. A parameter
             server needs a barrier after many steps, as in `FixedADACOMM`.
-        spread: How workers learn :math:`\min_j T_j`: "exact" or "gossip".
+        spread: How workers learn :math:`\min_j T_j`: "exact", from every worker's forecast, or
+            "gossip", from a minimum in the inner algorithm's own messages.
         balancer: Algorithm 1, with its thresholds.
-        on_failure: Policy if more platforms have failed than the balancer allows (which only
-            `exact` can detect): "continue" without them, "halt" the run with a `PlatformError`,
-            or "reassign" each failed platform's data to a spare, or else to the fastest
-            platform that can reach it.
+        on_failure: Policy if more platforms have failed than the balancer allows: "continue",
+            "halt" the run with a `PlatformError`, or "reassign" each failed platform's data to
+            a spare, or else to the fastest platform that can reach it.
         spares: Workers without data that stay idle until they get a failed platform's data.
         reachable: For each worker, the ranks whose data it can reach; None for all of them.
         max_keep_ratio: Share of its data that the fastest worker keeps each epoch, in (0, 1];
-            the other workers' shares are reduced in proportion. Below 1, models are averaged
-            more often: with 0.5, twice as often.
+            the other workers' shares are reduced in proportion.
         block_share: Share of the remaining epoch that is done between two forecasts, in (0, 1];
             1 forecasts once per epoch, as the paper does.
-        correction: :math:`\beta`, in [0, 1]. 0 averages as the paper does. 1 weights all data
-            equally, but amplifies the noise of workers with few steps. At 1/2, with equal
-            amounts of data, the noise of all workers counts the same.
-        max_mean_factor: Limit on the mean of the factors over all workers, at least 1. If
-            speeds differ so much that `correction` would lead to a higher mean, the largest
-            :math:`\beta` within the limit is used. With a mean of 2, training diverges, because
-            each worker's change already leads close to its own minimum in the directions of
-            large curvature.
+        correction: :math:`\beta`, in [0, 1]; 0 averages as the paper does, and has no effect if
+            a pass would take all workers equally long.
+        max_mean_factor: Limit on the mean of the factors over all workers, at least 1; a higher
+            mean lowers :math:`\beta`.
         timeout: Seconds to wait for forecasts; None for 5 % of the duration of the worker's own
-            epoch. A failed platform does not wait.
-        max_age: Epochs after which `gossip` forgets the fastest worker; None for
-            :math:`2 (1 + \lceil \log_2 E \rceil)`.
+            epoch.
+        max_age: Epochs after which "gossip" forgets the fastest worker; None for
+            :math:`2 (1 + \lceil \log_2 E \rceil)` with :math:`E` workers.
 
     Raises:
         ValueError: If a number or rank is out of range, a name is unknown, settings contradict
@@ -131,7 +111,7 @@ class EdgeGossip(Wrapper[BalancedState]):
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: each worker computes its own ratio, without a central balancer; blocks,
-        `gossip`, spares, the treatment of steps and the behavior of failed platforms are ours;
+        "gossip", spares, the treatment of steps and the behavior of failed platforms are ours;
         the cost of the look at aggregated points is part of :math:`|X_i|`; the correction,
         which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS 2020,
         arXiv:2007.07481.
@@ -209,8 +189,10 @@ class EdgeGossip(Wrapper[BalancedState]):
                 state.hear_forecast(event.sender, event.message)
                 return self._reconsider(state, now)
             case Received(message=Message(kind="spare-joined")):
+                # To the inner algorithm, a spare is a lost worker until it joins.
                 return self._pass_on(state, WorkerJoined(event.sender, has_restarted=True), now)
             case Received():
+                # Heard by a failed platform, too, which sends the minimum on.
                 state.fastest.hear(event.message, self._max_age)
                 return self._pass_on(state, detach(event), now)
             case TimerFired("forecast"):
@@ -221,6 +203,8 @@ class EdgeGossip(Wrapper[BalancedState]):
             case Assigned():
                 return self._take_over(state, event, now)
             case WorkerLost():
+                # The inner algorithm first: it may go on without the worker, and ask for
+                # training. The lost worker's forecast may have been the last one missing.
                 state.lost[event.rank] = None
                 return [*self._pass_on(state, event, now), *self._reconsider(state, now)]
             case WorkerJoined():
@@ -231,11 +215,14 @@ class EdgeGossip(Wrapper[BalancedState]):
 
     def _start(self, state: BalancedState, event: Started, now: Seconds) -> list[Effect]:
         state.epoch_cost, state.layout = event.epoch_cost, event.layout
+        # Before the inner algorithm starts, so that it never waits for a spare.
         for spare in self.spares:
             if spare != state.rank:
                 self._pass_on(state, WorkerLost(spare), now)
         if state.rank in self.spares:
             state.is_spare = True
+            # A spare may never be needed, so it must not keep the run open. Its forecast tells
+            # the others that it is there.
             return [Predict(), Finish()]
         return self._pass_on(state, event, now)
 
@@ -249,11 +236,13 @@ class EdgeGossip(Wrapper[BalancedState]):
         for effect in effects:
             match effect:
                 case Train():
+                    # Held back until the share is known. Within a pass it is, and a forecast
+                    # for each exchange would only cost time.
                     state.waiting = effect
                     state.is_predicting = not state.is_within_pass
                     carried += [Predict()] if state.is_predicting else self._train_steps(state)
                 case Send() if self.spread == "gossip":
-                    carried.append(state.fastest.ride_on(effect, state.seconds))
+                    carried.append(state.fastest.piggyback(effect, state.seconds))
                 case _:
                     carried.append(effect)
         return carried
@@ -270,17 +259,19 @@ class EdgeGossip(Wrapper[BalancedState]):
         return self.max_age or 2 * (1 + math.ceil(math.log2(max(2, self.num_workers))))
 
     def _use_forecast(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        if state.plan is not None:
+        if state.plan is not None:  # a forecast between two blocks, for this worker alone
             return self._go_on(state, now)
         if state.rests_on(self.balancer.min_throughput, now):
             return [SetTimer("rest", now + state.rest_seconds)]  # no news to announce
         if self.spread == "gossip":
+            # There is one such forecast per epoch, so ages count epochs.
             state.fastest.grow_older(self._max_age)
             return self._begin(state, now)
         return [*self._announce(state, now), *self._reconsider(state, now)]
 
     def _announce(self, state: BalancedState, now: Seconds) -> list[Effect]:
         state.forecasts[state.rank] = own = state.own_forecast
+        # Forecasts may be lost: after the timeout, training begins with those known.
         timeout = state.patience(self.timeout, self.balancer.min_throughput)
         timer = [] if state.is_spare else [SetTimer("forecast", now + timeout)]
         return [*self._tell_all(state, own.message()), *timer]
@@ -302,13 +293,14 @@ class EdgeGossip(Wrapper[BalancedState]):
     def _begin(self, state: BalancedState, now: Seconds) -> list[Effect]:
         """Compute this worker's share and train on it."""
         if state.waiting is None or state.is_busy:
-            return []
+            return []  # the next request, or the answer that is awaited, leads here again
         if self.spread == "gossip":
             own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
             fastest, correction = state.fastest.seconds, Correction()
             state.keep_ratio = state.step_ratio = 0.0 if has_failed else min(fastest, own) / own
         else:
             shares = self._shares(state)
+            # Data that arrives now changes this worker's share, so training waits for it.
             if effects := self._handle_failures(state, shares):
                 return effects
             fastest = shares.fastest_seconds
@@ -316,6 +308,7 @@ class EdgeGossip(Wrapper[BalancedState]):
             exponent = shares.stable_correction(self.correction, self.max_mean_factor)
             correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
         state.keep_ratio *= self.max_keep_ratio
+        # All is known that this epoch's timer would wait for.
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
             return [*cancel, *self._pause(state, fastest, now)]
@@ -348,7 +341,9 @@ class EdgeGossip(Wrapper[BalancedState]):
         if state.is_due_to_try(now):
             return [replace(state.take_waiting(), work=Steps(1))]
         if self.traits.is_synchronous:
+            # Others wait for this worker's model, so it takes part untrained.
             return self._pass_on(state, Trained.skipped(state.take_waiting().params), now)
+        # No worker waits for it. It may rest for the remainder of the run, which may end.
         state.rest_seconds = fastest if fastest < math.inf else _REST
         return [Finish(), SetTimer("rest", now + state.rest_seconds)]
 
@@ -357,6 +352,7 @@ class EdgeGossip(Wrapper[BalancedState]):
             state.plan = None
             return self._pass_on(state, event, now)
         cost = event.cost or event.num_samples
+        # What was done counts, not what was asked: batches are whole.
         state.pass_left -= cost
         state.trained_at, state.step_cost = now, cost / max(1, event.num_steps)
         if state.plan is None:
@@ -386,15 +382,21 @@ class EdgeGossip(Wrapper[BalancedState]):
         has_too_many = self.balancer.has_too_many_failures(shares)
         if self.on_failure == "halt":
             self.balancer.require_few_failures(shares)
+        # One `Assign` at a time; a spare without a reachable model has nothing to train.
         if state.is_assigning or state.is_stranded(self._regulars):
             return []
-        heirs = heirs_by(state.holdings, self.spares)
+        # Every worker computes all takeovers, from the same claims and forecasts, and carries
+        # out its own. Claims that differ for a while only make two workers train on the data.
+        takeovers = claimed_by(state.holdings, self.spares)
         if has_too_many and self.on_failure == "reassign":
             throughputs, _ = self._known(state)
-            heirs = choose_heirs(heirs, shares, throughputs, self.spares, self.reachable)
+            takeovers = choose_takeovers(
+                takeovers, shares, throughputs, self.spares, self.reachable
+            )
         elif not has_too_many:
-            heirs = {f: j for f, j in heirs.items() if j in self.spares}
-        data = inherited_by(state.rank, heirs)
+            # Regular platforms give data back; a spare would then have none.
+            takeovers = {f: j for f, j in takeovers.items() if j in self.spares}
+        data = taken_over_by(state.rank, takeovers)
         own = () if state.rank in self.spares else (state.rank,)
         if data == state.inherited or not own + data:
             return []
@@ -404,12 +406,13 @@ class EdgeGossip(Wrapper[BalancedState]):
     def _take_over(self, state: BalancedState, event: Assigned, now: Seconds) -> list[Effect]:
         state.is_assigning = False
         if state.is_stranded(self._regulars):
-            state.inherited = ()
+            state.inherited = ()  # all were lost while the data was prepared
             return []
         state.epoch_cost = event.epoch_cost
         if state.is_spare:
             state.is_spare = False
             joined = self._tell_all(state, Message("spare-joined", 0))
+            # It catches up as a worker that was lost does: the run is under way.
             sizes = event.num_samples, event.epoch_cost
             return [*joined, *self._pass_on(state, Started(True, *sizes, state.layout), now)]
         return [*self._announce(state, now), *self._begin(state, now)]
@@ -417,7 +420,8 @@ class EdgeGossip(Wrapper[BalancedState]):
     def _welcome(self, state: BalancedState, event: WorkerJoined, now: Seconds) -> list[Effect]:
         state.lost.pop(event.rank, None)
         if event.has_restarted:
-            state.forecasts.pop(event.rank, None)
+            state.forecasts.pop(event.rank, None)  # of its previous life, with the data of then
+        # It has missed what was announced in the meantime.
         has_joined = state.rank in self.spares and not state.is_spare
         missed = [Message("spare-joined", 0)] if has_joined else []
         if own := state.forecasts.get(state.rank):

@@ -9,13 +9,23 @@ from typing import Any
 
 import torch
 
-from edgegossip.contract.algorithm import Algorithm, with_numbers, without_numbers
-from edgegossip.contract.protocol import Message, Rank, Received, Seconds, Send
-from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.contract import (
+    Algorithm,
+    Limits,
+    Message,
+    MessageSpec,
+    Rank,
+    Received,
+    Seconds,
+    Send,
+    TensorSpec,
+    with_numbers,
+    without_numbers,
+)
 
 _SECONDS, _AGE = "fastest_seconds", "fastest_age"
 """Names of the additional numbers in the inner algorithm's messages."""
-_OLDEST = 2**31
+_OLDEST = 2**31  # any age that `max_age` may be
 _INHERITED = "inherited"
 
 
@@ -88,12 +98,15 @@ class Fastest:
 
     def hear(self, message: Message, max_age: int) -> None:
         """Adopt the value in a message if it is faster, or equally fast and fresher."""
+        # Two workers with the same minimum must not refresh each other's forever, so a message
+        # has the sender's age, and ages grow at each worker.
         heard = (message.numbers.get(_SECONDS, math.inf), int(message.numbers.get(_AGE, 0)))
         if heard[1] <= max_age and heard < (self.seconds, self.age):
             self.seconds, self.age = heard
 
-    def ride_on(self, send: Send, own_seconds: Seconds) -> Send:
+    def piggyback(self, send: Send, own_seconds: Seconds) -> Send:
         """Add the fastest known worker, which may be the sender, to the message of `send`."""
+        # Only the fastest worker itself sends age 0, so that its value dies out with it.
         known = (self.seconds, self.age) if self.seconds < own_seconds else (own_seconds, 0)
         if known[0] == math.inf:
             return send
@@ -137,6 +150,7 @@ def known_of(
     A lost platform has throughput 0. An unknown platform is just fast enough not to have
     failed, and has no data, so it is never the fastest.
     """
+    # Failed, it would count toward the policy before it had a chance to say anything.
     unheard = PlatformForecast(0, min_throughput or 1e-9, 0.0)
     throughputs, costs = [], []
     for rank in range(num_workers):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from edgegossip.contract.protocol import Epochs, Layout, Payload, Seconds, Train, Trained
+from edgegossip.contract import Epochs, Layout, Payload, Seconds, Train, Trained
 
 TOLERANCE = 0.02
 """Tolerated deviation from a plan, as a share of the epoch; batches and forecasts are inexact
@@ -153,12 +153,17 @@ class EpochPlan:
             now: Time on the worker's clock.
         """
         left = self.cost - self.done
+        # The deadline stays: the others have planned for it. The amount of work gives way.
         affordable = throughput * max(0.0, self.deadline - now)
         if abs(affordable - left) > TOLERANCE * self.cost:
+            # Small deviations are left alone, or an exact forecast would never end a pass
+            # with its planned samples.
             left = affordable
             self.cost, self.has_changed = self.done + left, True
         if left < self._least:
             return None
+        # Blocks shrink with the remaining work, so the last ones correct the end most finely;
+        # the limit keeps them from shrinking forever. A remainder joins the last block.
         block = self.block_share * max(left, self.cost / MOST_BLOCKS)
         amount = left if left < 1.5 * block else block
         share = min(1.0, amount / self.pass_samples)
@@ -183,7 +188,8 @@ class EpochPlan:
         kept = self.done / (self.train.work.share * self.epoch_cost)
         factor = self.correction.factor(kept, self.metrics.get("focus", 0.0))
         if factor == 1.0:
-            return self.params
+            return self.params  # bit for bit, which `lerp` would not be
+        # Statistics are averages already: extrapolated, a variance could become negative.
         params = torch.lerp(self.train.params, self.params, factor)
         return (
             params if self.layout is None else self.layout.with_statistics(params, self.params)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgegossip.algorithms.wrappers.edge_gossip.forecasts import Fastest, PlatformForecast
 from edgegossip.algorithms.wrappers.edge_gossip.plan import EpochPlan
-from edgegossip.contract.protocol import (
+from edgegossip.contract import (
     Epochs,
     Layout,
     Message,
@@ -17,16 +16,15 @@ from edgegossip.contract.protocol import (
     Seconds,
     Steps,
     Train,
-    WorkerState,
+    WrapperState,
 )
 
 
 @dataclass(slots=True, kw_only=True)
-class BalancedState(WorkerState):
+class BalancedState(WrapperState):
     """State of one worker.
 
     Attributes:
-        inner: State of the inner algorithm.
         epoch_cost: Cost of a pass over all of this worker's data, in training samples; 0 for an
             unused spare.
         layout: Layout of `params`, from `Started`.
@@ -50,7 +48,6 @@ class BalancedState(WorkerState):
         is_spare: Whether the worker is an unused spare, whose inner algorithm has not started.
     """
 
-    inner: Any
     epoch_cost: float = 0.0
     layout: Layout | None = None
     throughput: float = 0.0
@@ -69,16 +66,6 @@ class BalancedState(WorkerState):
     is_predicting: bool = False
     is_assigning: bool = False
     is_spare: bool = False
-
-    @property
-    def estimate(self) -> Any:  # noqa: ANN401
-        """Estimate of the inner algorithm, [num_params]."""
-        return self.inner.estimate
-
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the model is evaluated, according to the inner algorithm."""
-        return bool(self.inner.is_evaluated)
 
     @property
     def is_busy(self) -> bool:
@@ -122,6 +109,7 @@ class BalancedState(WorkerState):
     def hear_forecast(self, sender: Rank, message: Message) -> None:
         """Keep a forecast of `sender`, unless a newer one is known."""
         known = self.forecasts.get(sender)
+        # Messages may overtake each other. An equal round is newer: it follows an `Assign`.
         if known is None or known.round <= message.round:
             self.forecasts[sender] = PlatformForecast.from_message(message)
 
@@ -129,7 +117,8 @@ class BalancedState(WorkerState):
         """Whether training waits and all its required forecasts have arrived."""
         if self.waiting is None:
             return False
-        # Algorithms that train by steps do not wait for each other's rounds.
+        # Algorithms that train by steps do not wait for each other's rounds, so the last known
+        # forecast will do. An epoch needs one of this round from each platform.
         round = self.inner.round if isinstance(self.waiting.work, Epochs) else 0
         for j in expected:
             known = self.forecasts.get(j)
@@ -145,6 +134,7 @@ class BalancedState(WorkerState):
 
     def rests_on(self, min_throughput: float, now: Seconds) -> bool:
         """Whether the platform still rests; recovery, or a step that is due, ends the rest."""
+        # A step now and then shows whether the platform is fast again.
         if not self.has_failed(min_throughput) or self.is_due_to_try(now):
             self.rest_seconds = 0.0
         return self.rest_seconds > 0

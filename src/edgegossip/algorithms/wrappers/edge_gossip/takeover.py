@@ -1,4 +1,4 @@
-"""Heirs: platforms that train on the data of failed ones."""
+"""Takeover: platforms that train on the data of failed ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 from edgegossip.algorithms.wrappers.edge_gossip.balancer import Shares
-from edgegossip.contract.protocol import Rank
+from edgegossip.contract import Rank
 
 
 def require_valid(
@@ -37,8 +37,8 @@ def require_valid(
         )
 
 
-def choose_heirs(
-    heirs: Mapping[Rank, Rank],
+def choose_takeovers(
+    takeovers: Mapping[Rank, Rank],
     shares: Shares,
     throughputs: Sequence[float],
     spares: Collection[Rank] = (),
@@ -47,61 +47,58 @@ def choose_heirs(
     """Give each failed platform's data to a spare, or else to the fastest platform in reach.
 
     Args:
-        heirs: Current heir of each platform's data, as `heirs_by` finds it. A recovered
-            platform gets its data back. A spare that inherited the data would then have none,
-            so it keeps the data, and both platforms train on it.
+        takeovers: The platform that has taken over each platform's data, as `claimed_by` finds
+            it. A recovered platform gets its data back. A spare that took over the data would
+            then have none, so it keeps the data, and both platforms train on it.
         shares: Shares of the platforms; failed ones are marked.
         throughputs: [E] samples per second.
         spares: Platforms without their own data; each takes over the data of one platform.
         reachable: For each platform, the ranks whose data it can reach; None for all of them.
 
     Returns:
-        The heir of each failed platform's data, if there is one; also spares that keep a
-        recovered platform's data.
+        The platform that takes over each failed platform's data, if there is one; also spares
+        that keep a recovered platform's data.
 
     >>> from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
     >>> throughputs = [100.0, 80.0, 0.0]
     >>> shares = Balancer().balance(throughputs, [1000, 1000, 1000])
-    >>> choose_heirs({}, shares, throughputs)
+    >>> choose_takeovers({}, shares, throughputs)
     {2: 0}
-    >>> choose_heirs({}, shares, throughputs, reachable={0: (0,), 1: (1, 2)})
+    >>> choose_takeovers({}, shares, throughputs, reachable={0: (0,), 1: (1, 2)})
     {2: 1}
     """
     failed = [rank for rank, has_failed in enumerate(shares.has_failed) if has_failed]
     online = [rank for rank in range(len(throughputs)) if rank not in failed]
-    chosen = _that_stay(heirs, failed, spares)
+    # Those that stay: moving data again would cost its preparation, and its new samples.
+    chosen = {
+        rank: by
+        for rank, by in takeovers.items()
+        if by not in failed and (rank in failed or by in spares)
+    }
     for rank in failed:
         if rank not in chosen and rank not in spares:
             idle = set(spares) - set(chosen.values())
             able = [j for j in online if reachable is None or rank in reachable.get(j, ())]
             if able:
+                # Every worker computes this from the same forecasts, so ties need an order.
                 chosen[rank] = max(able, key=lambda j: (j in idle, throughputs[j], -j))
     return chosen
 
 
-def _that_stay(
-    heirs: Mapping[Rank, Rank], failed: Collection[Rank], spares: Collection[Rank]
-) -> dict[Rank, Rank]:
-    return {
-        rank: by
-        for rank, by in heirs.items()
-        if by not in failed and (rank in failed or by in spares)
-    }
-
-
-def heirs_by(
+def claimed_by(
     holdings: Mapping[Rank, Collection[Rank]], spares: Collection[Rank]
 ) -> dict[Rank, Rank]:
-    """The heir of each platform's data, from the platforms' claims; spares come first, then low
-    ranks.
+    """The platform that has taken over each platform's data, by the platforms' claims.
 
-    >>> heirs_by({0: (3,), 1: (3, 4), 2: (4,)}, spares=(2,))
+    If several claim the same data, spares come first, then low ranks.
+
+    >>> claimed_by({0: (3,), 1: (3, 4), 2: (4,)}, spares=(2,))
     {3: 0, 4: 2}
     """
     last_first = sorted(holdings, key=lambda j: (j not in spares, j), reverse=True)
     return {owner: j for j in last_first for owner in holdings[j]}
 
 
-def inherited_by(rank: Rank, heirs: Mapping[Rank, Rank]) -> tuple[Rank, ...]:
+def taken_over_by(rank: Rank, takeovers: Mapping[Rank, Rank]) -> tuple[Rank, ...]:
     """Workers whose data `rank` has taken over, in rank order."""
-    return tuple(sorted(owner for owner, by in heirs.items() if by == rank))
+    return tuple(sorted(owner for owner, by in takeovers.items() if by == rank))
