@@ -83,12 +83,11 @@ from .contract.topology import (
     star as star,
     torus as torus,
 )
-from .data.arrays import from_numpy as from_numpy
 from .data.dataset import (
     ArraySplit as ArraySplit,
     Dataset as Dataset,
-    NestedSplit as NestedSplit,
     TrainingData as TrainingData,
+    from_numpy as from_numpy,
     from_tensors as from_tensors,
     from_torch as from_torch,
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgegossip.contract.errors import DataError, require_extra
 from edgegossip.contract.ranges import check_range
-from edgegossip.data.dataset import ArraySplit, Dataset, NoSamples
+from edgegossip.data.dataset import NO_SAMPLES, ArraySplit, Dataset
 
 
 def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
@@ -116,7 +116,12 @@ def pictures(
             f"{folder} has a folder {strangers[0]!r}, which is none of the classes "
             f"{', '.join(map(repr, names))}; move it elsewhere, or add it to the classes"
         )
-    paths = [(path, y) for y, name in enumerate(names) for path in _files(folder / name)]
+    paths = [
+        (path, y)
+        for y, name in enumerate(names)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
     if not paths:
         raise DataError(
             f"{folder} has no pictures; expected files like {names[0] if names else 'CLASS'}"
@@ -125,11 +130,7 @@ def pictures(
     x = torch.stack([_read(path, size, _MODES[num_channels]) for path, _ in paths])
     labels = torch.tensor([y for _, y in paths])
     split = ArraySplit(x.view(-1, num_channels, size, size), labels)
-    return Dataset(folder.name, split, NoSamples(), len(names), (num_channels, size, size))
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    return Dataset(folder.name, split, NO_SAMPLES, len(names), (num_channels, size, size))
 
 
 def _read(path: Path, size: int, mode: str) -> Tensor:

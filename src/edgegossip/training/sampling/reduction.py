@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgegossip.contract.ranges import check_ranges
-from edgegossip.training.sampling.cancellation import leave_off_if_told
+from edgegossip.training.sampling.cancellation import check_cancellation
 
 MAX_SEED = 2**32
 """Upper limit of scikit-learn's seeds."""
@@ -67,7 +67,7 @@ class SingularValues:
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
         values = []
         for chunk in torch.split(points, self.chunk_size):
-            leave_off_if_told()
+            check_cancellation()
             values.append(torch.linalg.svdvals(_matrices(chunk))[:, : self.num_features])
         return torch.cat(values)
 
@@ -158,7 +158,7 @@ class IncrementalSVD:
             slice(start, start + self.block_size) for start in range(0, len(u), self.block_size)
         ]
         for _ in range(self.num_passes):
-            leave_off_if_told()
+            check_cancellation()
             for block in blocks:
                 part = u[block]
                 predicted = others[block] + np.outer(part, v)

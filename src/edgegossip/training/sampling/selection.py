@@ -97,7 +97,7 @@ class Candidates:
 
     Attributes:
         losses: [M] last measured loss of each aggregated point.
-        is_newest: [M] whether the newest look measured the point.
+        is_newest: [M] whether the newest probe measured the point.
         labels: [M] class of each aggregated point.
         subset_of: [N] index of each sample's aggregated point.
         num_visits: [N] number of previous visits to each sample.
@@ -140,7 +140,7 @@ class Selection(Protocol):
     depends only on `random` and the candidates.
 
     Attributes:
-        num_points: Number of aggregated points to look at before an epoch; None for all.
+        num_points: Number of aggregated points to probe before an epoch; None for all.
     """
 
     num_points: int | None = None
@@ -218,7 +218,7 @@ class RankedInBatches(Selection):
         The authors' earlier system SlimML (published code) drops the points of low loss within
         each mini-batch; in the paper's Algorithm 2, the ranking is over all points. SlimML
         measures losses before each step, and takes one step on all remaining samples; here
-        losses are those of the last look, and steps have the task's batch size.
+        losses are those of the last probe, and steps have the task's batch size.
     """
 
     num_points_per_batch: int = 64
@@ -396,7 +396,7 @@ class Focused(Selection):
         sharpness: :math:`s`, at least 1: steepness of the focus around c = 1/2.
         min_focus: Smallest :math:`f` that counts, in [0, 1]. 1/2 requires c to be at least 1/2,
             where :math:`f` jumps from 0 to 1/2.
-        num_points: Number of aggregated points to look at before an epoch, at least 1. A few
+        num_points: Number of aggregated points to probe before an epoch, at least 1. A few
             suffice for the mean: with 32, its standard deviation is at most 0.09.
 
     Raises:

@@ -352,7 +352,9 @@ class SyntheticGradient(Teacher):
 
     def fit(self, activations: Tensor, labels: Tensor, gradient: Tensor) -> float:
         target = gradient * len(gradient)
-        self._follow(target)
+        # Before the division: the scale of the first target includes this target.
+        known = self.module.get_buffer("mean_square")
+        known.lerp_(target.square().mean(), _NEW if known else 1.0)
         target = target / self._scale
         predicted = self._predict(activations, labels)
         F.mse_loss(predicted, target).backward()  # type: ignore[no-untyped-call]
@@ -363,10 +365,6 @@ class SyntheticGradient(Teacher):
     @property
     def _scale(self) -> Tensor:
         return self.module.get_buffer("mean_square").sqrt().clamp_min(_TINY)
-
-    def _follow(self, target: Tensor) -> None:
-        known = self.module.get_buffer("mean_square")
-        known.lerp_(target.square().mean(), _NEW if known else 1.0)
 
     def step(self) -> None:
         """Do nothing: the predictor learns only from returned gradients."""
