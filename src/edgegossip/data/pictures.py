@@ -1,4 +1,4 @@
-"""Random changes to training pictures that keep their labels."""
+"""Folders of pictures, and random changes to training pictures."""
 
 from __future__ import annotations
 
@@ -55,9 +55,6 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     pixels = rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]
     pixels = pixels.view(num_pictures, 1, -1).expand(-1, num_channels, -1)
     return padded.gather(2, pixels).view_as(x)
-
-
-# Folders of pictures, with a subfolder for each class.
 
 
 SUFFIXES = frozenset(

@@ -1,4 +1,4 @@
-"""SqueezeNet for small pictures."""
+"""Networks with few parameters, for small pictures: SqueezeNet and MobileNetV2."""
 
 from __future__ import annotations
 
@@ -83,9 +83,6 @@ def squeezenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     # The authors start the classifier small.
     nn.init.normal_(convolutions[-1].weight, std=0.01)
     return channels_last(model)
-
-
-# MobileNetV2 for small pictures.
 
 
 STAGES = (

@@ -206,9 +206,6 @@ def check_metrics(
         raise ValueError(unknown_name("target_metric", str(target_metric), names))
 
 
-# Metrics for classification, regression, language models and several labels per sample.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(_Mean):
     """Share of samples whose largest output is that of their class.

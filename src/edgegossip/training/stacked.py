@@ -1,4 +1,7 @@
-"""Stacked dense models: one call computes a layer of several learners."""
+"""Training of several learners of one dense model together.
+
+With stacked parameters, one call computes a layer of all of them.
+"""
 
 from __future__ import annotations
 
@@ -258,9 +261,6 @@ def _cross_entropies(outputs: Tensor, y: Tensor) -> Tensor:
     each = F.cross_entropy(outputs.flatten(0, 1), y.flatten(0, 1), reduction="none")
     number = (y != IGNORED).flatten(1).sum(1)
     return each.view(len(y), -1).sum(1) / number
-
-
-# Learners that train together: with stacked parameters, one call computes a step for all.
 
 
 class StackedLearner(Learner):

@@ -1,4 +1,4 @@
-"""Aggregated data: a few points that represent many samples."""
+"""The data aggregator: many samples of a class become one aggregated point."""
 
 from __future__ import annotations
 
@@ -71,9 +71,6 @@ class AggregatedData:
     def sizes(self) -> Tensor:
         """Number of samples of each aggregated point, int64 [num_subsets]."""
         return self.subset_of.bincount(minlength=len(self.x))
-
-
-# The data aggregator: many samples of a class become one aggregated point.
 
 
 @dataclass(frozen=True, kw_only=True)

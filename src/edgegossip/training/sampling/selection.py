@@ -1,4 +1,4 @@
-"""Numbers of visits in proportion to need, and their random draw."""
+"""Selection of training samples when there is no time for all of them."""
 
 from __future__ import annotations
 
@@ -86,9 +86,6 @@ def systematic(
     steps = start + torch.arange(num_visits, dtype=torch.float64)
     # Rounding may put the last step a hair behind the last end.
     return order[torch.searchsorted(ends, steps, right=True).clamp(max=len(order) - 1)]
-
-
-# Selection of training samples when there is no time for all of them.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

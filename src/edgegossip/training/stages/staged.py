@@ -70,9 +70,7 @@ def staged(
     models = stage_models(task.model, at)
     with drawn_from(0):
         stages = [make() for make in models.values()]
-    data = task.dataset.training
-    x, _ = data.train.batch(torch.zeros(1, dtype=torch.int64))
-    sample = to_model(data.prepare(x), torch.device("cpu"))
+    sample = _sample(task)
     outputs = activations(stages, sample)
     whole = sum(training_flops(s, x) for s, x in zip(stages, [sample, *outputs], strict=False))
     num_classes, costs, trainers = task.dataset.num_classes, [], {}
@@ -99,6 +97,13 @@ def staged(
         num_classes=num_classes,
         costs=tuple(costs),
     )
+
+
+def _sample(task: Task) -> Tensor:
+    """One prepared training sample, [1, ...]."""
+    data = task.dataset.training
+    x, _ = data.train.batch(torch.zeros(1, dtype=torch.int64))
+    return to_model(data.prepare(x), torch.device("cpu"))
 
 
 def teaching_flops(teacher: TeacherFactory, outputs: Tensor, num_classes: int) -> float:

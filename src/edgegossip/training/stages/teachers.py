@@ -98,9 +98,6 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     return torch.nn.functional.one_hot(labels, num_classes).to(torch.float32)
 
 
-# Greedy learning: each stage trains with its own small classifier on top.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Greedy(TeacherFactory):
     """Train each stage with the loss of a classifier on its outputs.
@@ -154,9 +151,6 @@ class GreedyClassifier(Teacher):
 
     def teach(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.module(outputs), labels)
-
-
-# Local losses: a stage learns to predict the labels from its own outputs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +255,6 @@ def similarities(features: Tensor) -> Tensor:
     features = features - features.mean(1, keepdim=True)
     features = F.normalize(features, dim=1)
     return (features @ features.T).clamp(-1, 1)
-
-
-# Synthetic gradients: a small network predicts the gradient at a stage's outputs.
 
 
 _NEW = 0.01
@@ -407,9 +398,6 @@ def _zero(layer: nn.Linear | nn.Conv2d) -> nn.Module:
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer
-
-
-# A synthetic gradient combined with a local loss.
 
 
 @dataclass(frozen=True, kw_only=True)
