@@ -122,6 +122,7 @@ class Local(Dataset):
     def _once(
         self, rank: Rank, divide: Callable[[Dataset], Dataset], loaded: dict[Rank, Dataset]
     ) -> Dataset:
+        # Held while reading: the simulator's threads would otherwise read the same data twice.
         with self._lock.held:
             if rank not in loaded:
                 try:
@@ -149,8 +150,8 @@ class Local(Dataset):
 
     def _require_alike(self, data: Dataset) -> None:
         """Check that a worker's data fits the task's description."""
-        told = {"num_classes": self.num_classes, "input_shape": self.input_shape}
-        for name, expected in told.items():
+        for name in ("num_classes", "input_shape"):
+            expected = getattr(self, name)
             if (found := getattr(data, name)) != expected and expected != ():
                 raise DataError(
                     f"its {name} is {found}, but the task says {expected}; correct the data "

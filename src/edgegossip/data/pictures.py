@@ -108,9 +108,9 @@ def pictures(
         )
     found = sorted(each.name for each in folder.iterdir() if each.is_dir())
     names = tuple(classes) or tuple(found)
-    if strangers := sorted(set(found) - set(names)):
+    if unknown := sorted(set(found) - set(names)):
         raise DataError(
-            f"{folder} has a folder {strangers[0]!r}, which is none of the classes "
+            f"{folder} has a folder {unknown[0]!r}, which is none of the classes "
             f"{', '.join(map(repr, names))}; move it elsewhere, or add it to the classes"
         )
     paths = [

@@ -210,7 +210,7 @@ class ModelCopies:
 
     def borrow(self) -> ModelCopy:
         """Return a copy that is not in use; thread-safe."""
-        try:
+        try:  # not `if self._idle`: another thread could take the last copy in between
             return self._idle.pop()
         except IndexError:
             return ModelCopy(self._model, **self._arguments)

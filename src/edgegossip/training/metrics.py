@@ -384,9 +384,9 @@ class F1(Metric):
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         _require_one_shape(self, outputs, targets)
-        said, true = outputs > self.threshold, targets > 0.5
-        both = (said & true).sum(0)
-        return torch.stack([2 * both, said.sum(0) + true.sum(0)])
+        predicted, true = outputs > self.threshold, targets > 0.5
+        both = (predicted & true).sum(0)
+        return torch.stack([2 * both, predicted.sum(0) + true.sum(0)])
 
     def value(self, sums: Tensor) -> float:
         if self.average == "micro":

@@ -317,8 +317,8 @@ class StackedLearner(Learner):
         return outcome
 
     @property
-    def kinship(self) -> int:
-        """Equal for learners that can train together."""
+    def model_id(self) -> int:
+        """Equal for learners that can train together, because they share copies of a model."""
         return id(self._copies)
 
     @property
@@ -399,7 +399,7 @@ class StackedWork:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for work that can be done together."""
-        return self.learner.kinship, self.momentum, *map(len, self.samples)
+        return self.learner.model_id, self.momentum, *map(len, self.samples)
 
     def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
         """Carry out this and other work of the same `key`; return all outcomes, this one's

@@ -238,6 +238,7 @@ class Workload:
         self._ranks = tuple(ranks)
         self._seed = seed
         self._role = role
+        # A stream of its own, so that weights do not depend on what was drawn before.
         with drawn_from(derive_seed(seed, "model")):
             models = {part: make() for part, make in task.models.items()}
         self._parts = Parts(models, task.join, has_buffers=task.has_buffers)

@@ -212,7 +212,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         Raises:
             ValueError: If the selection needs losses and none are set.
         """
-        self.epoch += 1
+        self.epoch += 1  # before the draw: its number is part of the stream's key
         losses = self._known_losses() if self.selection.needs_losses else self._losses
         choice = self.selection.choose(
             Candidates(
@@ -227,7 +227,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             generator(*self._key, "batches", self.epoch),
         )
         self.focus = choice.focus
-        self.weights.fill_(1)
+        self.weights.fill_(1)  # in place, because a training loop of one's own may hold it
         if choice.weights is not None:
             self.weights[choice.order] = choice.weights
         pieces = self._split(choice.order)

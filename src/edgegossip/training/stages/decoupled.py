@@ -79,10 +79,11 @@ class DecoupledStage(StageLearner):
         self.model.load(request.params)
         self.model.module.train()
         self._tune(request, progress)
+        # First, so that the teacher's prediction for this batch uses what it has just learned.
         cosine = self._fit(request.inputs)
         (x, y), is_new = self._replayed(self.batch(request.inputs, request))
         if not self.place.is_first:
-            x = x.detach().requires_grad_()
+            x = x.detach().requires_grad_()  # its gradient is for the stage below
         self.model.zero_grad()
         outputs = self.run(lambda: self.model.module(x))
         if self._teacher is None:
@@ -97,6 +98,7 @@ class DecoupledStage(StageLearner):
             mean_loss = mean_loss if self._teacher.has_loss else 0.0
         self._num_steps += 1
         given = {} if self.place.is_last else {"activations": outputs.detach(), "labels": y}
+        # The stage below waits for the gradient of its newest batch only.
         if x.grad is not None and is_new:
             given["gradient"] = x.grad
         return TrainingResult(

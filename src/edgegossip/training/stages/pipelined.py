@@ -73,6 +73,7 @@ class PipelinedStage(StageLearner):
             TrainingError: If the loss is not finite, or after `cancel`.
         """
         self._check_cancelled()
+        # Also for a backward pass: it differentiates at older weights, but updates these.
         self.model.load(request.params)
         self.model.module.train()
         inputs = request.inputs
@@ -99,6 +100,8 @@ class PipelinedStage(StageLearner):
                 f"worker {self.rank} was given {sorted(inputs)}, no batch with its number; a "
                 "PipelinedStage is for Pipelined"
             )
+        # Only the algorithm knows which gradients may still come: it gives up those of a stage
+        # above that was lost.
         waiting = inputs["passed"].tolist()
         if self._max_passed is not None and len(waiting) >= self._max_passed:
             raise LocalProtocolError(
@@ -125,11 +128,12 @@ class PipelinedStage(StageLearner):
         # Without gaps, batches in flight share one vector.
         own = self.model.values.clone() if self.model.has_gaps else params
         weights = own.to(self._torch_device).detach()
-        draws = self._dropout.get_state()
+        draws = self._dropout.get_state()  # before the pass, so that it can be repeated
         if not self.place.is_first:
             x = x.detach()
         passed = _Passed(x, y, weights, draws, None)
         measured = self._compute(passed)
+        # Here, not in `_compute`: a pass repeated after a restart has already been measured.
         for name, buffer in self.model.module.named_buffers():
             buffer.copy_(measured[name])
         return passed
@@ -168,7 +172,7 @@ class PipelinedStage(StageLearner):
         if passed.outputs is None:
             present = self._dropout.get_state()
             self._dropout.set_state(passed.draws)
-            self._compute(passed)  # its statistics were measured before
+            self._compute(passed)
             self._dropout.set_state(present)
         assert passed.outputs is not None
         mean_loss = 0.0 if loss is None else self._mean_loss([loss.detach()])

@@ -363,10 +363,10 @@ class SyntheticGradient(Teacher):
     def _predict(self, activations: Tensor, labels: Tensor) -> Tensor:
         given = activations if self._is_picture else activations.flatten(1)
         if self._num_classes:
-            told = one_hot(labels, self._num_classes)
+            condition = one_hot(labels, self._num_classes)
             if self._is_picture:
-                told = told[:, :, None, None].expand(-1, -1, *given.shape[2:])
-            given = torch.cat([given, told], dim=1)
+                condition = condition[:, :, None, None].expand(-1, -1, *given.shape[2:])
+            given = torch.cat([given, condition], dim=1)
         # A batch of one sample has no variance; running statistics take its place.
         self.module.train(len(given) > 1)
         predicted: Tensor = self.module(given)
