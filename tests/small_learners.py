@@ -77,15 +77,20 @@ def learner(**changes: Any) -> Learner:  # noqa: ANN401
     return learner_of(**defaults | changes)
 
 
-def learner_of(**arguments: Any) -> Learner:  # noqa: ANN401
-    """A learner of the fields of its settings and data, and of its own arguments."""
+def learner_of(**given: Any) -> Learner:  # noqa: ANN401
+    """A learner of the fields of its settings and data, and of its other arguments."""
+    return Learner(**arguments_of(given))
 
-    def fields_of(kind: type[Any]) -> dict[str, Any]:
-        names = [each.name for each in fields(kind) if each.name in arguments]
-        return {name: arguments.pop(name) for name in names}
 
-    settings, data = fields_of(LearnerSettings), fields_of(WorkerData)
-    return Learner(LearnerSettings(**settings), WorkerData(**data), **arguments)
+def arguments_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a learner, with the fields of its settings and data among `given`."""
+
+    def made(kind: type[Any]) -> Any:  # noqa: ANN401
+        return kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})
+
+    arguments = {"settings": made(LearnerSettings), "data": made(WorkerData)}
+    used = {each.name for kind in (LearnerSettings, WorkerData) for each in fields(kind)}
+    return {**arguments, **{k: v for k, v in given.items() if k not in used}}
 
 
 def taken(
