@@ -67,7 +67,10 @@ class Untrained(Trainer):
         return self.stream.cost(request.work, request.keep_ratio, begins_pass=begins)
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        return rehearse(self.stream, request)
+        taken = self.stream.take(
+            request.work, request.keep_ratio, begins_pass=request.begins_pass
+        )
+        return rehearse(taken, request)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}

@@ -19,9 +19,9 @@ import tyro
 from torch import nn
 
 from edgegossip.contract.protocol import Steps, Train
-from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.data.dataset import ArraySplit, Dataset, WorkerData
 from edgegossip.models import lenet5, resnet20
-from edgegossip.training.learner import Learner
+from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.optimizer import SGD
 
 BATCH_SIZE = 64
@@ -87,13 +87,14 @@ def plain_loop(
 def learner(model: nn.Module, dataset: Dataset, options: Options) -> float:
     """Steps per second of a `Learner`."""
     some = Learner(
-        model=model,
-        loss=F.cross_entropy,
-        optimizer=SGD(lr=0.01, momentum=0.9),
-        dataset=dataset.training,
-        shard=torch.arange(len(dataset.train)),
-        batch_size=BATCH_SIZE,
-        torch_device=options.torch_device,
+        LearnerSettings(
+            model=model,
+            loss=F.cross_entropy,
+            optimizer=SGD(lr=0.01, momentum=0.9),
+            batch_size=BATCH_SIZE,
+            torch_device=options.torch_device,
+        ),
+        WorkerData(dataset=dataset.training, shard=torch.arange(len(dataset.train))),
     )
     params = some.model.params.cpu().clone()
     some.train(Train(params, Steps(NUM_UNTIMED)))

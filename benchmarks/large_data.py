@@ -34,10 +34,10 @@ import torch.nn.functional as F
 from benchmarks.kept import about
 
 from edgegossip.contract.protocol import Steps, Train
-from edgegossip.data.arrays import from_numpy
+from edgegossip.data.dataset import WorkerData, from_numpy
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.models import lenet5
-from edgegossip.training.learner import Learner
+from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.optimizer import SGD
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
@@ -83,12 +83,13 @@ def pace(path: Path, num_workers: int) -> float:
     y = np.arange(len(x)) % 10
     data = from_numpy("pictures", (x, y), (x[:64], y[:64]), 10, num_workers=num_workers)
     learner = Learner(
-        model=lenet5(SHAPE, 10),
-        loss=F.cross_entropy,
-        optimizer=SGD(lr=0.001),
-        dataset=data.training,
-        shard=torch.arange(len(x)),
-        batch_size=64,
+        LearnerSettings(
+            model=lenet5(SHAPE, 10),
+            loss=F.cross_entropy,
+            optimizer=SGD(lr=0.001),
+            batch_size=64,
+        ),
+        WorkerData(dataset=data.training, shard=torch.arange(len(x))),
     )
     params = learner.train(Train(learner.model.params.clone(), Steps(WARM_UP))).params
     start = time.perf_counter()

@@ -26,7 +26,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,13 @@ def noise(num_features: int) -> Dataset:
     random = torch.Generator().manual_seed(0)
     x = torch.randn((2048, num_features), generator=random)
     split = ArraySplit(x, torch.arange(len(x)) % 10)
-    return Dataset("noise", split, replace(split), num_classes=10, input_shape=(num_features,))
+    return Dataset(
+        "noise",
+        split,
+        ArraySplit(split.x, split.y),
+        num_classes=10,
+        input_shape=(num_features,),
+    )
 
 
 def wide() -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,13 @@ import torch.nn.functional as F
 from tests.small_runs import adam, dataset, small_model
 from torch import Tensor, nn
 
+from edgegossip.contract.protocol import Work
+from edgegossip.data.dataset import WorkerData
 from edgegossip.data.pictures import flip_and_crop
-from edgegossip.training.learner import Learner
+from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.batches import BatchStream
+from edgegossip.training.sampling.sampler import Batch
 
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DATA = dataset()
@@ -60,7 +65,7 @@ def seeded(make: Callable[[], nn.Module] = small_model) -> nn.Module:
 
 
 def learner(**changes: Any) -> Learner:  # noqa: ANN401
-    settings: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "model": seeded(),
         "loss": F.cross_entropy,
         "optimizer": adam,
@@ -69,7 +74,30 @@ def learner(**changes: Any) -> Learner:  # noqa: ANN401
         "batch_size": 8,
         "augmentation": partial(flip_and_crop, padding=1),
     }
-    return Learner(**settings | changes)
+    return learner_of(**defaults | changes)
+
+
+def learner_of(**given: Any) -> Learner:  # noqa: ANN401
+    """A learner of the fields of its settings and data, and of its other arguments."""
+    return Learner(**arguments_of(given))
+
+
+def arguments_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a learner, with the fields of its settings and data among `given`."""
+
+    def made(kind: type[Any]) -> Any:  # noqa: ANN401
+        return kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})
+
+    arguments = {"settings": made(LearnerSettings), "data": made(WorkerData)}
+    used = {each.name for kind in (LearnerSettings, WorkerData) for each in fields(kind)}
+    return {**arguments, **{k: v for k, v in given.items() if k not in used}}
+
+
+def taken(
+    batches: BatchStream, work: Work, keep_ratio: float = 1.0, **how: bool
+) -> list[Batch]:
+    """The batches of `work`, for selections that need no losses."""
+    return [each for each in batches.take(work, keep_ratio, **how) if isinstance(each, Batch)]
 
 
 def start(some: Learner) -> Tensor:

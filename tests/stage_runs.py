@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from tests.small_learners import arguments_of
 from tests.small_runs import dataset
 from torch import Tensor, nn
 
@@ -122,11 +123,11 @@ def arguments(number: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
         "model": part(number),
         "loss": torch.nn.functional.cross_entropy,
         "optimizer": SGD(lr=0.1, momentum=0.0),
-        "dataset": dataset(),
+        "dataset": dataset().training,
         "shard": torch.arange(24 if number == 0 else 0),
         "batch_size": 8,
     }
-    return settings | changes
+    return arguments_of(settings | changes)
 
 
 class Trained:

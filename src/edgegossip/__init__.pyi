@@ -85,12 +85,12 @@ from .contract.topology import (
     star as star,
     torus as torus,
 )
-from .data.arrays import from_numpy as from_numpy
 from .data.dataset import (
     ArraySplit as ArraySplit,
     Dataset as Dataset,
-    NestedSplit as NestedSplit,
     TrainingData as TrainingData,
+    WorkerData as WorkerData,
+    from_numpy as from_numpy,
     from_tensors as from_tensors,
     from_torch as from_torch,
 )
@@ -193,7 +193,7 @@ from .sim.platform import (
 from .sim.simulator import Simulator as Simulator
 from .sim.traces import batch_jobs as batch_jobs, gpus as gpus, phones as phones
 from .training.evaluator import Evaluator as Evaluator
-from .training.learner import Learner as Learner
+from .training.learner import Learner as Learner, LearnerSettings as LearnerSettings
 from .training.loss import (
     TokenCrossEntropy as TokenCrossEntropy,
     model_and_batch as model_and_batch,

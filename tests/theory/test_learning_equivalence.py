@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.algorithms import ALGORITHMS, AnyAlgorithm, with_settings
+from tests.small_learners import taken
 from tests.tiers import by_name
 from torch import Tensor, nn
 
@@ -109,7 +110,7 @@ def batches(workload: Workload, rank: int, works: Sequence[Work]) -> list[Tensor
         key=(SEED, rank, 0),
     )
     stream = BatchStream(sampler)
-    return [shard[batch.positions] for work in works for batch in stream.take(work)]
+    return [shard[batch.positions] for work in works for batch in taken(stream, work)]
 
 
 @each_optimizer

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.small_learners import DATA, SHARD, learner, seeded, start
+from tests.small_learners import DATA, SHARD, learner, seeded, start, taken
 from torch import nn
 
 from edgegossip.contract.errors import LocalProtocolError
@@ -125,7 +125,7 @@ def test_data_that_comes_back_is_visited_in_another_order() -> None:
         each.assign((0, 1))
         each.assign((0,))
     one, again, other = (
-        [batch.positions.tolist() for batch in each.batches.take(Epochs())]
+        [batch.positions.tolist() for batch in taken(each.batches, Epochs())]
         for each in (some, same, learner(shards=SHARDS))
     )
     assert one == again != other

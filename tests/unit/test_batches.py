@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.small_learners import taken
 
 from edgegossip.contract.protocol import Epochs, Steps, Work
 from edgegossip.training.sampling.aggregation import AggregatedData
@@ -33,13 +34,13 @@ def flat(batches: Iterable[Batch]) -> list[int]:
 
 
 def sizes(some: BatchStream, work: Work) -> list[int]:
-    return [len(batch) for batch in some.take(work)]
+    return [len(batch) for batch in taken(some, work)]
 
 
 @given(num_samples=st.integers(1, 40), batch_size=st.integers(1, 50))
 def test_an_epoch_visits_every_sample_once(num_samples: int, batch_size: int) -> None:
     some = stream(num_samples, batch_size)
-    orders = [flat(some.take(Epochs())) for _ in range(2)]
+    orders = [flat(taken(some, Epochs())) for _ in range(2)]
     for order in orders:
         assert sorted(order) == list(range(num_samples))
     assert num_samples < 8 or orders[0] != orders[1]
@@ -57,7 +58,7 @@ def test_a_share_of_an_epoch_is_as_many_samples_as_announced(
     some = stream(num_samples, batch_size)
     sizes(some, Steps(before))
     announced = some.cost(Epochs(share))
-    got = flat(some.take(Epochs(share)))
+    got = flat(taken(some, Epochs(share)))
     assert len(got) == len(set(got)) == announced
     batch = min(batch_size, num_samples)
     # One sample alone joins the batch before.
@@ -73,15 +74,15 @@ def test_steps_are_whole_batches_and_go_on_where_they_ended(
     num_samples: int, batch_size: int, parts: list[int]
 ) -> None:
     whole, pieces = stream(num_samples, batch_size), stream(num_samples, batch_size)
-    got = [batch for part in parts for batch in pieces.take(Steps(part))]
-    assert flat(got) == flat(whole.take(Steps(sum(parts))))
+    got = [batch for part in parts for batch in taken(pieces, Steps(part))]
+    assert flat(got) == flat(taken(whole, Steps(sum(parts))))
     batch = min(batch_size, num_samples)
     assert {len(one) for one in got} <= {batch, batch + (num_samples % batch_size == 1)}
     assert whole.cost(Steps(7)) == sum(sizes(whole, Steps(7)))
 
 
 def test_within_a_pass_no_sample_comes_twice() -> None:
-    got = flat(stream(11, 3).take(Steps(3)))
+    got = flat(taken(stream(11, 3), Steps(3)))
     assert len(set(got)) == 9
 
 
@@ -94,12 +95,12 @@ def test_the_rest_of_a_pass_is_left_out_by_steps() -> None:
 def test_a_second_epoch_begins_anew_after_a_share() -> None:
     some = stream(10, 5)
     sizes(some, Epochs(0.5))
-    assert sorted(flat(some.take(Epochs()))) == list(range(10))
+    assert sorted(flat(taken(some, Epochs()))) == list(range(10))
 
 
 def test_orders_repeat_and_belong_to_the_rank() -> None:
-    assert flat(stream().take(Epochs())) == flat(stream().take(Epochs()))
-    assert flat(stream().take(Epochs())) != flat(stream(rank=1).take(Epochs()))
+    assert flat(taken(stream(), Epochs())) == flat(taken(stream(), Epochs()))
+    assert flat(taken(stream(), Epochs())) != flat(taken(stream(rank=1), Epochs()))
 
 
 @given(st.lists(st.sampled_from([Steps(1), Steps(5), Epochs(), Epochs(0.4)]), max_size=6))
@@ -109,7 +110,7 @@ def test_a_restored_stream_goes_on_as_the_original(work: list[Steps | Epochs]) -
         sizes(original, one)
     other.load_state_dict(original.state_dict())
     for one in (Steps(3), Epochs(0.7), Steps(2)):
-        assert flat(other.take(one)) == flat(original.take(one))
+        assert flat(taken(other, one)) == flat(taken(original, one))
 
 
 @dataclass(frozen=True)
@@ -184,22 +185,22 @@ def test_a_pass_whose_batches_are_resized_visits_every_sample_once(
     for ratio in ratios:
         some.resize(ratio)
         announced = some.cost(Epochs(0.2), begins_pass=not visited)
-        got = flat(some.take(Epochs(0.2), begins_pass=not visited))
+        got = flat(taken(some, Epochs(0.2), begins_pass=not visited))
         assert len(got) == announced
         visited += got
         if len(visited) == num_samples:
             return
     assert len(set(visited)) == len(visited)
-    rest = flat(some.take(Epochs(), begins_pass=False))
+    rest = flat(taken(some, Epochs(), begins_pass=False))
     assert sorted(visited + rest) == list(range(num_samples))
 
 
 def test_a_resized_stream_goes_on_from_its_checkpoint() -> None:
     one, other = stream(40, 4), stream(40, 4)
     one.resize(1.5)
-    flat(one.take(Steps(2)))
+    flat(taken(one, Steps(2)))
     other.load_state_dict(one.state_dict())
     for some in (one, other):
         some.resize(1.5)
-    assert flat(one.take(Steps(9))) == flat(other.take(Steps(9)))
+    assert flat(taken(one, Steps(9))) == flat(taken(other, Steps(9)))
     assert sizes(one, Steps(1)) == [6]

@@ -188,7 +188,9 @@ def test_torch_data_set_gives_batches_in_the_order_of_the_indices() -> None:
 
 
 def test_torch_data_set_may_yield_arrays_and_plain_labels() -> None:
-    split = TorchSplit(Listed([np.zeros((1, 2), np.uint8)] * 3, [0, np.int64(2), 1]))
+    split = TorchSplit(
+        Listed([np.zeros((1, 2), np.uint8)] * 3, [0, np.int64(2), 1]), has_classes=True
+    )
     x, y = split.batch(torch.arange(3))
     assert (x.dtype, x.shape) == (torch.uint8, (3, 1, 2))
     assert (y.dtype, y.tolist()) == (torch.int64, [0, 2, 1])
@@ -197,20 +199,20 @@ def test_torch_data_set_may_yield_arrays_and_plain_labels() -> None:
 
 def test_labels_are_read_from_targets_without_touching_a_sample() -> None:
     listed = WithTargets([torch.zeros(2)] * 3, [0, 2, 1])
-    assert TorchSplit(listed).labels.tolist() == [0, 2, 1]
+    assert TorchSplit(listed, has_classes=True).labels.tolist() == [0, 2, 1]
     assert listed.num_reads == 0
 
 
 def test_labels_are_those_that_are_trained_on_and_not_what_they_are_made_of() -> None:
     listed = WithTargets([torch.zeros(2)] * 3, [0, 2, 1])
     listed.target_transform = abs  # type: ignore[attr-defined]
-    assert TorchSplit(listed).labels.tolist() == [0, 2, 1]
+    assert TorchSplit(listed, has_classes=True).labels.tolist() == [0, 2, 1]
     assert listed.num_reads == 3
 
 
 def test_labels_without_targets_are_read_once() -> None:
     listed = Listed([torch.zeros(2)] * 3, [0, 2, 1])
-    split = TorchSplit(listed)
+    split = TorchSplit(listed, has_classes=True)
     assert listed.num_reads == 0
     for _ in range(2):
         assert split.labels.tolist() == [0, 2, 1]
@@ -261,7 +263,7 @@ def test_samples_with_classes_are_pairs_with_one_label_each(y: list[Tensor]) -> 
 def test_samples_with_classes_have_one_shape() -> None:
     odd = Listed([torch.zeros(2), torch.zeros(3)], [0, 1])
     with pytest.raises(DataError, match=r"all of one shape.*stack expects") as caught:
-        TorchSplit(odd).batch(torch.arange(2))
+        TorchSplit(odd, has_classes=True).batch(torch.arange(2))
     assert "\n" not in str(caught.value)
 
 

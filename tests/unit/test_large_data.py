@@ -23,14 +23,12 @@ from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.errors import DataError
 from edgegossip.contract.topology import complete
-from edgegossip.data.arrays import NumpySplit, from_numpy
-from edgegossip.data.dataset import ArraySplit, Dataset, PooledSplit, Split, from_torch
+from edgegossip.data.dataset import ArraySplit, Dataset, Split, from_numpy, from_torch
 from edgegossip.data.hold_out import hold_out
+from edgegossip.data.read_ahead import Reader, ReadingPool
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.runner import run
 from edgegossip.sim.platform import uneven
-from edgegossip.training.learner import Reader
-from edgegossip.training.sampling.sampler import Batch
 from edgegossip.training.task import Task
 
 NUM_SAMPLES = 60
@@ -85,54 +83,50 @@ def test_where_samples_lie_and_who_reads_them_changes_no_bit(tmp_path: Path) -> 
 
 
 class Counting:
-    """A split that counts how often each sample was read."""
+    """Counts how often each sample was read."""
 
     def __init__(self) -> None:
         self.num_reads = torch.zeros(NUM_SAMPLES, dtype=torch.int64)
 
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def batch(self, indices: Tensor) -> Tensor:
+    def __call__(self, indices: Tensor) -> Tensor:
         self.num_reads[indices] += 1
         return indices.clone()
 
-    @property
-    def labels(self) -> Tensor:
-        return torch.zeros(NUM_SAMPLES, dtype=torch.int64)
+    def reader(self, shard: Tensor) -> Reader:
+        return Reader(self, shard, ReadingPool(self, num_workers=1))
 
 
-def batches(*positions: list[int]) -> list[Batch]:
-    return [Batch(torch.tensor(each)) for each in positions]
+def batches(*positions: list[int]) -> list[Tensor]:
+    return [torch.tensor(each) for each in positions]
 
 
-def following(cut: list[Batch]) -> Callable[[int], list[Batch]]:
+def following(cut: list[Tensor]) -> Callable[[int], list[Tensor]]:
     """The batches of a pass that are still to come."""
     return lambda num_batches: cut[:num_batches]
 
 
 def test_each_batch_is_read_once_and_in_order() -> None:
-    split = Counting()
-    reader = Reader(PooledSplit(split, num_workers=1), torch.arange(10, 20))
+    counting = Counting()
+    reader = counting.reader(torch.arange(10, 20))
     cut = batches([0, 1], [2, 3], [4], [5], [6])
     found = [
         reader.read(batch, following(cut[i + 1 :])).tolist() for i, batch in enumerate(cut)
     ]
     assert found == [[10, 11], [12, 13], [14], [15], [16]]
-    assert split.num_reads.tolist() == [0] * 10 + [1] * 7 + [0] * 43
+    assert counting.num_reads.tolist() == [0] * 10 + [1] * 7 + [0] * 43
 
 
 def test_only_so_many_batches_are_read_ahead() -> None:
-    split = Counting()
-    pooled = PooledSplit(split, num_workers=1)
+    counting = Counting()
+    pool = ReadingPool(counting, num_workers=1)
     cut = batches(*[[i] for i in range(8)])
-    Reader(pooled, torch.arange(NUM_SAMPLES)).read(cut[0], following(cut[1:]))
-    pooled.start(torch.tensor([59])).result()  # what was begun before has been read
-    assert split.num_reads.nonzero()[:, 0].tolist() == [0, 1, 2, 59]
+    Reader(counting, torch.arange(NUM_SAMPLES), pool).read(cut[0], following(cut[1:]))
+    pool.start(torch.tensor([59])).result()  # what was begun before has been read
+    assert counting.num_reads.nonzero()[:, 0].tolist() == [0, 1, 2, 59]
 
 
 def test_batches_of_another_pass_take_the_place_of_those_read_ahead() -> None:
-    reader = Reader(PooledSplit(Counting(), num_workers=1), torch.arange(NUM_SAMPLES))
+    reader = Counting().reader(torch.arange(NUM_SAMPLES))
     old, new = batches([0], [1], [2]), batches([1], [3])
     reader.read(old[0], following(old[1:]))
     assert reader.read(new[0], following(new[1:])).tolist() == [1]
@@ -146,7 +140,7 @@ def test_parts_of_mapped_arrays_are_sent_as_their_place_in_the_file(
     tmp_path: Path, part: slice, is_copied: bool
 ) -> None:
     wide = RANDOM.standard_normal((NUM_SAMPLES, 500), np.float32)
-    split = NumpySplit({"x": mapped(tmp_path, "x", wide)[part]})
+    split = ArraySplit({"x": mapped(tmp_path, "x", wide)[part]})
     sent = pickle.dumps(split)
     assert (len(sent) > 2000) is is_copied
     there: Split = pickle.loads(sent)
@@ -156,8 +150,8 @@ def test_parts_of_mapped_arrays_are_sent_as_their_place_in_the_file(
 
 
 def test_what_a_mapped_split_reads_is_equal_after_it_was_sent(tmp_path: Path) -> None:
-    split = NumpySplit((mapped(tmp_path, "x", X), mapped(tmp_path, "y", Y)), has_classes=True)
-    sent = pickle.dumps(PooledSplit(split, num_workers=1))
+    split = ArraySplit(mapped(tmp_path, "x", X), mapped(tmp_path, "y", Y), num_workers=1)
+    sent = pickle.dumps(split)
     assert len(sent) < 1000
     there: Split = pickle.loads(sent)
     chosen = torch.tensor([7, 3])
@@ -168,31 +162,40 @@ def test_what_a_mapped_split_reads_is_equal_after_it_was_sent(tmp_path: Path) ->
 
 def test_held_out_samples_are_read_ahead_too() -> None:
     data = hold_out(rows(2), share=0.5)
-    assert isinstance(data.train, PooledSplit)
     assert len(data.train) == NUM_SAMPLES // 2
-    x, y = data.train.start(torch.tensor([0, 1])).result()
-    expected = data.train.batch(torch.tensor([0, 1]))
+    cut, following = batches([0], [1, 2]), []
+
+    def upcoming(num_batches: int) -> list[Tensor]:
+        following.append(num_batches)
+        return cut[1:]
+
+    reader = data.training.reader(torch.arange(len(data.train)))
+    reader.read(cut[0], upcoming)
+    x, y = reader.read(cut[1], upcoming)
+    assert following == [4, 4]  # as many as two processes read ahead
+    expected = data.train.batch(cut[1])
     assert torch.equal(x, expected[0])
     assert torch.equal(y, expected[1])
 
 
 def test_learners_that_begin_at_once_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[PooledSplit] = []
-    make = PooledSplit._make_pool
+    made: list[ReadingPool] = []
+    make = ReadingPool._make_executor
 
-    def slowly(split: PooledSplit) -> Executor:
-        made.append(split)
+    def slowly(pool: ReadingPool) -> Executor:
+        made.append(pool)
         time.sleep(0.1)
-        return make(split)
+        return make(pool)
 
-    monkeypatch.setattr(PooledSplit, "_make_pool", slowly)
-    split = PooledSplit(ArraySplit(torch.from_numpy(X), torch.from_numpy(Y)), num_workers=2)
+    monkeypatch.setattr(ReadingPool, "_make_executor", slowly)
+    pool = ArraySplit(X, Y, num_workers=2).pool
+    assert pool is not None
     with ThreadPoolExecutor(4) as learners:
-        started = list(learners.map(split.start, [torch.tensor([1])] * 4))
+        started = list(learners.map(pool.start, [torch.tensor([1])] * 4))
     for each in started:
         x, _ = each.result()
         assert torch.equal(x, torch.from_numpy(X[1:2]))
-    assert made == [split]
+    assert made == [pool]
 
 
 def test_a_killed_process_that_reads_ends_in_one_clear_line(
@@ -225,7 +228,11 @@ def test_samples_are_fetched_together_where_the_data_set_can() -> None:
         ((X, Y + 0.5), 3, r"rows, train split: labels .* expected one torch.int64"),
         ((X, Y + 1), 3, r"label 3 of sample 2 is out of range; expected 0 \.\. 2"),
         (X, 3, r"rows: samples with classes are a pair \(x, y\) of arrays"),
-        ({"x": X.tolist()}, 0, r"rows: a batch holds float .* expected NumPy arrays"),
+        (
+            {"x": X.tolist()},
+            0,
+            r"rows: a batch holds float .* expected tensors or NumPy arrays",
+        ),
         ({"x": X.astype(np.float64)}, 0, r"numbers at \['x'\] are torch.float64"),
     ],
 )

@@ -26,10 +26,10 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Message, Rank, Seconds, Train
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import TrainingResult
-from edgegossip.data.dataset import from_tensors
+from edgegossip.data.dataset import WorkerData, from_tensors
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.settings import HostSettings
-from edgegossip.training.learner import Learner
+from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.optimizer import SGD
 
 NUM_SAMPLES = 48
@@ -79,12 +79,16 @@ class TimedLearner(Learner):
     ) -> None:
         data = problem.data()
         super().__init__(
-            model=seeded(problem.model),
-            loss=problem.loss,
-            optimizer=SGD(lr=0.1),
-            dataset=from_tensors("large", train=data, test=data).training,
-            shard=torch.arange(rank % num_workers, NUM_SAMPLES, num_workers),
-            batch_size=4,
+            LearnerSettings(
+                model=seeded(problem.model),
+                loss=problem.loss,
+                optimizer=SGD(lr=0.1),
+                batch_size=4,
+            ),
+            WorkerData(
+                dataset=from_tensors("large", train=data, test=data).training,
+                shard=torch.arange(rank % num_workers, NUM_SAMPLES, num_workers),
+            ),
             rank=rank,
         )
         self._virtual_time, self._seconds = time, seconds

@@ -18,6 +18,7 @@ from tests.small_learners import (
     learner,
     seeded,
     start,
+    taken,
 )
 from tests.small_runs import SHAPE, adam
 from tests.tiers import thorough
@@ -54,7 +55,7 @@ def test_training_is_what_plain_pytorch_does(optimizer: Optimizer) -> None:
     sampler = AccuracyAwareSampler(
         num_samples=len(SHARD), batch_size=8, selection=Random(), key=(0, 0, 0)
     )
-    for batch in BatchStream(sampler).take(Steps(6)):
+    for batch in taken(BatchStream(sampler), Steps(6)):
         x, y = DATA.train.batch(SHARD[batch.positions])
         theirs.zero_grad()
         loss = F.cross_entropy(plain(DATA.prepare(x)), y)

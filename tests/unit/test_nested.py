@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset, TensorDataset
 
 from edgegossip.contract.errors import DataError
-from edgegossip.data.dataset import ArraySplit, Dataset, NestedSplit, from_tensors, from_torch
+from edgegossip.data.dataset import ArraySplit, Dataset, from_tensors, from_torch
 from edgegossip.data.hold_out import hold_out
 from edgegossip.data.nested import map_leaves, num_samples
 from edgegossip.data.partition import IID, BySubject, Dirichlet, LabelSkew, Proportional
@@ -171,7 +171,7 @@ def test_a_collate_function_that_loses_samples_is_refused() -> None:
 
 
 def test_channels_are_of_pairs() -> None:
-    split = NestedSplit({"x": X})
+    split = ArraySplit({"x": X})
     with pytest.raises(ValueError, match=r"mean needs an input_shape, and samples .* pairs"):
         Dataset("odd", split, split, mean=torch.zeros(2))
 

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from tests.small_learners import Optimizer, Slowing, learner, seeded, start
+from tests.small_learners import Optimizer, learner, seeded, start
 from torch import nn
 
 from edgegossip.contract.protocol import Steps, Train
-from edgegossip.contract.snapshot import assemble, dismantle
 
 OTHERS = [nn.Parameter(torch.zeros(2))]
 
@@ -51,14 +50,3 @@ class Unrated(torch.optim.Optimizer):
 def test_an_optimizer_without_a_learning_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="a group of Unrated has no 'lr', which the schedule"):
         learner(optimizer=Unrated)
-
-
-def test_a_learner_with_an_own_optimizer_is_restored_from_an_older_state() -> None:
-    """One without the optimizer's groups."""
-    original, other = learner(optimizer=Slowing), learner(optimizer=Slowing)
-    middle = original.train(Train(start(original), Steps(3))).params
-    state = dict(original.state_dict())
-    state["optimizer"] = state["optimizer"][:-1]
-    other.load_state_dict(assemble(*dismantle(state)))
-    other.train(Train(middle, Steps(2)))
-    assert other.state_dict()["optimizer"][-1]["num_steps"] == 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.small_learners import learner_of
 from tests.small_runs import dataset
 from torch import nn
 
@@ -39,7 +40,7 @@ def learner(schedule: Schedule, **changes: Any) -> Learner:  # noqa: ANN401
         "batch_size": 2,
         "schedule": schedule,
     }
-    return Learner(**settings | changes)
+    return learner_of(**settings | changes)
 
 
 def rates(some: Learner, *progress: float) -> list[float]:

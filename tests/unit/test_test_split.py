@@ -26,6 +26,7 @@ from edgegossip.contract.errors import LocalProtocolError
 from edgegossip.contract.protocol import Assigned, Evaluated, Predicted
 from edgegossip.data.dataset import ArraySplit
 from edgegossip.data.hold_out import hold_out
+from edgegossip.data.nested import Nested
 from edgegossip.net.host.host import Host
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real import worker as worker_module
@@ -50,7 +51,7 @@ class Guarded:
     def __len__(self) -> int:
         return len(self.split)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor) -> Nested:
         self._read()
         return self.split.batch(indices)
 
@@ -207,7 +208,8 @@ def test_a_trainer_of_ones_own_is_given_no_way_to_the_test_split(guard: Guard) -
 
     task = replace(guard.experiment.task, trainer=make)
     Workload(task, range(NUM_WORKERS), seed=0).make_trainer(0)
-    assert given["dataset"] is task.dataset.training
+    data: Any = given["data"]
+    assert data.dataset is task.dataset.training
     assert not leads_to([given], guard.forbidden)
 
 

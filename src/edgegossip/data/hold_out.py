@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.ranges import check_range
-from edgegossip.data.dataset import ArraySplit, Dataset, NestedSplit, PooledSplit, Split
-from edgegossip.data.nested import Nested
+from edgegossip.data.dataset import ArraySplit, Dataset, JoinedSplit, Split
 
 
 def hold_out(
@@ -84,28 +82,7 @@ def _subjects(dataset: Dataset, share: float, seed: int) -> Tensor:
 
 def some_of(split: Split, indices: Tensor) -> Split:
     """Take some samples of a split, int64 indices [n]."""
-    if isinstance(split, ArraySplit):
-        return ArraySplit(*split.batch(indices))
-    if isinstance(split, NestedSplit):
-        return NestedSplit(split.batch(indices))
-    if isinstance(split, PooledSplit):
-        return split.part(some_of(split.split, indices))
-    return _Part(split, indices)
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Some samples of a split that is not in memory."""
-
-    whole: Split
-    indices: Tensor
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def batch(self, indices: Tensor) -> Nested:
-        return self.whole.batch(self.indices[indices])
-
-    @property
-    def labels(self) -> Tensor:
-        return self.whole.labels[self.indices]
+    if isinstance(split, ArraySplit) and not split.is_mapped:
+        some = split.batch(indices)
+        return ArraySplit(some) if split.y is None else ArraySplit(*some)
+    return JoinedSplit((split, indices))

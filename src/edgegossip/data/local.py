@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,7 +12,14 @@ from torch import Tensor
 from edgegossip.contract.errors import DataError
 from edgegossip.contract.protocol import Rank
 from edgegossip.contract.ranges import check_ranges
-from edgegossip.data.dataset import Dataset, NoSamples, Split
+from edgegossip.data.dataset import (
+    NO_SAMPLES,
+    Dataset,
+    JoinedSplit,
+    Split,
+    TrainingData,
+    WorkerData,
+)
 from edgegossip.data.hold_out import hold_out
 
 
@@ -70,7 +77,7 @@ class Local(Dataset):
     """
 
     train: Split = field(init=False, default=_Elsewhere(), repr=False)
-    test: Split = field(init=False, default=NoSamples(), repr=False)
+    test: Split = field(init=False, default=NO_SAMPLES, repr=False)
     subjects: Tensor | None = field(init=False, default=None, repr=False)
     validation: Split | None = field(init=False, default=None, repr=False)
     load: Callable[[Rank], Dataset]
@@ -115,6 +122,7 @@ class Local(Dataset):
     def _once(
         self, rank: Rank, divide: Callable[[Dataset], Dataset], loaded: dict[Rank, Dataset]
     ) -> Dataset:
+        # Held while reading: the simulator's threads would otherwise read the same data twice.
         with self._lock.held:
             if rank not in loaded:
                 try:
@@ -128,7 +136,7 @@ class Local(Dataset):
         if not isinstance(data, Dataset) or isinstance(data, Local):
             raise DataError(f"load gave {data!r:.60}; it must return a Dataset")
         self._require_alike(data)
-        return replace(data, name=self.name, mean=self.mean, std=self.std, test=NoSamples())
+        return replace(data, name=self.name, mean=self.mean, std=self.std, test=NO_SAMPLES)
 
     def _held_out_of(self, data: Dataset) -> Dataset:
         if data.validation is not None:
@@ -142,8 +150,8 @@ class Local(Dataset):
 
     def _require_alike(self, data: Dataset) -> None:
         """Check that a worker's data fits the task's description."""
-        told = {"num_classes": self.num_classes, "input_shape": self.input_shape}
-        for name, expected in told.items():
+        for name in ("num_classes", "input_shape"):
+            expected = getattr(self, name)
             if (found := getattr(data, name)) != expected and expected != ():
                 raise DataError(
                     f"its {name} is {found}, but the task says {expected}; correct the data "
@@ -177,3 +185,98 @@ def _elsewhere() -> DataError:
         "the data of this task stays with its workers, and this needs all of it in one place; "
         "give the task a Dataset instead of Local"
     )
+
+
+class LocalShards:
+    """The workers' own data, read when needed.
+
+    Args:
+        local: The data.
+        ranks: The workers that have data.
+        reads: The workers whose data this process may read; None for all, as in the simulator.
+    """
+
+    def __init__(
+        self, local: Local, ranks: Sequence[Rank], reads: Container[Rank] | None = None
+    ) -> None:
+        self._local = local
+        self._ranks = tuple(ranks)
+        self._reads = reads
+
+    def dataset(self, rank: Rank) -> Dataset:
+        """Read the data of a worker.
+
+        Raises:
+            DataError: If the data cannot be used, or this process must not read it.
+        """
+        if rank not in self._ranks:
+            raise DataError(f"rank {rank} has no training data")
+        self._require_readable(rank)
+        return self._local.of(rank)
+
+    def validation(self, rank: Rank) -> Dataset:
+        """Read the data on which a rank evaluates, which may be a server.
+
+        Raises:
+            DataError: As in `dataset`.
+        """
+        if rank in self._ranks:
+            return self.dataset(rank)
+        self._require_readable(rank)
+        return self._local.for_validation(rank)
+
+    def _require_readable(self, rank: Rank) -> None:
+        if not (self._reads is None or self._local.may_share or rank in self._reads):
+            raise DataError(f"the data of worker {rank} must not be read here")
+
+    @property
+    def indices(self) -> dict[Rank, Tensor]:
+        return {rank: torch.arange(len(self.dataset(rank).train)) for rank in self._ranks}
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(self.dataset(rank).train) for rank in self._ranks)
+
+    def worker_data(self, rank: Rank) -> WorkerData:
+        """The data of a worker; other workers' data is read when it is assigned."""
+        own = [rank] if rank in self._ranks else []
+        reached = _Reached(self, self._ranks if self._local.may_share else own)
+        local = self._local
+        shape = (local.num_classes, local.input_shape, local.mean, local.std)
+        return WorkerData(
+            # First the worker's own samples, which therefore come first in the joined split.
+            shard=reached[rank] if own else torch.empty(0, dtype=torch.int64),
+            shards=reached,
+            dataset=TrainingData(reached.split, *shape),
+        )
+
+
+class _Reached(Mapping[Rank, Tensor]):
+    """The samples of all workers whose data a trainer can reach, read on first access.
+
+    Args:
+        shards: Reads the workers' data.
+        ranks: The workers whose data can be reached.
+
+    Attributes:
+        split: The samples read so far.
+    """
+
+    def __init__(self, shards: LocalShards, ranks: Sequence[Rank]) -> None:
+        self.split = JoinedSplit()
+        self._shards = shards
+        self._found: dict[Rank, Tensor] = {}
+        self._ranks = ranks
+
+    def __getitem__(self, rank: Rank) -> Tensor:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        if rank not in self._found:
+            self._found[rank] = self.split.add(self._shards.dataset(rank).train)
+        return self._found[rank]
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)

@@ -22,7 +22,7 @@ def map_leaves(
     Args:
         change: Applied to each tensor.
         nested: The tensors.
-        kind: Type of the leaves, for arrays instead of tensors.
+        kind: Type of the leaves.
 
     >>> map_leaves(lambda leaf: leaf[:1], {"x": torch.tensor([1, 2]), "y": (torch.ones(2),)})
     {'x': tensor([1]), 'y': (tensor([1.]),)}
@@ -42,26 +42,33 @@ def map_leaves(
     raise _no_leaf("", nested, kind)
 
 
-def leaves(nested: Nested, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the path within `nested` and the value of every tensor, in order.
+def leaves(
+    nested: Nested, kind: type | tuple[type, ...] = Tensor, path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the path within `nested` and the value of every leaf, in order.
 
     >>> [path for path, _ in leaves({"x": torch.ones(2), "y": (torch.ones(2), torch.ones(2))})]
     ["['x']", "['y'][0]", "['y'][1]"]
 
+    Args:
+        nested: Tensors, in any structure.
+        kind: As in `map_leaves`.
+        path: Path of `nested` itself.
+
     Raises:
-        DataError: If `nested` holds anything but tensors.
+        DataError: If `nested` holds anything but leaves of this kind.
     """
     match nested:
-        case Tensor():
+        case _ if isinstance(nested, kind):
             yield path, nested
         case Mapping():
             for key, item in nested.items():
-                yield from leaves(item, f"{path}[{key!r}]")
+                yield from leaves(item, kind, f"{path}[{key!r}]")
         case tuple() | list():
             for index, item in enumerate(nested):
-                yield from leaves(item, f"{path}[{index}]")
+                yield from leaves(item, kind, f"{path}[{index}]")
         case _:
-            raise _no_leaf(path, nested)
+            raise _no_leaf(path, nested, kind)
 
 
 def concatenated(batches: Sequence[Nested]) -> Nested:
@@ -75,14 +82,18 @@ def concatenated(batches: Sequence[Nested]) -> Nested:
     return map_leaves(lambda leaf: next(joined), batches[0])
 
 
-def num_samples(nested: Nested) -> int:
+def num_samples(nested: Nested, kind: type | tuple[type, ...] = Tensor) -> int:
     """Number of samples in a batch: the common length of its tensors.
+
+    Args:
+        nested: The batch.
+        kind: As in `map_leaves`.
 
     Raises:
         DataError: If the tensors have no common length, or there are no tensors.
     """
     lengths: dict[int, str] = {}
-    for path, leaf in leaves(nested):
+    for path, leaf in leaves(nested, kind):
         if leaf.ndim == 0:
             raise DataError(
                 f"a batch has a single number{placed(path)}; every tensor of a batch needs an "
@@ -105,8 +116,20 @@ def placed(path: str) -> str:
     return f" at {path}" if path else ""
 
 
-def _no_leaf(path: str, item: object, kind: type | tuple[type, ...] = Tensor) -> DataError:
-    wanted = "tensors" if kind is Tensor else "NumPy arrays"
+def listed(batch: Nested) -> str:
+    """The types and dimensions of a batch's tensors, as text for a message.
+
+    >>> listed((torch.ones(2, 3), torch.arange(2)))
+    'torch.float32 of 2 dimensions at [0] and torch.int64 of 1 dimensions at [1]'
+    """
+    each = (
+        f"{leaf.dtype} of {leaf.ndim} dimensions{placed(path)}" for path, leaf in leaves(batch)
+    )
+    return " and ".join(each)
+
+
+def _no_leaf(path: str, item: object, kind: type | tuple[type, ...]) -> DataError:
+    wanted = "tensors" if kind is Tensor else "tensors or NumPy arrays"
     return DataError(
         f"a batch holds {type(item).__name__} {item!r:.40}{placed(path)}; expected {wanted}, "
         "nested in any dicts, tuples and lists"

@@ -9,7 +9,7 @@ same shards. More workers than samples are a `ValueError`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgegossip.contract.protocol import Rank
 from edgegossip.contract.randomness import derive_seed, generator
 from edgegossip.contract.ranges import check_range, check_ranges
 from edgegossip.data.dataset import Dataset
@@ -267,3 +268,45 @@ def _shards(owners: Tensor, num_workers: int) -> list[Tensor]:
         sizes[largest] -= 1
         sizes[rank] = 1
     return list(torch.split(owners.argsort(stable=True), sizes.tolist()))
+
+
+def deal(
+    dataset: Dataset, ranks: Sequence[Rank], partition: Partition, seed: int
+) -> dict[Rank, Tensor]:
+    """Divide the training samples among workers, and check the partition's shards.
+
+    Args:
+        dataset: The data set.
+        ranks: The workers that have data, in order.
+        partition: Makes the shards.
+        seed: Seed of the run.
+
+    Returns:
+        Indices [n] of the training samples of each of these workers.
+
+    Raises:
+        ValueError: If the number of shards is not that of the workers, or a shard has anything
+            but indices of training samples.
+    """
+    shards = [*partition(dataset, len(ranks), seed)]
+    if len(shards) != len(ranks):
+        raise ValueError(
+            f"partition made {len(shards)} shards for {len(ranks)} workers; return one "
+            "for each worker"
+        )
+    num_samples = len(dataset.train)
+    for rank, shard in zip(ranks, shards, strict=True):
+        if not _are_indices(shard, num_samples):
+            raise ValueError(
+                f"partition gave worker {rank} {shard!r:.80}; return indices of training "
+                f"samples, int64 [n] in 0 .. {num_samples - 1}"
+            )
+    return dict(zip(ranks, shards, strict=True))
+
+
+def _are_indices(shard: object, num_samples: int) -> bool:
+    if not isinstance(shard, Tensor) or shard.ndim != 1:
+        return False
+    if shard.dtype not in (torch.int64, torch.int32):
+        return False
+    return not len(shard) or bool(shard.min() >= 0 and shard.max() < num_samples)

@@ -1,4 +1,4 @@
-"""Random changes to training pictures that keep their labels."""
+"""Folders of pictures, and random changes to training pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgegossip.contract.errors import DataError, require_extra
 from edgegossip.contract.ranges import check_range
-from edgegossip.data.dataset import ArraySplit, Dataset, NoSamples
+from edgegossip.data.dataset import NO_SAMPLES, ArraySplit, Dataset
 
 
 def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
@@ -55,9 +55,6 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     pixels = rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]
     pixels = pixels.view(num_pictures, 1, -1).expand(-1, num_channels, -1)
     return padded.gather(2, pixels).view_as(x)
-
-
-# Folders of pictures, with a subfolder for each class.
 
 
 SUFFIXES = frozenset(
@@ -111,12 +108,17 @@ def pictures(
         )
     found = sorted(each.name for each in folder.iterdir() if each.is_dir())
     names = tuple(classes) or tuple(found)
-    if strangers := sorted(set(found) - set(names)):
+    if unknown := sorted(set(found) - set(names)):
         raise DataError(
-            f"{folder} has a folder {strangers[0]!r}, which is none of the classes "
+            f"{folder} has a folder {unknown[0]!r}, which is none of the classes "
             f"{', '.join(map(repr, names))}; move it elsewhere, or add it to the classes"
         )
-    paths = [(path, y) for y, name in enumerate(names) for path in _files(folder / name)]
+    paths = [
+        (path, y)
+        for y, name in enumerate(names)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
     if not paths:
         raise DataError(
             f"{folder} has no pictures; expected files like {names[0] if names else 'CLASS'}"
@@ -125,11 +127,7 @@ def pictures(
     x = torch.stack([_read(path, size, _MODES[num_channels]) for path, _ in paths])
     labels = torch.tensor([y for _, y in paths])
     split = ArraySplit(x.view(-1, num_channels, size, size), labels)
-    return Dataset(folder.name, split, NoSamples(), len(names), (num_channels, size, size))
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    return Dataset(folder.name, split, NO_SAMPLES, len(names), (num_channels, size, size))
 
 
 def _read(path: Path, size: int, mode: str) -> Tensor:

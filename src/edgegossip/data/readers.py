@@ -1,4 +1,7 @@
-"""Readers of public data formats, with a `DataError` for every flaw."""
+"""Readers of well-known data sets in their original formats, with a `DataError` for every flaw.
+
+Pictures stay uint8 in memory and take a quarter of the space of floats.
+"""
 
 from __future__ import annotations
 
@@ -188,11 +191,6 @@ def _require_plain_members(path: Path, archive: zipfile.ZipFile, keys: list[str]
         if member.file_size > MAX_RATIO * (member.compress_size + 1):
             raise ValueError(f"{member.filename!r} cannot hold {member.file_size} bytes")
     _require_room(path, sum(member.file_size for member in members))
-
-
-# Readers of well-known data sets in their original file formats.
-#
-# Pictures stay uint8 in memory and take a quarter of the space of floats.
 
 
 NUM_TEST_DIGITS = 360

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgegossip.contract.errors import DataError
 from edgegossip.contract.ranges import check_range
-from edgegossip.data.dataset import Dataset, NestedSplit
+from edgegossip.data.dataset import ArraySplit, Dataset
 
 
 def texts(
@@ -54,8 +54,8 @@ def texts(
         raise DataError(f"{name}: no text file; give at least one")
     return Dataset(
         name,
-        NestedSplit(torch.cat(train)),
-        NestedSplit(torch.cat(test)),
+        ArraySplit(torch.cat(train)),
+        ArraySplit(torch.cat(test)),
         subjects=torch.cat(subjects),
     )
 

@@ -1,4 +1,4 @@
-"""Initial weights: their random stream, and weights for rectified linear units."""
+"""Building blocks of several models: initial weights, widths, checks of shapes, layout."""
 
 from __future__ import annotations
 
@@ -45,9 +45,6 @@ def drawn_from(seed: int) -> Iterator[None]:
         yield
 
 
-# Scaling of a model's numbers of channels.
-
-
 def scaled(num_channels: int, width: float, model: str) -> int:
     """Round `width` times `num_channels` to a multiple of 8, at most 10 % below the product.
 
@@ -69,9 +66,6 @@ def scaled(num_channels: int, width: float, model: str) -> int:
         raise ValueError(f"{model} takes a width above 0 and up to 4, got {width}")
     nearest = max(8, int(num_channels * width + 4) // 8 * 8)
     return nearest if nearest >= 0.9 * num_channels * width else nearest + 8
-
-
-# Validation of the shapes of pictures.
 
 
 SMALL = range(8, 65)
@@ -105,9 +99,6 @@ def picture_shape(
     )
 
 
-# Memory layout of pictures in models.
-
-
 def channels_last(model: nn.Module) -> nn.Module:
     """Switch `model` to the channels-last layout; return `model`.
 
@@ -137,9 +128,6 @@ def _lay_out(_model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     if pictures.ndim != 4:  # as in the last stages of a cut model
         return inputs
     return (pictures.contiguous(memory_format=torch.channels_last), *others)
-
-
-# Hooks on modules.
 
 
 def hooks(module: nn.Module) -> list[object]:

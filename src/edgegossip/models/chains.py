@@ -1,4 +1,4 @@
-"""AlexNet for small pictures."""
+"""Deep convolutional networks without branches, for small pictures: AlexNet and kin."""
 
 from __future__ import annotations
 
@@ -72,9 +72,6 @@ def alexnet(input_shape: tuple[int, ...], num_classes: int, *, width: float = 1.
     return channels_last(model)
 
 
-# Eight layers, convolutional and fully connected, for training in stages.
-
-
 CHANNELS = (32, 32, 64, 64)
 HIDDEN = (256, 128, 64)
 
@@ -131,9 +128,6 @@ def eight_layers(
     initialize_like_he(model)
     channels_last(model)
     return model
-
-
-# VGG networks for 32 x 32 pictures.
 
 
 CONFIGURATION_A = ((64,), (128,), (256, 256), (512, 512), (512, 512))

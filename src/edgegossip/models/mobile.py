@@ -1,4 +1,4 @@
-"""SqueezeNet for small pictures."""
+"""Networks with few parameters, for small pictures: SqueezeNet and MobileNetV2."""
 
 from __future__ import annotations
 
@@ -75,11 +75,6 @@ def squeezenet(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     )
-    _initialize(model)
-    return channels_last(model)
-
-
-def _initialize(model: nn.Sequential) -> None:
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     for layer in convolutions:
         nn.init.kaiming_uniform_(layer.weight)
@@ -87,9 +82,7 @@ def _initialize(model: nn.Sequential) -> None:
         nn.init.zeros_(layer.bias)
     # The authors start the classifier small.
     nn.init.normal_(convolutions[-1].weight, std=0.01)
-
-
-# MobileNetV2 for small pictures.
+    return channels_last(model)
 
 
 STAGES = (

@@ -1,4 +1,4 @@
-"""Fully connected layers."""
+"""Models that train in seconds: dense layers, LeNet-5, and two more convolutional networks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ def mlp(
     return nn.Sequential(*layers[:-1])  # no activation after the output
 
 
-# LeNet-5.
-
-
 def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build LeNet-5: 61,706 parameters for MNIST, 62,006 for CIFAR-10.
 
@@ -71,9 +68,6 @@ def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         nn.Linear(84, num_classes),
     )
     return channels_last(model)
-
-
-# The CIFAR-10 network of the ADSP paper, adapted from a TensorFlow tutorial.
 
 
 def lrn_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -109,9 +103,6 @@ def lrn_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         nn.Linear(64 * 8 * 8, num_classes),
     )
     return channels_last(model)
-
-
-# A small convolutional network for windows of sensor data.
 
 
 def sensor_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

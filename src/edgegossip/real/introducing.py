@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.contract.protocol import Seconds
-from edgegossip.data.dataset import ArraySplit, Dataset, NestedSplit
+from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.data.hold_out import some_of
 from edgegossip.data.local import Local
 from edgegossip.data.nested import leaves
@@ -190,7 +190,7 @@ def _sketch_loss(workload: Workload) -> dict[str, Setting]:
     at random are not used.
     """
     train = workload.task.dataset.train
-    if not isinstance(train, ArraySplit | NestedSplit):
+    if not isinstance(train, ArraySplit) or train.is_mapped:
         return {}
     samples = some_of(train, torch.arange(min(len(train), _NUM_MEASURED)))
     found = []
@@ -213,7 +213,8 @@ def _sketch_data(dataset: Dataset) -> dict[str, Setting]:
         return {}
     train = dataset.train
     indices = torch.linspace(0, len(train) - 1, min(len(train), _NUM_SAMPLES)).long()
-    if isinstance(train, NestedSplit):
+    is_in_memory = isinstance(train, ArraySplit) and not train.is_mapped
+    if is_in_memory and not dataset.num_classes:
         return {
             f"training samples{path}": sketch(leaf.double())
             for path, leaf in leaves(train.batch(indices))
@@ -222,6 +223,6 @@ def _sketch_data(dataset: Dataset) -> dict[str, Setting]:
         return {}
     labels = hashlib.sha256(train.labels.contiguous().numpy().tobytes()).hexdigest()
     data: dict[str, Setting] = {"training labels": f"sha256:{labels[:16]}"}
-    if isinstance(train, ArraySplit):
+    if is_in_memory:
         data["training samples"] = sketch(train.batch(indices)[0].double())
     return data

@@ -17,7 +17,7 @@ from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_ranges
 from edgegossip.contract.topology import complete, ring
-from edgegossip.data.dataset import Dataset, NestedSplit
+from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.data.partition import IID, BySubject
 from edgegossip.data.texts import books
 from edgegossip.models import gpt
@@ -149,7 +149,7 @@ def language_task(dataset: Dataset, settings: LanguageSettings) -> Task:
     number = min(settings.num_test, len(dataset.test))
     some = torch.linspace(0, len(dataset.test) - 1, number).long()
     return Task(
-        dataset=replace(dataset, test=NestedSplit(dataset.test.batch(some))),
+        dataset=replace(dataset, test=ArraySplit(dataset.test.batch(some))),
         model=partial(
             gpt,
             num_tokens=NUM_BYTES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
-from edgegossip.training.sampling.batches import BatchStream
+from edgegossip.training.sampling.batches import Probe
+from edgegossip.training.sampling.sampler import Batch
 from edgegossip.training.task import Workload
 
 MANY = 200
@@ -81,8 +82,7 @@ class Rehearsal(Trainer):
         pass
 
 
-def rehearse(batches: BatchStream, request: Train) -> TrainingResult:
+def rehearse(taken: Iterable[Batch | Probe], request: Train) -> TrainingResult:
     """Take the requested batches as a learner would, without training on them."""
-    taken = batches.take(request.work, request.keep_ratio, begins_pass=request.begins_pass)
-    sizes = [len(batch) for batch in taken]
+    sizes = [len(part) for part in taken if isinstance(part, Batch)]
     return TrainingResult(request.params, sum(sizes), len(sizes), 0.0)

@@ -119,8 +119,9 @@ class ModelCopy:
         for tensor, state in zip(self.trained, memory[:num_trained], strict=True):
             if state:
                 self.optimizer.state[tensor] = dict(state)
-        if groups := memory[num_trained:]:  # checkpoints of earlier versions have none
-            for group, kept in zip(self.optimizer.param_groups, groups, strict=True):
+        if self.has_own_groups:
+            kept_groups = memory[num_trained:]
+            for group, kept in zip(self.optimizer.param_groups, kept_groups, strict=True):
                 group.update(kept)
 
     def buffers(self) -> dict[str, Tensor]:
@@ -209,7 +210,7 @@ class ModelCopies:
 
     def borrow(self) -> ModelCopy:
         """Return a copy that is not in use; thread-safe."""
-        try:
+        try:  # not `if self._idle`: another thread could take the last copy in between
             return self._idle.pop()
         except IndexError:
             return ModelCopy(self._model, **self._arguments)

@@ -1,4 +1,4 @@
-"""Loss and metrics of a parameter vector on held-out data."""
+"""Loss and metrics of a parameter vector on held-out data, in one place or with the workers."""
 
 from __future__ import annotations
 
@@ -140,9 +140,6 @@ class Evaluator:
 
     def _batch(self, split: Split, indices: Tensor) -> Nested:
         return prepare_batch(self._dataset, split.batch(indices), self._torch_device)
-
-
-# Reports on data that stays with the workers: sums of the workers' measurements.
 
 
 class LocalReporter:

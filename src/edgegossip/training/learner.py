@@ -1,21 +1,20 @@
-"""A worker's batches, read ahead while its model trains on another batch."""
+"""One worker's training: a model, an optimizer and a shard of the data."""
 
 from __future__ import annotations
 
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Future
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from edgegossip.contract.errors import DataError, LocalProtocolError, TrainingError
+from edgegossip.contract.errors import LocalProtocolError, TrainingError
 from edgegossip.contract.protocol import Layout, Rank, Train
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.trainer import Trainer, TrainingResult
-from edgegossip.data.dataset import PooledSplit, Split, TrainingData
+from edgegossip.data.dataset import WorkerData
 from edgegossip.data.nested import Nested
 from edgegossip.models.flat import FlatModel
 from edgegossip.models.flops import training_flops
@@ -23,104 +22,73 @@ from edgegossip.models.normalization import reset_lost_statistics
 from edgegossip.training.copies import ModelCopies, ModelCopy
 from edgegossip.training.loss import Forward, Loss, forward_pair, mean_of_finite, prepare_batch
 from edgegossip.training.optimizer import Constant, OptimizerFactory, Schedule
-from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware
+from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware, PointLosses
 from edgegossip.training.sampling.batches import BatchStream
-from edgegossip.training.sampling.cancellation import asking
+from edgegossip.training.sampling.cancellation import cancellable
 from edgegossip.training.sampling.sampler import Batch
-from edgegossip.training.step import PLAIN_STEP, TrainingStep
-
-
-class Reader:
-    """Reads a worker's batches in order, some of them ahead.
-
-    Args:
-        split: Training samples; only a `PooledSplit` is read ahead.
-        shard: [n] indices of the worker's samples in `split`.
-    """
-
-    def __init__(self, split: Split, shard: Tensor) -> None:
-        self._split = split
-        self._shard = shard
-        self._ahead: deque[tuple[Batch, Future[Nested]]] = deque()
-
-    def read(self, batch: Batch, upcoming: Callable[[int], Sequence[Batch]]) -> Nested:
-        """Read `batch`, and begin to read the following batches.
-
-        Args:
-            batch: The next batch.
-            upcoming: ``upcoming(n)``: at most n of the following batches; called only if
-                batches are read ahead.
-
-        Raises:
-            DataError: If a reading process has been killed.
-        """
-        if not isinstance(self._split, PooledSplit):
-            return self._split.batch(self._shard[batch.positions])
-        try:
-            return self._read_pooled(self._split, batch, upcoming)
-        except BrokenExecutor as error:
-            raise DataError(
-                "a process that reads samples ahead has ended (killed for its memory?); choose "
-                "a smaller num_workers, or 0 to read in the training process"
-            ) from error
-
-    def _read_pooled(
-        self, split: PooledSplit, batch: Batch, upcoming: Callable[[int], Sequence[Batch]]
-    ) -> Nested:
-        found: Future[Nested] | None = None
-        if self._ahead and self._ahead[0][0] is batch:
-            _, found = self._ahead.popleft()
-        else:  # another pass has begun, or batches were cut anew
-            self.forget()
-        for each in upcoming(split.most_ahead)[len(self._ahead) :]:
-            self._ahead.append((each, split.start(self._shard[each.positions])))
-        indices = self._shard[batch.positions]
-        return split.batch(indices) if found is None else found.result()
-
-    def forget(self) -> None:
-        """Drop the batches that were read ahead."""
-        for _, future in self._ahead:
-            future.cancel()
-        self._ahead.clear()
-
-
-# One worker's training: a model, an optimizer and a shard of the data.
-
+from edgegossip.training.step import PLAIN_STEP, Step, TrainingStep
 
 Augmentation: TypeAlias = Callable[[Nested, torch.Generator], Nested]
 """Randomly changes the raw x of a batch (x, y), or an entire batch of another kind; draws only
 from the generator."""
 
 
-class Learner(Trainer):
-    """Trains a model on one shard; a `core.Trainer` for PyTorch.
-
-    All random numbers (order of the batches, dropout, augmentation) come from streams keyed by
-    (seed, rank, incarnation). Runs therefore repeat bit for bit even if learners train in
-    parallel threads.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LearnerSettings:
+    """How workers train a model; equal for all workers that hold the same part of it.
 
     Args:
         model: Model to train; the learner copies it. Training may change only parameters and
             buffers.
         loss: Loss of outputs and targets.
         optimizer: Makes the optimizer.
-        dataset: The training split and its preparation: `Dataset.training`.
-        shard: [n] indices of this worker's samples in the training split; may be empty before
-            an assignment.
         batch_size: Samples per step.
         schedule: Factor on the learning rate, as a function of progress.
-        seed: Seed of the run.
-        rank: Rank of the learner's worker.
-        incarnation: Number of times that this worker has rejoined.
         accuracy_aware: Choice of the samples of each pass.
-        shards: Shards of all workers whose data this worker can reach, by rank, for `assign`.
         augmentation: Applied to each training batch; None for none.
         has_buffers: Exchange normalization buffers too; see `FlatModel`.
         torch_device: Device for the computation.
         forward: Maps model and batch to outputs and targets; see `Task`.
         step: Precision, accumulation, clipping and compilation of each step.
-        copies: Copies of `model` that several learners share; by default, the learner makes
-            its own.
+    """
+
+    model: nn.Module
+    loss: Loss
+    optimizer: OptimizerFactory
+    batch_size: int
+    schedule: Schedule = Constant()
+    accuracy_aware: AccuracyAware = PLAIN
+    augmentation: Augmentation | None = None
+    has_buffers: bool = True
+    torch_device: torch.device | str = "cpu"
+    forward: Forward = forward_pair
+    step: TrainingStep = PLAIN_STEP
+
+    def copies(self) -> ModelCopies:
+        """Make copies of the model, which several learners may share."""
+        return ModelCopies(
+            self.model,
+            self.optimizer,
+            has_buffers=self.has_buffers,
+            torch_device=self.torch_device,
+        )
+
+
+class Learner(Trainer):
+    """Trains a model on one shard; a `contract.Trainer` for PyTorch.
+
+    All random numbers (order of the batches, dropout, augmentation) come from streams keyed by
+    (seed, rank, incarnation). Runs therefore repeat bit for bit even if learners train in
+    parallel threads.
+
+    Args:
+        settings: What all workers with the same part of a model have in common.
+        data: The worker's training data.
+        seed: Seed of the run.
+        rank: Rank of the learner's worker.
+        incarnation: Number of times that this worker has rejoined.
+        copies: Copies of the model that several learners share, from `LearnerSettings.copies`;
+            by default, the learner makes its own.
 
     Raises:
         ValueError: If the optimizer updates tensors that it was not given, or a group of it has
@@ -129,52 +97,38 @@ class Learner(Trainer):
 
     def __init__(
         self,
+        settings: LearnerSettings,
+        data: WorkerData,
         *,
-        model: nn.Module,
-        loss: Loss,
-        optimizer: OptimizerFactory,
-        dataset: TrainingData,
-        shard: Tensor,
-        batch_size: int,
-        schedule: Schedule = Constant(),
         seed: int = 0,
         rank: Rank = 0,
         incarnation: int = 0,
-        accuracy_aware: AccuracyAware = PLAIN,
-        shards: Mapping[Rank, Tensor] | None = None,
-        augmentation: Augmentation | None = None,
-        has_buffers: bool = True,
-        torch_device: torch.device | str = "cpu",
-        forward: Forward = forward_pair,
-        step: TrainingStep = PLAIN_STEP,
         copies: ModelCopies | None = None,
     ) -> None:
-        key = (seed, rank, incarnation)
+        self.settings = settings
         self.rank = rank
-        self._key = key
-        self._batch_size = batch_size
-        self._accuracy_aware = accuracy_aware
-        self._shards = shards or {}
-        self._random = None if augmentation is None else generator(*key, "augmentation")
+        self._key = key = (seed, rank, incarnation)
+        self._dataset = data.dataset
+        self._shards = data.shards
+        is_augmented = settings.augmentation is not None
+        self._random = generator(*key, "augmentation") if is_augmented else None
         self._is_sharing = copies is not None and copies.can_be_lent
-        self._copies = copies or ModelCopies(
-            model, optimizer, has_buffers=has_buffers, torch_device=torch_device
-        )
+        self._copies = copies or settings.copies()
         self._copy: ModelCopy | None = None
-        self._at_rest = self._first_rest()
-        self._schedule = schedule
-        self._loss = loss
-        self._forward = forward
-        self._settings = step
-        self._dataset = dataset
-        self._augmentation = augmentation
-        self._torch_device = torch.device(torch_device)
+        self._at_rest: dict[str, Any] = {
+            "optimizer": None,
+            "dropout": None,
+            "buffers": self._copies.initial_buffers,
+        }
+        self._torch_device = torch.device(settings.torch_device)
+        self._step = Step(settings.step, settings.loss, settings.forward, self._torch_device)
         self._num_steps = 0
         self._is_cancelled = False
         self._assigned: tuple[Rank, ...] | None = None
         self._num_assigned = 0
-        self._take_shard(shard)
-        accuracy_aware.import_libraries()  # a learner is made before the run begins
+        self._take_shard(data.shard)
+        # Now, because a learner is made before the run begins.
+        settings.accuracy_aware.import_libraries()
 
     # The borrowed copy of the model, and the state kept without a copy.
 
@@ -204,12 +158,10 @@ class Learner(Trainer):
     def rest(self) -> None:
         """Lend the model to others until the next request, which brings its parameters."""
         if self._copy is not None and self._is_sharing:
+            # Before the copy is given back: another thread may borrow it at once.
             self._at_rest = self._rest_state()
             self._copies.give_back(self._copy)
             self._copy = None
-
-    def _first_rest(self) -> dict[str, Any]:
-        return {"optimizer": None, "dropout": None, "buffers": self._copies.initial_buffers}
 
     def _rest_state(self) -> dict[str, Any]:
         """State, except parameters, that lets training continue on another copy."""
@@ -229,6 +181,7 @@ class Learner(Trainer):
         if kept["dropout"] is not None:
             copy.dropout.set_state(kept["dropout"])
         elif self._copies.has_dropout:
+            # Before its first step: not the draws of the learner that had the copy before.
             seed = generator(*self._key, "dropout").initial_seed()
             copy.dropout.manual_seed(seed)
 
@@ -239,20 +192,21 @@ class Learner(Trainer):
 
     @property
     def epoch_cost(self) -> float:
-        """Cost of a pass over the shard and of the look at aggregated points, in samples."""
-        return self._accuracy_aware.epoch_cost(self._dataset.train.labels[self.shard])
+        """Cost of a pass over the shard and of the probe before it, in samples."""
+        return self.settings.accuracy_aware.epoch_cost(self._dataset.train.labels[self.shard])
 
     @property
     def setup_cost(self) -> float:
         """Cost of aggregating the shard, in training samples."""
-        if not self._accuracy_aware.selection.needs_losses:
+        accuracy_aware = self.settings.accuracy_aware
+        if not accuracy_aware.selection.needs_losses:
             return 0.0
         sample = self._dataset.train.batch(self.shard[:1])
         x, _ = prepare_batch(self._dataset, sample, self._torch_device)
-        num_flops = self._accuracy_aware.aggregator.num_flops(
+        num_flops = accuracy_aware.aggregator.num_flops(
             self.num_samples, self._dataset.input_shape, max(1, self._dataset.num_classes)
         )
-        copy = self._copies.borrow()
+        copy = self._copies.borrow()  # not `model`: that would load this learner's state
         try:
             return num_flops / training_flops(copy.model.module, x)
         finally:
@@ -279,13 +233,15 @@ class Learner(Trainer):
             )
         self._assigned = ranks
         self._num_assigned += 1
+        # Sorted, so that batches do not depend on the order in which workers were lost.
         self._take_shard(torch.cat([self._shards[rank] for rank in sorted(set(ranks))]))
 
     def _take_shard(self, shard: Tensor) -> None:
         self.shard = shard
-        self._reader = Reader(self._dataset.train, shard)
+        self._reader = self._dataset.reader(shard)
         self._batches: BatchStream | None = None
-        self._kept_batches: dict[str, Any] | None = None  # to go back to
+        self._point_losses: PointLosses | None = None
+        self._kept_batches: dict[str, Any] | None = None  # of a checkpoint, until they are made
 
     @property
     def batches(self) -> BatchStream:
@@ -297,24 +253,29 @@ class Learner(Trainer):
         if len(self.shard) == 0:
             raise LocalProtocolError(f"worker {self.rank} asked to Train, but it has no data")
         if self._batches is None:
-            with asking(self._leave_off_if_cancelled):
+            with cancellable(self._check_cancelled):
                 batches = self._make_batches()
             if self._kept_batches is not None:
                 batches.load_state_dict(self._kept_batches)
-            self._batches = batches
+            self._batches = batches  # last, so that a cancelled learner keeps its checkpoint
         return self._batches
 
     def _make_batches(self) -> BatchStream:
+        settings, aggregated = self.settings, None
+        if settings.accuracy_aware.selection.needs_losses:
+            aggregated, targets = settings.accuracy_aware.aggregate(self._dataset, self.shard)
+            self._point_losses = PointLosses(
+                self._dataset,
+                aggregated.x,
+                targets,
+                loss=settings.loss,
+                forward=settings.forward,
+                torch_device=self._torch_device,
+            )
         # If a shard is assigned again, the order of its first passes is new.
         key = (*self._key, self._num_assigned) if self._num_assigned else self._key
-        whose = (
-            lambda: self.model.module,
-            self._loss,
-            self._torch_device,
-            self._forward,
-        )
-        return self._accuracy_aware.make_stream(
-            self._dataset, self.shard, self._batch_size, key, *whose
+        return settings.accuracy_aware.make_stream(
+            aggregated, num_samples=self.num_samples, batch_size=settings.batch_size, key=key
         )
 
     @property
@@ -323,7 +284,7 @@ class Learner(Trainer):
         return Layout(self._copies.num_trained)
 
     def cost(self, request: Train) -> float:
-        """Processed samples, plus a third of a sample for each look at an aggregated point."""
+        """Processed samples, plus a third of a sample for each probe of an aggregated point."""
         self.batches.resize(request.batch_ratio)
         return self.batches.cost(
             request.work, request.keep_ratio, begins_pass=request.begins_pass
@@ -338,15 +299,17 @@ class Learner(Trainer):
             TrainingError: If a loss is not finite, or after `cancel`.
         """
         self._require_no_inputs(request)
+        # Parameters first: `model` may borrow a copy, which comes with another worker's.
         self.model.load(request.params)
         self.model.module.train()
         self._tune(request, progress)
         num_samples = 0
         losses = []
         before = torch.get_rng_state()
-        for batch in self._take(request):
-            self._leave_off_if_cancelled()
-            losses.append(self._step(batch))
+        for batch in self.take(request):
+            # Between steps, so that the optimizer's state fits the parameters.
+            self._check_cancelled()
+            losses.append(self._step_on(batch))
             num_samples += len(batch)
         if not torch.equal(before, torch.get_rng_state()):
             warnings.warn(
@@ -355,6 +318,7 @@ class Learner(Trainer):
                 "instead of random transforms",
                 stacklevel=2,
             )
+        # A copy, because the next request overwrites the model.
         return self._summed_up(self.model.params.to("cpu", copy=True), losses, num_samples)
 
     def _require_no_inputs(self, request: Train) -> None:
@@ -384,45 +348,52 @@ class Learner(Trainer):
         """Stop for good after the current step of training or aggregation."""
         self._is_cancelled = True
 
-    def _leave_off_if_cancelled(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._is_cancelled:
             raise TrainingError(f"worker {self.rank} was told to stop")
 
-    def _take(self, request: Train) -> Iterator[Batch]:
-        """Cut the requested work into batches."""
-        self.batches.resize(request.batch_ratio)
-        return self.batches.take(
+    def take(self, request: Train) -> Iterator[Batch]:
+        """Cut the requested work into batches, and probe aggregated points before each pass."""
+        batches = self.batches
+        batches.resize(request.batch_ratio)
+        for part in batches.take(
             request.work, request.keep_ratio, begins_pass=request.begins_pass
-        )
+        ):
+            if isinstance(part, Batch):
+                yield part
+            else:
+                assert self._point_losses is not None
+                losses = self._point_losses(self.model.module, part.points)
+                batches.sampler.set_losses(losses, part.points)
 
     def _samples(self, batch: Batch) -> Nested:
         """Read a batch, augment it, and prepare it for the model."""
-        samples = self._reader.read(batch, self.batches.upcoming)
-        if self._augmentation is not None:
+        samples = self._reader.read(batch.positions, self.batches.upcoming)
+        augmentation = self.settings.augmentation
+        if augmentation is not None:
             assert self._random is not None
             match samples:
                 case (Tensor() as x, y):
-                    samples = self._augmentation(x, self._random), y
+                    samples = augmentation(x, self._random), y
                 case _:
-                    samples = self._augmentation(samples, self._random)
+                    samples = augmentation(samples, self._random)
         return prepare_batch(self._dataset, samples, self._torch_device)
 
-    def _step(self, batch: Batch) -> Tensor:
-        samples = self._samples(batch)
-        loss = self._settings.gradients(self.model, batch, samples, self._batch_loss)
-        self._optimizer.step()
+    def _step_on(self, batch: Batch) -> Tensor:
+        sampler = self.batches.sampler
+        loss, losses = self._step.take(
+            self._at_work(),
+            batch,
+            self._samples(batch),
+            needs_losses=sampler.selection.needs_sample_losses,
+        )
+        if losses is not None:
+            sampler.record(batch.positions, losses)
         return loss
-
-    def _batch_loss(self, batch: Batch, samples: Nested) -> tuple[Tensor, int]:
-        module = self._at_work().compiled if self._settings.compile else self.model.module
-        with self._settings.precision(self._torch_device):
-            outputs, targets = self._forward(module, samples)
-            loss = self.batches.loss(batch, self._loss, outputs, targets)
-        return loss, self._settings.num_terms(batch, self._loss, outputs, targets)
 
     def _tune(self, request: Train, progress: float) -> None:
         """Set the learning rate and momentum for this request only."""
-        factor = request.rate_ratio * self._schedule.factor(progress)
+        factor = request.rate_ratio * self.settings.schedule.factor(progress)
         for group, (rate, momentum) in zip(
             self._optimizer.param_groups, self._copies.settings, strict=True
         ):

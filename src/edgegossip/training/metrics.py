@@ -69,8 +69,16 @@ class Metric(MetricSpec, ABC):
         """Compute the value from the sums over all samples, float64."""
 
 
+class _Mean(Metric, ABC):
+    """Metrics whose sums are a total and the number of its terms."""
+
+    def value(self, sums: Tensor) -> float:
+        total, number = sums.tolist()
+        return total / number if number else math.nan
+
+
 @dataclass(frozen=True, kw_only=True)
-class MeanMetric(Metric):
+class MeanMetric(_Mean):
     """Your own mean over samples, such as a share of correct answers.
 
     Args:
@@ -91,10 +99,6 @@ class MeanMetric(Metric):
     def sums(self, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
         number = num_samples(targets)
         return torch.tensor([float(self.of(outputs, targets)) * number, number]).double()
-
-    def value(self, sums: Tensor) -> float:
-        total, number = sums.tolist()
-        return total / number if number else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,11 +206,8 @@ def check_metrics(
         raise ValueError(unknown_name("target_metric", str(target_metric), names))
 
 
-# Metrics for classification, regression, language models and several labels per sample.
-
-
 @dataclass(frozen=True, kw_only=True)
-class Accuracy(Metric):
+class Accuracy(_Mean):
     """Share of samples whose largest output is that of their class.
 
     Outputs are [batch, num_classes], targets int64 [batch]; with further dimensions, such as
@@ -231,12 +232,9 @@ class Accuracy(Metric):
             )
         return _pair((outputs.argmax(1) == targets).sum(), targets.numel())
 
-    def value(self, sums: Tensor) -> float:
-        return _ratio(sums)
-
 
 @dataclass(frozen=True, kw_only=True)
-class MeanAbsoluteError(Metric):
+class MeanAbsoluteError(_Mean):
     """Mean absolute difference between outputs and targets, over all entries.
 
     Args:
@@ -255,9 +253,6 @@ class MeanAbsoluteError(Metric):
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         _require_one_shape(self, outputs, targets)
         return _pair((outputs.double() - targets).abs().sum(), targets.numel())
-
-    def value(self, sums: Tensor) -> float:
-        return _ratio(sums)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +288,7 @@ class R2(Metric):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Perplexity(Metric):
+class Perplexity(_Mean):
     r"""Perplexity of the next token: :math:`e^{H}`, with the mean cross entropy :math:`H`.
 
     Outputs are [batch, ..., num_tokens], targets int64 [batch, ...]. Targets of -100 do not
@@ -311,12 +306,12 @@ class Perplexity(Metric):
         return token_sums(outputs, targets)
 
     def value(self, sums: Tensor) -> float:
-        mean = _ratio(sums)
+        mean = super().value(sums)
         return math.exp(mean) if mean < math.log(1e300) else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitsPerCharacter(Metric):
+class BitsPerCharacter(_Mean):
     r"""Bits per character of a text: :math:`H / (c \ln 2)`, with cross entropy :math:`H`.
 
     Unlike perplexity, it is comparable between models with different tokens. Outputs and
@@ -348,7 +343,7 @@ class BitsPerCharacter(Metric):
         return token_sums(outputs, targets)
 
     def value(self, sums: Tensor) -> float:
-        return _ratio(sums) / (self.characters_per_token * math.log(2))
+        return super().value(sums) / (self.characters_per_token * math.log(2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,9 +384,9 @@ class F1(Metric):
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         _require_one_shape(self, outputs, targets)
-        said, true = outputs > self.threshold, targets > 0.5
-        both = (said & true).sum(0)
-        return torch.stack([2 * both, said.sum(0) + true.sum(0)])
+        predicted, true = outputs > self.threshold, targets > 0.5
+        both = (predicted & true).sum(0)
+        return torch.stack([2 * both, predicted.sum(0) + true.sum(0)])
 
     def value(self, sums: Tensor) -> float:
         if self.average == "micro":
@@ -400,7 +395,7 @@ class F1(Metric):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactMatch(Metric):
+class ExactMatch(_Mean):
     """Share of samples with all labels correct: subset accuracy for several labels per sample.
 
     Args:
@@ -423,9 +418,6 @@ class ExactMatch(Metric):
         _require_one_shape(self, outputs, targets)
         is_right = ((outputs > self.threshold) == (targets > 0.5)).flatten(1).all(1)
         return _pair(is_right.sum(), len(targets))
-
-    def value(self, sums: Tensor) -> float:
-        return _ratio(sums)
 
 
 def token_sums(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -450,11 +442,6 @@ def token_sums(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _pair(total: Tensor, number: int) -> Tensor:
     return torch.stack([total.double(), total.new_tensor(number, dtype=torch.float64)])
-
-
-def _ratio(sums: Tensor) -> float:
-    total, number = sums.tolist()
-    return total / number if number else math.nan
 
 
 def _require_one_shape(metric: Metric, outputs: Tensor, targets: Tensor) -> None:

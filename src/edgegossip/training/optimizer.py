@@ -1,4 +1,4 @@
-"""Optimizer factories that a resolved experiment can display."""
+"""Optimizers and learning-rate schedules, as values that a resolved experiment can display."""
 
 from __future__ import annotations
 
@@ -58,18 +58,6 @@ class SGD:
         )
 
 
-# Learning-rate schedules.
-#
-# A schedule is a factor on the optimizer's own rate. It depends on the completed share of the
-# run
-# (`Traits.progress`), not on a worker's own passes: under EdgeGossip the fastest worker makes
-# many passes while the slowest makes one, and a returning worker would start from the
-# beginning.
-# In a given round, all workers of a synchronous algorithm train at the same rate. Give such an
-# algorithm its real number of rounds: if a time limit ends it earlier, the rate does not reach
-# its final value. Its rate depends on time only with `UNTIL_CUT_OFF`.
-
-
 Rise = Literal["constant", "linear"]
 
 
@@ -113,7 +101,14 @@ class WarmUp:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """Base of learning-rate schedules.
+    """Base of learning-rate schedules: a factor on the optimizer's own rate.
+
+    The factor depends on the completed share of the run (`Traits.progress`), not on a worker's
+    own passes: under EdgeGossip the fastest worker makes many passes while the slowest makes
+    one, and a returning worker would start from the beginning. In a given round, all workers of
+    a synchronous algorithm train at the same rate. Give such an algorithm its real number of
+    rounds: if a time limit ends it earlier, the rate does not reach its final value. Its rate
+    depends on time only with `UNTIL_CUT_OFF`.
 
     Args:
         warm_up: Another factor, for a small initial rate; None for none.

@@ -1,11 +1,14 @@
-"""Stacked dense models: one call computes a layer of several learners."""
+"""Training of several learners of one dense model together.
+
+With stacked parameters, one call computes a layer of all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +18,11 @@ from torch.func import vmap
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Train
 from edgegossip.contract.trainer import Outcome, TrainingResult
-from edgegossip.training.learner import Learner
+from edgegossip.data.dataset import WorkerData
+from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.loss import IGNORED, Loss, prepare_batch
 from edgegossip.training.optimizer import SGD
-from edgegossip.training.step import PLAIN_STEP, require_plain
+from edgegossip.training.step import require_plain
 
 DENSE = (
     nn.Sequential,
@@ -259,9 +263,6 @@ def _cross_entropies(outputs: Tensor, y: Tensor) -> Tensor:
     return each.view(len(y), -1).sum(1) / number
 
 
-# Learners that train together: with stacked parameters, one call computes a step for all.
-
-
 class StackedLearner(Learner):
     r"""A `Learner` that trains with other learners whose requests have the same shape.
 
@@ -278,17 +279,23 @@ class StackedLearner(Learner):
     samples and units, the last bits may depend on them.
 
     Args:
-        optimizer: An `SGD`.
-        arguments: Other arguments of `Learner`. The model must have no buffers or dropout,
-            there must be no augmentation, and the selection must not use losses;
-            `experiments.batching` checks this.
+        settings: As in `Learner`. The optimizer must be an `SGD`, the model must have no
+            buffers or dropout, there must be no augmentation, and the selection must not use
+            losses; `experiments.batching` checks this.
+        data: As in `Learner`.
+        arguments: Other arguments of `Learner`.
     """
 
-    def __init__(self, *, optimizer: SGD, **arguments: Any) -> None:  # noqa: ANN401
-        require_plain(arguments.get("step", PLAIN_STEP), "StackedLearner")
-        super().__init__(optimizer=optimizer, **arguments)
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        data: WorkerData,
+        **arguments: Any,  # noqa: ANN401
+    ) -> None:
+        require_plain(settings.step, "StackedLearner")
+        super().__init__(settings, data, **arguments)
         self._is_sharing = True
-        self._sgd = optimizer
+        self._sgd = cast("SGD", settings.optimizer)
 
     def prepare(self, request: Train, progress: float) -> StackedWork:
         """Choose the samples of all steps; from then on other learners can join."""
@@ -297,8 +304,8 @@ class StackedLearner(Learner):
         return StackedWork(
             learner=self,
             params=request.params,
-            samples=[self.shard[batch.positions] for batch in self._take(request)],
-            lr=self._sgd.lr * request.rate_ratio * self._schedule.factor(progress),
+            samples=[self.shard[batch.positions] for batch in self.take(request)],
+            lr=self._sgd.lr * request.rate_ratio * self.settings.schedule.factor(progress),
             momentum=self._sgd.momentum if request.momentum is None else request.momentum,
         )
 
@@ -310,8 +317,8 @@ class StackedLearner(Learner):
         return outcome
 
     @property
-    def kinship(self) -> int:
-        """Equal for learners that can train together."""
+    def model_id(self) -> int:
+        """Equal for learners that can train together, because they share copies of a model."""
         return id(self._copies)
 
     @property
@@ -334,7 +341,7 @@ class StackedLearner(Learner):
             copy.model.module.train()
             stack = DenseStack(
                 copy.model.module,
-                self._loss,
+                self.settings.loss,
                 self._sgd,
                 work[0].momentum,
                 [each.params for each in work],
@@ -392,7 +399,7 @@ class StackedWork:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for work that can be done together."""
-        return self.learner.kinship, self.momentum, *map(len, self.samples)
+        return self.learner.model_id, self.momentum, *map(len, self.samples)
 
     def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
         """Carry out this and other work of the same `key`; return all outcomes, this one's

@@ -1,8 +1,8 @@
-"""Settings of a training step: precision, accumulation, clipping, compilation."""
+"""A training step, which owns the loss, and its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,9 @@ from torch import Tensor, nn
 
 from edgegossip.contract.ranges import check_counts, check_ranges
 from edgegossip.data.nested import Nested, map_leaves
-from edgegossip.models.flat import FlatModel
-from edgegossip.training.loss import Loss
+from edgegossip.training.copies import ModelCopy
+from edgegossip.training.loss import Forward, Loss, losses_of
 from edgegossip.training.sampling.sampler import Batch
-
-MeanLoss = Callable[[Batch, Nested], tuple[Tensor, int]]
-"""Maps a batch and its samples to the mean loss and the number of terms of that mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,67 +53,118 @@ class TrainingStep:
             self, micro_batch_size="at least 1 or None", max_grad_norm="above 0 or None"
         )
 
-    def precision(self, torch_device: torch.device) -> AbstractContextManager[object]:
-        """The context for forward passes."""
-        if self.autocast is None:
-            return nullcontext()
-        return torch.autocast(torch_device.type, self.autocast)
 
-    def gradients(
-        self, model: FlatModel, batch: Batch, samples: Nested, mean_loss: MeanLoss
-    ) -> Tensor:
-        """Compute the gradient of a batch's mean loss, and return that loss.
+PLAIN_STEP = TrainingStep()
+
+
+class Step:
+    """A step of a learner: forward pass, loss, backward pass and update.
+
+    Args:
+        settings: Precision, accumulation, clipping and compilation.
+        loss: Loss of outputs and targets.
+        forward: Maps model and batch to outputs and targets; see `Task`.
+        torch_device: Device of the model.
+    """
+
+    def __init__(
+        self, settings: TrainingStep, loss: Loss, forward: Forward, torch_device: torch.device
+    ) -> None:
+        self._settings = settings
+        self._loss = loss
+        self._forward = forward
+        self._torch_device = torch_device
+
+    def take(
+        self, copy: ModelCopy, batch: Batch, samples: Nested, *, needs_losses: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Take a step on a batch; return its mean loss before the step.
 
         Args:
-            model: Model that stores the gradient.
-            batch: The batch.
-            samples: Its samples.
-            mean_loss: Loss to differentiate, of the batch or a part of it.
+            copy: Model and optimizer, with the learning rate set.
+            batch: Weights of the samples' losses.
+            samples: The samples, prepared for the model.
+            needs_losses: Whether to return the loss of each sample, [batch], too. They are
+                also returned if the batch has weights, which need them.
         """
+        settings, model = self._settings, copy.model
+        module = copy.compiled if settings.compile else model.module
         model.zero_grad()
-        assert model.trained.grad is not None
-        if self.micro_batch_size is None or len(batch) <= self.micro_batch_size:
-            loss, _ = mean_loss(batch, samples)
-            loss.backward()  # type: ignore[no-untyped-call]
-            loss = loss.detach()
+        gradient = model.trained.grad
+        assert gradient is not None
+        if settings.micro_batch_size is None or len(batch) <= settings.micro_batch_size:
+            mean, losses, _ = self._losses(module, batch, samples, needs_losses)
+            mean.backward()  # type: ignore[no-untyped-call]
         else:
-            loss = self._accumulated(model.trained.grad, batch, samples, mean_loss)
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_([model.trained], self.max_grad_norm)
-        return loss
+            mean, losses = self._accumulate(module, gradient, batch, samples, needs_losses)
+        if settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_([model.trained], settings.max_grad_norm)
+        copy.optimizer.step()
+        return mean.detach(), losses
 
-    def num_terms(self, batch: Batch, loss: Loss, outputs: Any, targets: Any) -> int:  # noqa: ANN401
+    def _losses(
+        self, module: nn.Module, batch: Batch, samples: Nested, needs_losses: bool
+    ) -> tuple[Tensor, Tensor | None, int]:
+        """The mean loss to differentiate, the samples' losses, and the terms of the mean."""
+        losses, autocast = None, self._settings.autocast
+        precision: AbstractContextManager[object] = nullcontext()
+        if autocast is not None:
+            precision = torch.autocast(self._torch_device.type, autocast)
+        with precision:
+            outputs, targets = self._forward(module, samples)
+            if batch.weights is not None:
+                losses = losses_of(self._loss, outputs, targets, len(batch))
+                mean = losses @ batch.weights.to(losses.device) / len(batch)
+            else:
+                if needs_losses:
+                    with torch.no_grad():
+                        losses = losses_of(self._loss, outputs, targets, len(batch))
+                # Not the mean of `losses`: the task's loss may count tokens, not samples.
+                mean = self._loss(outputs, targets)
+        return mean, losses, self._num_terms(batch, outputs, targets)
+
+    def _num_terms(self, batch: Batch, outputs: Any, targets: Any) -> int:  # noqa: ANN401
         """Number of terms of a batch's mean loss: samples, or the loss's own count."""
-        count = getattr(loss, "num_terms", None)
-        if self.micro_batch_size is None or count is None or batch.weights is not None:
+        count = getattr(self._loss, "num_terms", None)
+        if (
+            self._settings.micro_batch_size is None
+            or count is None
+            or batch.weights is not None
+        ):
             return len(batch)  # counting tokens would take time for nothing
         return int(count(outputs, targets))
 
-    def _accumulated(
-        self, gradient: Tensor, batch: Batch, samples: Nested, mean_loss: MeanLoss
-    ) -> Tensor:
+    def _accumulate(
+        self,
+        module: nn.Module,
+        gradient: Tensor,
+        batch: Batch,
+        samples: Nested,
+        needs_losses: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         # The number of counted tokens is known after the last forward pass, but memory holds
         # only one piece: weight pieces by their numbers, and divide by the sum afterwards.
         total, num_terms = gradient.new_zeros(()), 0
+        found = []
         for piece, some in self._pieces(batch, samples):
-            loss, number = mean_loss(piece, some)
+            mean, losses, number = self._losses(module, piece, some, needs_losses)
+            if losses is not None:
+                found.append(losses.detach())
             if number:  # the mean of no terms is not a number
-                (loss * number).backward()  # type: ignore[no-untyped-call]
-                total += loss.detach() * number
+                (mean * number).backward()  # type: ignore[no-untyped-call]
+                total += mean.detach() * number
                 num_terms += number
         gradient /= num_terms
-        return total / num_terms
+        return total / num_terms, torch.cat(found) if found else None
 
     def _pieces(self, batch: Batch, samples: Nested) -> Iterator[tuple[Batch, Nested]]:
-        assert self.micro_batch_size is not None
-        for start in range(0, len(batch), self.micro_batch_size):
-            part = slice(start, start + self.micro_batch_size)
+        size = self._settings.micro_batch_size
+        assert size is not None
+        for start in range(0, len(batch), size):
+            part = slice(start, start + size)
             weights = None if batch.weights is None else batch.weights[part]
             some = map_leaves(lambda leaf, part=part: leaf[part], samples)  # type: ignore[misc]
             yield Batch(batch.positions[part], weights), some
-
-
-PLAIN_STEP = TrainingStep()
 
 
 def require_plain(step: TrainingStep, who: str) -> None:

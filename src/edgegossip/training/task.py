@@ -17,10 +17,9 @@ from edgegossip.contract.protocol import WORKER, Rank, Role
 from edgegossip.contract.randomness import derive_seed
 from edgegossip.contract.ranges import check_counts, check_ranges, check_type
 from edgegossip.contract.trainer import Trainer
-from edgegossip.data.dataset import Dataset, Split
-from edgegossip.data.local import Local
-from edgegossip.data.partition import IID, Partition, is_skewed
-from edgegossip.data.shards import DealtShards, LocalShards
+from edgegossip.data.dataset import Dataset, Split, WorkerData
+from edgegossip.data.local import Local, LocalShards
+from edgegossip.data.partition import IID, Partition, deal, is_skewed
 from edgegossip.models.blocks import drawn_from
 from edgegossip.models.flat import described, frozen_sample
 from edgegossip.models.normalization import (
@@ -31,7 +30,7 @@ from edgegossip.models.normalization import (
 from edgegossip.models.parts import Join, Parts, in_sequence
 from edgegossip.training.copies import ModelCopies
 from edgegossip.training.evaluator import Evaluator, LocalReporter
-from edgegossip.training.learner import Augmentation, Learner
+from edgegossip.training.learner import Augmentation, Learner, LearnerSettings
 from edgegossip.training.loss import Forward, Loss, forward_pair
 from edgegossip.training.metrics import Accuracy, Metric, check_metrics
 from edgegossip.training.optimizer import SGD, Constant, OptimizerFactory, Schedule
@@ -60,8 +59,8 @@ class Task:
             model: the makers of the parts, by role name.
         join: Joins the parts into the whole model for evaluation and saving; by default in
             sequence, in the order of `model`.
-        trainer: Makes a worker's trainer from the keyword arguments of `Learner`: one maker for
-            all workers, or several by role name.
+        trainer: Makes a worker's trainer from the keyword arguments of `Learner` except
+            `copies`: one maker for all workers, or several by role name.
         loss: ``loss(outputs, targets)``, the mean over a batch. Evaluations average it over
             batches of 500, weighted by their numbers of samples. A mean over anything else,
             e.g. with class weights, is exact if the loss has a method ``num_terms(outputs,
@@ -178,6 +177,22 @@ class Task:
         """Name, unit and direction of the target metric."""
         return self.chosen_first[0].spec
 
+    def learner_settings(self, model: nn.Module) -> LearnerSettings:
+        """The settings of the learners that train `model`."""
+        return LearnerSettings(
+            model=model,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            batch_size=self.batch_size,
+            schedule=self.schedule,
+            accuracy_aware=self.accuracy_aware,
+            augmentation=self.augmentation,
+            has_buffers=self.has_buffers,
+            torch_device=self.torch_device,
+            forward=self.forward,
+            step=self.step,
+        )
+
     @property
     def models(self) -> Mapping[str, MakeModel]:
         """Factory of each part, by role name; a factory for all roles has the key ""."""
@@ -223,6 +238,7 @@ class Workload:
         self._ranks = tuple(ranks)
         self._seed = seed
         self._role = role
+        # A stream of its own, so that weights do not depend on what was drawn before.
         with drawn_from(derive_seed(seed, "model")):
             models = {part: make() for part, make in task.models.items()}
         self._parts = Parts(models, task.join, has_buffers=task.has_buffers)
@@ -233,31 +249,34 @@ class Workload:
         if len(ranks) > 1:
             for flat in self._parts.models.values():
                 warn_of_other_buffers(flat.module, flat.moved_buffers)
+        self._settings = {
+            part: task.learner_settings(flat.module)
+            for part, flat in self._parts.models.items()
+        }
         self._lent: dict[str, ModelCopies] = {}
         self._validators: dict[Rank, Evaluator] = {}
-        self._shards = self._make_shards(reads)
-
-    def _make_shards(self, reads: Container[Rank] | None) -> DealtShards | LocalShards:
-        task, ranks = self.task, self._ranks
-        if isinstance(task.dataset, Local):
-            if not task.has_buffers and trained_statistics(self._parts.whole):
-                raise ValueError(
-                    "has_buffers is False, so an averaged model's normalization layers would "
-                    "need training samples, and Local data is not here; use has_buffers=True"
-                )
-            return LocalShards(task.dataset, ranks, reads)
-        shards = task.partition(task.dataset, len(ranks), self._seed)
-        return DealtShards(task.dataset, ranks, shards)
+        self._shards: LocalShards | dict[Rank, Tensor]
+        if not isinstance(task.dataset, Local):
+            self._shards = deal(task.dataset, ranks, task.partition, seed)
+            return
+        if not task.has_buffers and trained_statistics(self._parts.whole):
+            raise ValueError(
+                "has_buffers is False, so an averaged model's normalization layers would need "
+                "training samples, and Local data is not here; use has_buffers=True"
+            )
+        self._shards = LocalShards(task.dataset, ranks, reads)
 
     @property
     def shards(self) -> Mapping[Rank, Tensor]:
         """Indices [n] of each worker's training samples in its split, for workers with data."""
-        return self._shards.indices
+        return self._shards.indices if isinstance(self._shards, LocalShards) else self._shards
 
     @property
     def num_train(self) -> int:
         """Total number of training samples of all workers."""
-        return self._shards.num_samples
+        if isinstance(self._shards, LocalShards):
+            return self._shards.num_samples
+        return len(self.task.dataset.train)
 
     def __getstate__(self) -> dict[str, object]:
         """State that other processes need to train; evaluators stay here."""
@@ -291,47 +310,30 @@ class Workload:
         make = self.task.trainer
         if isinstance(make, Mapping):
             make = make.get(self._role(rank).name, Learner)
+        part = self._part(rank)
         # A custom trainer may rely on keeping the same model throughout.
-        shared = (
-            {"copies": self._copies(self._part(rank))}
-            if make in (Learner, StackedLearner)
-            else {}
-        )
+        is_sharing = make in (Learner, StackedLearner)
         return make(
-            **shared,
-            model=self._parts.models[self._part(rank)].module,
-            loss=self.task.loss,
-            optimizer=self.task.optimizer,
-            batch_size=self.task.batch_size,
-            schedule=self.task.schedule,
+            settings=self._settings[part],
+            data=self._worker_data(rank),
             seed=self._seed,
             rank=rank,
             incarnation=incarnation,
-            accuracy_aware=self.task.accuracy_aware,
-            augmentation=self.task.augmentation,
-            has_buffers=self.task.has_buffers,
-            torch_device=self.task.torch_device,
-            **self._shards.of_trainer(rank),
-            **self._by_choice,
+            **({"copies": self._copies(part)} if is_sharing else {}),
         )
 
-    @property
-    def _by_choice(self) -> dict[str, object]:
-        # A custom trainer need not accept arguments that the task leaves at their defaults.
-        forward, step = self.task.forward, self.task.step
-        return {
-            **({} if forward is forward_pair else {"forward": forward}),
-            **({} if step == PLAIN_STEP else {"step": step}),
-        }
+    def _worker_data(self, rank: Rank) -> WorkerData:
+        if isinstance(self._shards, LocalShards):
+            return self._shards.worker_data(rank)
+        return WorkerData(
+            dataset=self.task.dataset.training,  # no trainer gets the test split
+            shard=self._shards.get(rank, torch.empty(0, dtype=torch.int64)),
+            shards=self._shards,
+        )
 
     def _copies(self, part: str) -> ModelCopies:
         if part not in self._lent:
-            self._lent[part] = ModelCopies(
-                self._parts.models[part].module,
-                self.task.optimizer,
-                has_buffers=self.task.has_buffers,
-                torch_device=self.task.torch_device,
-            )
+            self._lent[part] = self._settings[part].copies()
         return self._lent[part]
 
     def is_whole(self, ranks: Iterable[Rank]) -> bool:

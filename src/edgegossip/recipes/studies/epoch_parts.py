@@ -17,7 +17,7 @@ from edgegossip.recipes.studies.timing import processor_seconds
 from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform
 from edgegossip.training.learner import Learner
-from edgegossip.training.sampling.accuracy_aware import AggregatedLosses
+from edgegossip.training.sampling.accuracy_aware import PointLosses
 from edgegossip.training.sampling.aggregation import Aggregator
 from edgegossip.training.sampling.sampler import AccuracyAwareSampler
 from edgegossip.training.sampling.selection import Selection
@@ -48,25 +48,25 @@ def measured_parts(
     assert isinstance(learner, Learner)
     shard, params = workload.shards[0], workload.initial_params()
     aggregated = aggregator.fit(*task.dataset.train.batch(shard))
-    look = AggregatedLosses(
-        lambda: learner.model.module,
-        task.loss,
+    look = PointLosses(
         task.dataset.training,
-        aggregated,
-        torch.device("cpu"),
+        aggregated.x,
+        aggregated.y,
+        loss=task.loss,
+        torch_device=torch.device("cpu"),
     )
     points = torch.arange(len(aggregated.y))
     sampler = AccuracyAwareSampler(
         aggregated, batch_size=task.batch_size, selection=selection, key=seed
     )
-    sampler.set_losses(look(points))
+    sampler.set_losses(look(learner.model.module, points))
     gossip = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=1)
     others = {rank: {"params": params} for rank in range(1, NUM_WORKERS)}
     state = gossip.init(0, params)
     parts = {
         "forecast": processor_seconds(_forecasts()) / _MANY,
         "balancing": processor_seconds(_shares) / _MANY,
-        "look": processor_seconds(lambda: look(points)),
+        "look": processor_seconds(lambda: look(learner.model.module, points)),
         "choice": processor_seconds(lambda: sampler.begin_epoch(len(shard))),
         "averaging": processor_seconds(lambda: gossip.mix(state, others)),
         "training": processor_seconds(

@@ -124,7 +124,7 @@ class _WithoutSteps(Learner):
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         self.model.load(request.params)
-        return rehearse(self.batches, request)
+        return rehearse(self.take(request), request)
 
 
 def _accounted(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from edgegossip.contract.ranges import check_ranges
 from edgegossip.data.dataset import TrainingData
 from edgegossip.training.loss import Forward, Loss, forward_pair, losses_of, to_model
 from edgegossip.training.sampling.aggregation import AggregatedData, Aggregator, aggregator
-from edgegossip.training.sampling.batches import BatchStream, Budget, Look
+from edgegossip.training.sampling.batches import BatchStream, ProbeBudget
 from edgegossip.training.sampling.sampler import AccuracyAwareSampler
 from edgegossip.training.sampling.selection import Focused, Random, Selection
 
@@ -31,8 +29,8 @@ class AccuracyAware:
     Args:
         selection: Selection of the preferred samples.
         aggregator: Makes the aggregated points; unused by selections that need no losses.
-        look_share: Maximum share of each epoch, in (0, 1], for looks at aggregated points;
-            points with the oldest losses come first. None looks at as many points as the
+        look_share: Maximum share of each epoch, in (0, 1], for probes of aggregated points;
+            points with the oldest losses come first. None probes as many points as the
             selection requires; the paper's selection requires all.
 
     Raises:
@@ -46,51 +44,52 @@ class AccuracyAware:
     def __post_init__(self) -> None:
         check_ranges(self, look_share="in (0, 1] or None")
 
-    def make_stream(
-        self,
-        dataset: TrainingData,
-        shard: Tensor,
-        batch_size: int,
-        key: tuple[int, ...],
-        module: Callable[[], nn.Module],
-        loss: Loss,
-        torch_device: torch.device,
-        forward: Forward = forward_pair,
-    ) -> BatchStream:
-        """Aggregate a worker's data, if the selection needs it, and make the worker's stream.
+    def aggregate(self, dataset: TrainingData, shard: Tensor) -> tuple[AggregatedData, Tensor]:
+        """Aggregate a worker's data, for a selection that needs losses.
 
         Args:
             dataset: Data set with the samples.
             shard: [n] indices of the worker's samples.
-            batch_size: Samples per step.
-            key: Key of the random stream.
-            module: Returns the model for looks at aggregated points.
-            loss: Loss of outputs and targets.
-            torch_device: Device of the module.
-            forward: Maps model and batch to outputs and targets.
+
+        Returns:
+            The points, and the target of each: its class, or a mean in a regression.
 
         Raises:
-            DataError: If the selection needs aggregated points but samples have no mean.
+            DataError: If samples have no mean.
         """
-        make = partial(self.stream_of, num_samples=len(shard), batch_size=batch_size, key=key)
-        if not self.selection.needs_losses:
-            return make(None)
         x, y = self._averageable(dataset, shard)
-        labels = y if dataset.num_classes else dataset.train.labels[shard]
-        aggregated = self.aggregator.fit(x, labels)
-        targets = aggregated.y if dataset.num_classes else aggregated.means(y)
-        return make(
+        if dataset.num_classes:
+            aggregated = self.aggregator.fit(x, y)
+            return aggregated, aggregated.y
+        aggregated = self.aggregator.fit(x, dataset.train.labels[shard])
+        return aggregated, aggregated.means(y)
+
+    def make_stream(
+        self,
+        aggregated: AggregatedData | None,
+        *,
+        num_samples: int,
+        batch_size: int,
+        key: tuple[int, ...],
+    ) -> BatchStream:
+        """Make a worker's stream of batches.
+
+        Args:
+            aggregated: The worker's aggregated data; None for selections that need no losses.
+            num_samples: Number of the worker's samples.
+            batch_size: Samples per step.
+            key: Key of the random stream.
+        """
+        sampler = AccuracyAwareSampler(
             aggregated,
-            AggregatedLosses(
-                module,
-                loss,
-                dataset,
-                aggregated,
-                torch_device,
-                targets=targets,
-                forward=forward,
-            ),
+            num_samples=num_samples,
+            batch_size=batch_size,
+            selection=self.selection,
+            key=key,
         )
+        if aggregated is None:
+            return BatchStream(sampler)
+        return BatchStream(sampler, self._budget(num_samples, len(aggregated.y)))
 
     def import_libraries(self) -> None:
         """Import scikit-learn now if data are to be aggregated, not in the first round.
@@ -122,29 +121,8 @@ class AccuracyAware:
             "choose Random() or Cyclic()"
         )
 
-    def stream_of(
-        self,
-        aggregated: AggregatedData | None,
-        loss_of: Callable[[Tensor], Tensor] | None = None,
-        *,
-        num_samples: int,
-        batch_size: int,
-        key: tuple[int, ...],
-    ) -> BatchStream:
-        """Make a stream over aggregated data; `loss_of` measures losses of points."""
-        sampler = AccuracyAwareSampler(
-            aggregated,
-            num_samples=num_samples,
-            batch_size=batch_size,
-            selection=self.selection,
-            key=key,
-        )
-        if aggregated is None or loss_of is None:
-            return BatchStream(sampler)
-        return BatchStream(sampler, Look(loss_of, self._budget(num_samples, len(aggregated.y))))
-
     def epoch_cost(self, labels: Tensor) -> float:
-        """Cost of a pass over samples with `labels` [n] and of its look, in training samples.
+        """Cost of a pass over samples with `labels` [n] and of its probe, in training samples.
 
         This equals `BatchStream.epoch_cost` of their stream, but needs no aggregation.
         """
@@ -153,63 +131,56 @@ class AccuracyAware:
         budget = self._budget(len(labels), self.aggregator.num_subsets(labels))
         return len(labels) + budget.cost(1.0)
 
-    def _budget(self, num_samples: int, num_subsets: int) -> Budget:
+    def _budget(self, num_samples: int, num_subsets: int) -> ProbeBudget:
         max_cost = None if self.look_share is None else self.look_share * num_samples
-        return Budget(min(num_subsets, self.selection.num_points or num_subsets), max_cost)
+        return ProbeBudget(min(num_subsets, self.selection.num_points or num_subsets), max_cost)
 
 
 PLAIN = AccuracyAware(selection=Random())
 """Every pass in a new random order, as without EdgeGossip."""
 
 
-class AggregatedLosses:
+class PointLosses:
     """Measures a model's losses on aggregated points.
 
     It uses no augmentation, and normalization layers use their running statistics: means of
     several samples are not training data, and must not change these statistics.
 
     Args:
-        module: Returns the model, at its current parameters.
-        loss: Loss of outputs and targets.
         dataset: Prepares samples for the model.
-        aggregated: The points.
+        x: Aggregated points, from `AggregatedData`.
+        targets: Target of each point.
+        loss: Loss of outputs and targets.
+        forward: Maps model and batch to outputs and targets.
         torch_device: Device for the computation.
         batch_size: Points per batch.
-        targets: Target of each point; by default its class.
-        forward: Maps model and batch to outputs and targets.
     """
 
     def __init__(
         self,
-        module: Callable[[], nn.Module],
-        loss: Loss,
         dataset: TrainingData,
-        aggregated: AggregatedData,
+        x: Tensor,
+        targets: Tensor,
+        *,
+        loss: Loss,
+        forward: Forward = forward_pair,
         torch_device: torch.device,
         batch_size: int = 500,
-        targets: Tensor | None = None,
-        forward: Forward = forward_pair,
     ) -> None:
-        self._module = module
-        self._forward = forward
-        self._loss = loss
         sample, _ = dataset.train.batch(torch.zeros(1, dtype=torch.int64))
-        x = dataset.prepare(aggregated.x, is_picture=sample.dtype == torch.uint8)
-        self._x = to_model(x, torch_device)
-        self._y = (aggregated.y if targets is None else targets).to(torch_device)
+        x = dataset.prepare(x, is_picture=sample.dtype == torch.uint8)
+        self._x, self._targets = to_model(x, torch_device), targets.to(torch_device)
+        self._loss, self._forward = loss, forward
         self._batch_size = batch_size
 
     @torch.no_grad()
-    def __call__(self, points: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, points: Tensor) -> Tensor:
         """Losses of the aggregated points with indices `points`, [num_points]."""
-        module = self._module()
         was_training = module.training
         module.eval()
-        losses = [
-            losses_of(
-                self._loss, *self._forward(module, (self._x[some], self._y[some])), len(some)
-            ).cpu()
-            for some in torch.split(points, self._batch_size)
-        ]
+        losses = []
+        for some in torch.split(points, self._batch_size):
+            found = self._forward(module, (self._x[some], self._targets[some]))
+            losses.append(losses_of(self._loss, *found, len(some)).cpu())
         module.train(was_training)
         return torch.cat(losses)

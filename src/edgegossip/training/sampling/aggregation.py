@@ -1,4 +1,4 @@
-"""Aggregated data: a few points that represent many samples."""
+"""The data aggregator: many samples of a class become one aggregated point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgegossip.contract.errors import DataError, unknown_name
 from edgegossip.contract.randomness import derive_seed
-from edgegossip.training.sampling.cancellation import leave_off_if_told
+from edgegossip.training.sampling.cancellation import check_cancellation
 from edgegossip.training.sampling.division import Division, GaussianMixture, KMeans, MedianSplit
 from edgegossip.training.sampling.reduction import (
     PCA,
@@ -71,9 +71,6 @@ class AggregatedData:
     def sizes(self) -> Tensor:
         """Number of samples of each aggregated point, int64 [num_subsets]."""
         return self.subset_of.bincount(minlength=len(self.x))
-
-
-# The data aggregator: many samples of a class become one aggregated point.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +149,7 @@ class Aggregator:
         for samples, label, first, number in zip(
             classes, labels.tolist(), firsts.tolist(), num_subsets.tolist(), strict=True
         ):
-            leave_off_if_told()
+            check_cancellation()
             points = (x[samples] / (largest or 1.0)).float()
             subset_of[samples] = first + self._divide(points, number, label)
         means = _means(x, subset_of, int(num_subsets.sum()))
@@ -275,7 +272,7 @@ def _means(x: Tensor, subset_of: Tensor, num_subsets: int) -> Tensor:
     for samples, subsets in zip(
         torch.split(x, 1024), torch.split(subset_of, 1024), strict=True
     ):
-        leave_off_if_told()
+        check_cancellation()
         sums.index_add_(0, subsets, samples.double())
     sizes = subset_of.bincount(minlength=num_subsets)
     return (sums / sizes.view(-1, *(1 for _ in x.shape[1:]))).float()

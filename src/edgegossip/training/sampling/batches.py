@@ -1,9 +1,9 @@
-"""The look at aggregated points before a pass, to find samples that are hard for the model."""
+"""A worker's batches: endless passes over its data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from edgegossip.contract.protocol import Steps, Work
-from edgegossip.training.loss import Loss, losses_of
 from edgegossip.training.sampling.sampler import AccuracyAwareSampler, Batch
 
 FORWARD_COST = 1 / 3
@@ -21,13 +20,13 @@ much.
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """Number of aggregated points in a look.
+class ProbeBudget:
+    """Number of aggregated points in a probe.
 
     Attributes:
-        num_points: Number of aggregated points per look; points with the oldest losses come
+        num_points: Number of aggregated points per probe; points with the oldest losses come
             first.
-        max_cost: Maximum cost of the look, in samples, before a full pass; proportionally less
+        max_cost: Maximum cost of the probe, in samples, before a full pass; proportionally less
             before a shorter pass. None for no limit.
     """
 
@@ -35,37 +34,26 @@ class Budget:
     max_cost: float | None = None
 
     def cost(self, keep_ratio: float) -> float:
-        """Cost of the look before a pass of `keep_ratio`, in training samples."""
-        return self.num_looked_at(keep_ratio) * FORWARD_COST
+        """Cost of the probe before a pass of `keep_ratio`, in training samples."""
+        return self.num_due(keep_ratio) * FORWARD_COST
 
-    def num_looked_at(self, keep_ratio: float) -> int:
-        """Number of points in the look before a pass of `keep_ratio`."""
+    def num_due(self, keep_ratio: float) -> int:
+        """Number of points in the probe before a pass of `keep_ratio`."""
         if self.max_cost is None:
             return self.num_points
         affordable = int(keep_ratio * self.max_cost / FORWARD_COST)
         return min(self.num_points, max(1, affordable))
 
 
-class Look:
-    """Measures the losses of aggregated points for a sampler.
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """Aggregated points whose current losses the sampler needs before it chooses a pass.
 
-    Args:
-        loss_of: ``loss_of(points)``: the current model's losses on these aggregated points,
-            [num_points].
-        budget: Number of points per look.
+    Attributes:
+        points: Their indices, int64 [num_points].
     """
 
-    def __init__(self, loss_of: Callable[[Tensor], Tensor], budget: Budget) -> None:
-        self._loss_of = loss_of
-        self.budget = budget
-
-    @torch.no_grad()
-    def __call__(self, sampler: AccuracyAwareSampler, keep_ratio: float) -> None:
-        points = sampler.stalest_points(self.budget.num_looked_at(keep_ratio))
-        sampler.set_losses(self._loss_of(points), points)
-
-
-# A worker's batches: endless passes over its data.
+    points: Tensor
 
 
 class BatchStream:
@@ -76,13 +64,13 @@ class BatchStream:
     pass. By default, `Epochs` begin a new pass and visit all of it, with a smaller last batch
     if necessary.
 
-    A pass cut to `keep_ratio` costs that share of a full pass, including the look at the
-    aggregated points: the look reduces the number of samples.
+    A pass cut to `keep_ratio` costs that share of a full pass, including the probe of
+    aggregated points: the probe reduces the number of samples.
 
     Args:
         sampler: Chooses the samples of each pass.
-        look: Gives the sampler the losses of aggregated points before each pass; None for
-            selections that need none.
+        budget: Number of points to probe before each pass; None for selections that need no
+            losses.
 
     >>> from edgegossip.training.sampling.selection import Random
     >>> from edgegossip.contract.protocol import Epochs
@@ -93,9 +81,11 @@ class BatchStream:
     [2, 3]
     """
 
-    def __init__(self, sampler: AccuracyAwareSampler, look: Look | None = None) -> None:
+    def __init__(
+        self, sampler: AccuracyAwareSampler, budget: ProbeBudget | None = None
+    ) -> None:
         self.sampler = sampler
-        self._look = look
+        self._budget = budget
         self._batch_size = sampler.batch_size
         self._batches: list[Batch] = []  # of the current pass
         self._sizes: list[int] = []  # of these batches
@@ -104,8 +94,8 @@ class BatchStream:
 
     @property
     def epoch_cost(self) -> float:
-        """Cost of a pass over all samples and of its look, in samples."""
-        return self.sampler.num_samples + self._look_cost(1.0)
+        """Cost of a pass over all samples and of its probe, in samples."""
+        return self.sampler.num_samples + self._probe_cost(1.0)
 
     def cost(self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True) -> float:
         """Cost of `take`, in samples, without side effects.
@@ -123,12 +113,15 @@ class BatchStream:
             return sum(left[: _num_batches(left, work.share * sum(self._sizes))])
         sizes = self._future_sizes(keep_ratio)
         num_batches = _num_batches(sizes, work.share * sum(sizes))
-        return self._look_cost(keep_ratio) + sum(sizes[:num_batches])
+        return self._probe_cost(keep_ratio) + sum(sizes[:num_batches])
 
     def take(
         self, work: Work, keep_ratio: float = 1.0, *, begins_pass: bool = True
-    ) -> Iterator[Batch]:
-        """Yield the batches of `work` in sequence; look when a pass begins.
+    ) -> Iterator[Batch | Probe]:
+        """Yield the batches of `work` in sequence, and a `Probe` before a pass begins.
+
+        Answer a `Probe` with the sampler's `set_losses` before taking the next batch. Losses
+        of samples, which some selections need, go to its `record`.
 
         Args:
             work: Amount of work.
@@ -136,28 +129,18 @@ class BatchStream:
             begins_pass: As in `Train`.
         """
         cost = self._cost(work, keep_ratio, begins_pass)
+        # `cost` has charged for this work, at most back to zero. Batches are added as they are
+        # taken, so that only the error of the estimate stays for the next work.
         self._unpaid = min(0.0, self._unpaid + cost) - cost
-        for batch in self._take(work, keep_ratio, begins_pass):
-            self._unpaid += len(batch)
-            yield batch
+        for part in self._take(work, keep_ratio, begins_pass):
+            if isinstance(part, Batch):
+                self._unpaid += len(part)
+            yield part
 
-    def loss(self, batch: Batch, loss: Loss, outputs: Any, targets: Any) -> Tensor:  # noqa: ANN401
-        """Compute the weighted loss of a batch.
-
-        Sample losses are also recorded for selections that use them.
-        """
-        if batch.weights is None and not self.sampler.selection.needs_sample_losses:
-            return loss(outputs, targets)
-        with torch.set_grad_enabled(batch.weights is not None):
-            losses = losses_of(loss, outputs, targets, len(batch))
-        self.sampler.record(batch.positions, losses)
-        if batch.weights is None:
-            return loss(outputs, targets)  # may differ from the mean of the losses
-        return losses @ batch.weights.to(losses.device) / len(batch)
-
-    def upcoming(self, num_batches: int) -> list[Batch]:
-        """The next batches of the current pass, as currently cut; at most `num_batches`."""
-        return self._batches[self._position : self._position + num_batches]
+    def upcoming(self, num_batches: int) -> list[Tensor]:
+        """Positions of the next batches of this pass, as now cut; at most `num_batches`."""
+        ahead = self._batches[self._position : self._position + num_batches]
+        return [batch.positions for batch in ahead]
 
     @property
     def focus(self) -> float:
@@ -184,15 +167,18 @@ class BatchStream:
         self._batches[self._position :] = [Batch(*pair) for pair in pairs]
         self._sizes[self._position :] = sizes
 
-    def _take(self, work: Work, keep_ratio: float, begins_pass: bool) -> Iterator[Batch]:
+    def _take(
+        self, work: Work, keep_ratio: float, begins_pass: bool
+    ) -> Iterator[Batch | Probe]:
         if isinstance(work, Steps):
             for _ in range(work.num_steps):
+                # A smaller last batch is left out: its noisier step would count as much.
                 if self._position >= _num_whole(self._sizes, self.sampler.batch_size):
-                    self._begin_pass(keep_ratio)
+                    yield from self._begin_pass(keep_ratio)
                 yield self._next_batch()
             return
         if begins_pass or self._position >= len(self._batches):
-            self._begin_pass(keep_ratio)
+            yield from self._begin_pass(keep_ratio)
         left = self._sizes[self._position :]
         for _ in range(_num_batches(left, work.share * sum(self._sizes))):
             yield self._next_batch()
@@ -200,25 +186,26 @@ class BatchStream:
     def _next_batch(self) -> Batch:
         batch = self._batches[self._position]
         self._position += 1
-        self.sampler.visit(batch)
+        self.sampler.visit(batch)  # when taken, not when chosen: the end may be left out
         return batch
 
-    def _begin_pass(self, keep_ratio: float) -> None:
-        if self._look is not None:
-            self._look(self.sampler, keep_ratio)
-            self._unpaid += self._look_cost(keep_ratio)
+    def _begin_pass(self, keep_ratio: float) -> Iterator[Probe]:
+        if self._budget is not None:
+            # Only now: the model has changed since the last pass, also within the same work.
+            yield Probe(self.sampler.stalest_points(self._budget.num_due(keep_ratio)))
+            self._unpaid += self._probe_cost(keep_ratio)
         self._batches = self.sampler.begin_epoch(self._num_due(keep_ratio))
         self._sizes = list(map(len, self._batches))
         self._position = 0
 
     # Costs.
 
-    def _look_cost(self, keep_ratio: float) -> float:
-        return 0.0 if self._look is None else self._look.budget.cost(keep_ratio)
+    def _probe_cost(self, keep_ratio: float) -> float:
+        return 0.0 if self._budget is None else self._budget.cost(keep_ratio)
 
     def _num_due(self, keep_ratio: float) -> int:
-        """Number of samples in a pass that, with its look, costs `keep_ratio` of a full one."""
-        num_samples = keep_ratio * self.epoch_cost - self._look_cost(keep_ratio)
+        """Samples in a pass that costs `keep_ratio` of a full one, each with its probe."""
+        num_samples = keep_ratio * self.epoch_cost - self._probe_cost(keep_ratio)
         return self.sampler.at_least_two(num_samples)
 
     def _future_sizes(self, keep_ratio: float) -> list[int]:
@@ -234,8 +221,8 @@ class BatchStream:
         future = self._future_sizes(keep_ratio)
         future = future[: _num_whole(future, batch_size)]
         num_passes, rest = divmod(num_left, len(future))
-        looks = math.ceil(num_left / len(future)) * self._look_cost(keep_ratio)
-        return sum(present) + looks + num_passes * sum(future) + sum(future[:rest])
+        probes = math.ceil(num_left / len(future)) * self._probe_cost(keep_ratio)
+        return sum(present) + probes + num_passes * sum(future) + sum(future[:rest])
 
     # Checkpoints.
 

@@ -1,8 +1,4 @@
-"""Cancellation of long computations, which ask at intervals whether to continue.
-
-`asking` sets the check for the current thread; any exception from the check ends the
-computation.
-"""
+"""Cancellation of long computations, which check at intervals whether to continue."""
 
 from __future__ import annotations
 
@@ -10,32 +6,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-
-def _nothing() -> None:
-    """Check that never cancels."""
-
-
-_ASK: ContextVar[Callable[[], None]] = ContextVar("ask", default=_nothing)
+# A context variable, so that no aggregator needs an argument for it, and threads of other
+# learners are not affected.
+_CHECK: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: None)
 
 
 @contextmanager
-def asking(ask: Callable[[], None]) -> Iterator[None]:
-    """Let computations within the block call `ask`, at least about every tenth of a second.
+def cancellable(check: Callable[[], None]) -> Iterator[None]:
+    """Let computations within the block call `check`, at least about every tenth of a second.
 
     Args:
-        ask: Raises an exception to cancel the computation.
+        check: Raises any exception to cancel the computation.
 
-    >>> with asking(lambda: print("still here?")):
-    ...     leave_off_if_told()
+    >>> with cancellable(lambda: print("still here?")):
+    ...     check_cancellation()
     still here?
     """
-    token = _ASK.set(ask)
+    token = _CHECK.set(check)
     try:
         yield
     finally:
-        _ASK.reset(token)
+        _CHECK.reset(token)
 
 
-def leave_off_if_told() -> None:
-    """Run the check; outside `asking`, it has no effect."""
-    _ASK.get()()
+def check_cancellation() -> None:
+    """Run the check of `cancellable`; outside such a block, do nothing."""
+    _CHECK.get()()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.ranges import check_ranges
-from edgegossip.training.sampling.cancellation import leave_off_if_told
+from edgegossip.training.sampling.cancellation import check_cancellation
 from edgegossip.training.sampling.reduction import MAX_SEED
 
 
@@ -75,7 +75,7 @@ class KMeans:
         squares = centroids.square().sum(dim=1)
         nearest = []
         for chunk in torch.split(features, self.chunk_size):
-            leave_off_if_told()
+            check_cancellation()
             nearest.append(torch.addmm(squares, chunk, centroids.T, alpha=-2).argmin(dim=1))
         return torch.cat(nearest)
 
@@ -112,7 +112,7 @@ class MedianSplit:
         # (points, first bucket, number of buckets, level)
         parts = [(torch.arange(len(features)), 0, num_subsets, 0)]
         while parts:
-            leave_off_if_told()
+            check_cancellation()
             points, first, num_buckets, level = parts.pop()
             if num_buckets == 1:
                 subset_of[points] = first
@@ -176,7 +176,7 @@ class GaussianMixture:
     def __call__(self, features: Tensor, num_subsets: int, seed: int) -> Tensor:
         from sklearn.exceptions import ConvergenceWarning
 
-        mixture = _asking_mixture(
+        mixture = _cancellable_mixture(
             num_subsets,
             covariance_type="diag",
             max_iter=self.num_iterations,
@@ -220,7 +220,7 @@ def split_largest(subset_of: Tensor, features: Tensor, num_subsets: int) -> Tens
     ]
     heapq.heapify(heap)
     for number in range(num_found, num_subsets):
-        leave_off_if_told()
+        check_cancellation()
         _, kept, points = heapq.heappop(heap)
         widest = features[points].var(dim=0, correction=0).argmax()
         points = points[features[points, widest].argsort(stable=True)]
@@ -239,17 +239,17 @@ class _AskingDraws(np.random.RandomState):
     """NumPy's random numbers, with a check before each draw; k-means++ draws per centroid."""
 
     def uniform(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        leave_off_if_told()
+        check_cancellation()
         return super().uniform(*arguments, **named)
 
 
-def _asking_mixture(num_components: int, **settings: Any) -> Any:  # noqa: ANN401
+def _cancellable_mixture(num_components: int, **settings: Any) -> Any:  # noqa: ANN401
     """scikit-learn's mixture, with a check in each step of expectation maximization."""
     from sklearn.mixture import GaussianMixture as SklearnMixture
 
     class AskingMixture(SklearnMixture):  # type: ignore[misc]
         def _m_step(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-            leave_off_if_told()
+            check_cancellation()
             return super()._m_step(*arguments, **named)
 
     return AskingMixture(num_components, **settings)

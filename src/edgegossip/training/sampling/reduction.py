@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgegossip.contract.ranges import check_ranges
-from edgegossip.training.sampling.cancellation import leave_off_if_told
+from edgegossip.training.sampling.cancellation import check_cancellation
 
+Shape: TypeAlias = tuple[int, ...]
 MAX_SEED = 2**32
 """Upper limit of scikit-learn's seeds."""
 
@@ -33,9 +34,7 @@ class Reduction(Protocol):
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
         """Features, float32 [num_points, num_features], of the points of one class."""
 
-    def num_flops(
-        self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
-    ) -> float:
+    def num_flops(self, num_points: float, sample_shape: Shape, num_subsets: float) -> float:
         """Cost of a call, in training FLOPs: see `Aggregator.num_flops`."""
 
 
@@ -67,13 +66,11 @@ class SingularValues:
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
         values = []
         for chunk in torch.split(points, self.chunk_size):
-            leave_off_if_told()
+            check_cancellation()
             values.append(torch.linalg.svdvals(_matrices(chunk))[:, : self.num_features])
         return torch.cat(values)
 
-    def num_flops(
-        self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
-    ) -> float:
+    def num_flops(self, num_points: float, sample_shape: Shape, num_subsets: float) -> float:
         sides = _matrix_sides(sample_shape)
         # Between the number of multiplications, with min(sides) as a factor, and of entries.
         operations = sides[0] * sides[1] * math.sqrt(min(sides))
@@ -158,7 +155,7 @@ class IncrementalSVD:
             slice(start, start + self.block_size) for start in range(0, len(u), self.block_size)
         ]
         for _ in range(self.num_passes):
-            leave_off_if_told()
+            check_cancellation()
             for block in blocks:
                 part = u[block]
                 predicted = others[block] + np.outer(part, v)
@@ -170,9 +167,7 @@ class IncrementalSVD:
                 u[block] = part + self.lr * step
         return v
 
-    def num_flops(
-        self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
-    ) -> float:
+    def num_flops(self, num_points: float, sample_shape: Shape, num_subsets: float) -> float:
         num_columns = len(self._columns(0, math.prod(sample_shape)))
         num_blocks = math.ceil(num_points / self.block_size)
         # Each block has a fixed cost of 3,000 entries.
@@ -213,9 +208,7 @@ class Fingerprint:
     def __call__(self, points: Tensor, num_subsets: int, seed: int) -> Tensor:
         return F.adaptive_avg_pool2d(_matrices(points)[:, None], self.blocks).flatten(1)
 
-    def num_flops(
-        self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
-    ) -> float:
+    def num_flops(self, num_points: float, sample_shape: Shape, num_subsets: float) -> float:
         return self.flops_per_operation * num_points * math.prod(sample_shape)
 
 
@@ -242,9 +235,7 @@ class Histogram:
         counts = torch.zeros(len(points), self.num_features)
         return counts.scatter_add_(1, bins, torch.ones_like(attributes))
 
-    def num_flops(
-        self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
-    ) -> float:
+    def num_flops(self, num_points: float, sample_shape: Shape, num_subsets: float) -> float:
         return self.flops_per_operation * num_points * math.prod(sample_shape)
 
 
@@ -280,9 +271,7 @@ class WholeDataSVD:
         )
         return torch.from_numpy((u * values).astype(np.float32))
 
-    def num_flops(
-        self, num_points: float, sample_shape: tuple[int, ...], num_subsets: float
-    ) -> float:
+    def num_flops(self, num_points: float, sample_shape: Shape, num_subsets: float) -> float:
         # Each call has a fixed cost of 800,000 products.
         operations = num_points * math.prod(sample_shape) * self.num_features + 800_000
         return self.flops_per_operation * operations
@@ -310,7 +299,7 @@ def _matrices(points: Tensor) -> Tensor:
     return F.pad(points, (0, side**2 - points.shape[1])).view(-1, side, side)
 
 
-def _matrix_sides(sample_shape: tuple[int, ...]) -> tuple[int, int]:
+def _matrix_sides(sample_shape: Shape) -> tuple[int, int]:
     if len(sample_shape) > 1:
         return sample_shape[-2], sample_shape[-1]
     side = math.isqrt(sample_shape[0] - 1) + 1

@@ -132,7 +132,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self._labels = torch.zeros_like(nothing) if aggregated is None else aggregated.y
         num_points = len(self._labels)
         self._losses = torch.full((num_points,), torch.nan)
-        self._last_look = torch.full((num_points,), -1)  # epoch of the look, -1 for never
+        self._last_probe = torch.full((num_points,), -1)  # epoch of the probe, -1 for never
         self._num_visits = torch.zeros(num_samples, dtype=torch.int64)
         self._sample_losses = torch.full((num_samples,), torch.nan)
         self.weights = torch.ones(num_samples)
@@ -162,14 +162,15 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             )
         chosen = slice(None) if points is None else points
         self._losses[chosen] = losses.detach().to("cpu", torch.float32)
-        self._last_look[chosen] = self.epoch
+        self._last_probe[chosen] = self.epoch
 
     def stalest_points(self, num_points: int) -> Tensor:
         """Indices of the aggregated points with the oldest losses, at most `num_points`."""
+        # Shuffled first: among points of equal age, chance decides.
         order = torch.randperm(
             len(self._losses), generator=generator(*self._key, "look", self.epoch)
         )
-        by_age = order[self._last_look[order].argsort(stable=True)]
+        by_age = order[self._last_probe[order].argsort(stable=True)]
         return by_age[:num_points].sort().values
 
     # One epoch.
@@ -211,12 +212,12 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         Raises:
             ValueError: If the selection needs losses and none are set.
         """
-        self.epoch += 1
+        self.epoch += 1  # before the draw: its number is part of the stream's key
         losses = self._known_losses() if self.selection.needs_losses else self._losses
         choice = self.selection.choose(
             Candidates(
                 losses=losses,
-                is_newest=self._last_look == self._last_look.max(),
+                is_newest=self._last_probe == self._last_probe.max(),
                 labels=self._labels,
                 subset_of=self._subset_of,
                 num_visits=self._num_visits,
@@ -226,7 +227,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             generator(*self._key, "batches", self.epoch),
         )
         self.focus = choice.focus
-        self.weights.fill_(1)
+        self.weights.fill_(1)  # in place, because a training loop of one's own may hold it
         if choice.weights is not None:
             self.weights[choice.order] = choice.weights
         pieces = self._split(choice.order)
@@ -284,7 +285,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         return {
             "epoch": self.epoch,
             "losses": self._losses,
-            "last_look": self._last_look,
+            "last_probe": self._last_probe,
             "num_visits": self._num_visits,
             "sample_losses": self._sample_losses,
             "weights": self.weights,
@@ -295,7 +296,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         """Restore a `state_dict`."""
         self.epoch = state["epoch"]
         self._losses.copy_(state["losses"])
-        self._last_look.copy_(state["last_look"])
+        self._last_probe.copy_(state["last_probe"])
         self._num_visits.copy_(state["num_visits"])
         self._sample_losses.copy_(state["sample_losses"])
         self.weights.copy_(state["weights"])

@@ -1,4 +1,4 @@
-"""Numbers of visits in proportion to need, and their random draw."""
+"""Selection of training samples when there is no time for all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from edgegossip.contract.errors import unknown_name
 from edgegossip.contract.ranges import check_ranges
@@ -61,7 +61,7 @@ def expected_visits_per_class(
 
 
 def systematic(
-    visits: Tensor, num_visits: int, random: torch.Generator, groups: Tensor | None = None
+    visits: Tensor, num_visits: int, random: Generator, groups: Tensor | None = None
 ) -> Tensor:
     """Draw `num_visits` positions, with expected visits rounded up or down.
 
@@ -88,16 +88,13 @@ def systematic(
     return order[torch.searchsorted(ends, steps, right=True).clamp(max=len(order) - 1)]
 
 
-# Selection of training samples when there is no time for all of them.
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Candidates:
     """Data that a selection gets at the start of an epoch.
 
     Attributes:
         losses: [M] last measured loss of each aggregated point.
-        is_newest: [M] whether the newest look measured the point.
+        is_newest: [M] whether the newest probe measured the point.
         labels: [M] class of each aggregated point.
         subset_of: [N] index of each sample's aggregated point.
         num_visits: [N] number of previous visits to each sample.
@@ -140,7 +137,7 @@ class Selection(Protocol):
     depends only on `random` and the candidates.
 
     Attributes:
-        num_points: Number of aggregated points to look at before an epoch; None for all.
+        num_points: Number of aggregated points to probe before an epoch; None for all.
     """
 
     num_points: int | None = None
@@ -148,9 +145,7 @@ class Selection(Protocol):
     needs_sample_losses: ClassVar[bool] = False
     keeps_subsets_whole: ClassVar[bool] = False
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         """Choose `num_samples` (1 to all) of the samples."""
 
 
@@ -167,9 +162,7 @@ class Ranked(Selection):
 
     keeps_subsets_whole: ClassVar[bool] = True
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         rank = candidates.losses.argsort(descending=True, stable=True).argsort()
         order = rank[candidates.subset_of].argsort(stable=True)
         return Choice(order[:num_samples], focus=1.0)
@@ -179,9 +172,7 @@ class Ranked(Selection):
 class RankedShuffled(Selection):
     """The samples of `Ranked`, in random order: batches mix subsets and classes."""
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         order = Ranked().choose(candidates, num_samples, random).order
         return Choice(_shuffled(order, random), focus=1.0)
 
@@ -194,9 +185,7 @@ class RankedPerClass(Selection):
     of all classes are equal to within one sample.
     """
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         order = _ranked_per_group(candidates, candidates.labels, num_samples, random)
         return Choice(_shuffled(order, random), focus=1.0)
 
@@ -218,7 +207,7 @@ class RankedInBatches(Selection):
         The authors' earlier system SlimML (published code) drops the points of low loss within
         each mini-batch; in the paper's Algorithm 2, the ranking is over all points. SlimML
         measures losses before each step, and takes one step on all remaining samples; here
-        losses are those of the last look, and steps have the task's batch size.
+        losses are those of the last probe, and steps have the task's batch size.
     """
 
     num_points_per_batch: int = 64
@@ -226,9 +215,7 @@ class RankedInBatches(Selection):
     def __post_init__(self) -> None:
         check_ranges(self, num_points_per_batch="at least 1")
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         dealt = torch.randperm(len(candidates.losses), generator=random)
         batches = dealt // self.num_points_per_batch
         order = _ranked_per_group(candidates, batches, num_samples, random)
@@ -260,9 +247,7 @@ class Sampled(Selection):
     def __post_init__(self) -> None:
         check_ranges(self, temperature="above 0")
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         losses = candidates.losses[candidates.subset_of].double().clamp(min=1e-12)
         exponential = torch.empty_like(losses).exponential_(generator=random)
         # Minus the logarithm of an exponential variable is a Gumbel one.
@@ -296,9 +281,7 @@ class Importance(Selection):
     def __post_init__(self) -> None:
         check_ranges(self, uniform_share="in (0, 1]")
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         losses = candidates.losses[candidates.subset_of].double()
         share = losses / losses.sum().clamp(min=1e-12)
         need = self.uniform_share / len(losses) + (1 - self.uniform_share) * share
@@ -331,9 +314,7 @@ class Pruned(Selection):
     def __post_init__(self) -> None:
         check_ranges(self, prune_ratio="in [0, 1)")
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         losses = candidates.losses[candidates.subset_of].double()
         is_low = losses < losses.mean()
         return _unbiased(1 - self.prune_ratio * is_low.double(), num_samples, random)
@@ -348,9 +329,7 @@ class Cyclic(Selection):
 
     needs_losses: ClassVar[bool] = False
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         order = torch.randperm(candidates.num_samples, generator=random)
         return Choice(order[candidates.num_visits[order].argsort(stable=True)[:num_samples]])
 
@@ -361,9 +340,7 @@ class Random(Selection):
 
     needs_losses: ClassVar[bool] = False
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         order = torch.randperm(candidates.num_samples, generator=random)
         return Choice(order[:num_samples])
 
@@ -396,7 +373,7 @@ class Focused(Selection):
         sharpness: :math:`s`, at least 1: steepness of the focus around c = 1/2.
         min_focus: Smallest :math:`f` that counts, in [0, 1]. 1/2 requires c to be at least 1/2,
             where :math:`f` jumps from 0 to 1/2.
-        num_points: Number of aggregated points to look at before an epoch, at least 1. A few
+        num_points: Number of aggregated points to probe before an epoch, at least 1. A few
             suffice for the mean: with 32, its standard deviation is at most 0.09.
 
     Raises:
@@ -418,9 +395,7 @@ class Focused(Selection):
         check_ranges(self, max_visits="at least 1", sharpness="at least 1")
         check_ranges(self, min_focus="in [0, 1]", num_points="at least 1 or None")
 
-    def choose(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Choice:
+    def choose(self, candidates: Candidates, num_samples: int, random: Generator) -> Choice:
         focus = self.focus(candidates)
         num_focused = round(focus * num_samples)
         if num_focused == 0:
@@ -440,9 +415,7 @@ class Focused(Selection):
         focus = float(learned / (learned + rest))
         return focus if focus >= self.min_focus else 0.0
 
-    def _revisit(
-        self, candidates: Candidates, num_samples: int, random: torch.Generator
-    ) -> Tensor:
+    def _revisit(self, candidates: Candidates, num_samples: int, random: Generator) -> Tensor:
         losses = candidates.sample_losses.double()
         # A thousandth of the mean for all: what is learned may have been forgotten.
         need = with_unvisited(losses) + 1e-3 * losses.nanmean() + 1e-12
@@ -496,12 +469,12 @@ def selection(name: str) -> Selection:
     return SELECTIONS[name]
 
 
-def _shuffled(order: Tensor, random: torch.Generator) -> Tensor:
+def _shuffled(order: Tensor, random: Generator) -> Tensor:
     return order[torch.randperm(len(order), generator=random)]
 
 
 def _ranked_per_group(
-    candidates: Candidates, group_of: Tensor, num_samples: int, random: torch.Generator
+    candidates: Candidates, group_of: Tensor, num_samples: int, random: Generator
 ) -> Tensor:
     """The same share of each group of points, [M], to within one sample, by descending loss."""
     # Shuffled first, so that chance decides which samples of the last subset are in.
@@ -516,7 +489,7 @@ def _ranked_per_group(
     return ranked[quantile.argsort(stable=True)[:num_samples]]
 
 
-def _unbiased(need: Tensor, num_samples: int, random: torch.Generator) -> Choice:
+def _unbiased(need: Tensor, num_samples: int, random: Generator) -> Choice:
     """Choose with probability proportional to `need`; weight by the inverse probability."""
     probability = expected_visits(need, num_samples, max_visits=1)
     order = _shuffled(systematic(probability, num_samples, random), random)

@@ -12,12 +12,14 @@ from edgegossip.contract.protocol import Payload, Steps, Train
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.ranges import check_range
 from edgegossip.contract.trainer import TrainingResult
+from edgegossip.data.dataset import WorkerData
+from edgegossip.training.learner import LearnerSettings
 from edgegossip.training.stages.learner import StageLearner
 from edgegossip.training.stages.teachers import Teacher, TeacherFactory
 
 
 class DecoupledStage(StageLearner):
-    """Trains one stage of `Decoupled`; see `StageLearner` for the other arguments.
+    """Trains one stage of `Decoupled`.
 
     A request contains `activations` and `labels`, except in the first stage. It may contain a
     lesson for the teacher (`fit_activations`, `fit_labels`, `fit_gradient`), which is processed
@@ -25,10 +27,13 @@ class DecoupledStage(StageLearner):
     the `gradient` of the mean loss at its inputs, except in the first.
 
     Args:
+        settings: As in `Learner`.
+        data: As in `Learner`.
         teacher: Source of the gradient for all stages except the last; `staged` passes it on.
         replay: Number of batches to keep from the stage below; each step trains on a random one
             of them, and only the newest returns a gradient. With 0, each batch is used on
             arrival.
+        arguments: Other arguments of `StageLearner`.
 
     Raises:
         ValueError: If there is no teacher, or `replay` is negative.
@@ -36,12 +41,14 @@ class DecoupledStage(StageLearner):
 
     def __init__(
         self,
+        settings: LearnerSettings,
+        data: WorkerData,
         *,
         teacher: TeacherFactory | None = None,
         replay: int = 0,
         **arguments: Any,  # noqa: ANN401
     ) -> None:
-        super().__init__(**arguments)
+        super().__init__(settings, data, **arguments)
         if teacher is None:
             raise ValueError(
                 "a DecoupledStage needs a teacher, such as LocalLosses(): "
@@ -68,18 +75,19 @@ class DecoupledStage(StageLearner):
             LocalProtocolError: If there is no batch to train on.
             TrainingError: If the loss is not finite, or after `cancel`.
         """
-        self._leave_off_if_cancelled()
+        self._check_cancelled()
         self.model.load(request.params)
         self.model.module.train()
         self._tune(request, progress)
+        # First, so that the teacher's prediction for this batch uses what it has just learned.
         cosine = self._fit(request.inputs)
         (x, y), is_new = self._replayed(self.batch(request.inputs, request))
         if not self.place.is_first:
-            x = x.detach().requires_grad_()
+            x = x.detach().requires_grad_()  # its gradient is for the stage below
         self.model.zero_grad()
         outputs = self.run(lambda: self.model.module(x))
         if self._teacher is None:
-            loss = self._loss(outputs, y)
+            loss = self.settings.loss(outputs, y)
         else:
             loss = self._teacher.teach(outputs, y)
         mean_loss = self._mean_loss([loss.detach()])
@@ -90,6 +98,7 @@ class DecoupledStage(StageLearner):
             mean_loss = mean_loss if self._teacher.has_loss else 0.0
         self._num_steps += 1
         given = {} if self.place.is_last else {"activations": outputs.detach(), "labels": y}
+        # The stage below waits for the gradient of its newest batch only.
         if x.grad is not None and is_new:
             given["gradient"] = x.grad
         return TrainingResult(

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from edgegossip.contract.errors import LocalProtocolError, TrainingError
 from edgegossip.contract.protocol import Payload, Train
-from edgegossip.training.learner import Learner
+from edgegossip.data.dataset import WorkerData
+from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.loss import to_model
-from edgegossip.training.step import PLAIN_STEP, require_plain
+from edgegossip.training.step import require_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,25 +46,35 @@ class Place:
 
 
 class StageLearner(Learner):
-    """Base of the trainers of stages; see `Learner` for the other arguments.
+    """Base of the trainers of stages.
 
     Args:
+        settings: As in `Learner`.
+        data: As in `Learner`.
         place: Position of the stage, from `staged`.
+        worker: Seed, rank and incarnation, as in `Learner`.
 
     Raises:
         ValueError: If there is no `place`, the selection needs losses, which a stage does not
             know, or `step` is not the default.
     """
 
-    def __init__(self, *, place: Place | None = None, **arguments: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        data: WorkerData,
+        *,
+        place: Place | None = None,
+        **worker: Any,  # noqa: ANN401
+    ) -> None:
         if place is None:
             raise ValueError(
                 f"{type(self).__name__} trains a stage of a model; instead of "
                 f"Task(trainer=...), use the task of staged(task, at, {type(self).__name__})"
             )
-        require_plain(arguments.get("step", PLAIN_STEP), "a stage")
-        super().__init__(**arguments)
-        selection = self._accuracy_aware.selection
+        require_plain(settings.step, "a stage")
+        super().__init__(settings, data, **worker)
+        selection = settings.accuracy_aware.selection
         if selection.needs_losses or selection.needs_sample_losses:
             raise ValueError(
                 f"{type(selection).__name__} chooses samples by their losses, which a stage "
@@ -79,7 +90,7 @@ class StageLearner(Learner):
             LocalProtocolError: If `inputs` lacks activations.
         """
         if self.place.is_first:
-            (batch,) = self._take(request)
+            (batch,) = self.take(request)
             x, y = self._samples(batch)
             return x, y
         if "activations" not in inputs:

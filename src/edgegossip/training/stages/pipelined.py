@@ -12,6 +12,8 @@ from torch.func import functional_call
 from edgegossip.contract.errors import LocalProtocolError
 from edgegossip.contract.protocol import Payload, Train
 from edgegossip.contract.trainer import TrainingResult
+from edgegossip.data.dataset import WorkerData
+from edgegossip.training.learner import LearnerSettings
 from edgegossip.training.stages.learner import StageLearner
 
 
@@ -32,7 +34,7 @@ class _Passed:
 
 
 class PipelinedStage(StageLearner):
-    """Trains one stage of `Pipelined`; see `StageLearner` for the other arguments.
+    """Trains one stage of `Pipelined`.
 
     A request names a `batch` by number. A forward pass gets `activations` and `labels` or, in
     the first stage, uses the worker's own data; it changes only running statistics. A backward
@@ -44,12 +46,22 @@ class PipelinedStage(StageLearner):
     (`passed`); the stage drops all other stored batches.
 
     Args:
+        settings: As in `Learner`.
+        data: As in `Learner`.
         max_passed: Maximum number of stored batches, at least `Pipelined.max_passed` of the
             stage; None to rely on the limit of the algorithm.
+        arguments: Other arguments of `StageLearner`.
     """
 
-    def __init__(self, *, max_passed: int | None = None, **arguments: Any) -> None:  # noqa: ANN401
-        super().__init__(**arguments)
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        data: WorkerData,
+        *,
+        max_passed: int | None = None,
+        **arguments: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(settings, data, **arguments)
         self._max_passed = max_passed
         self._passed: dict[int, _Passed] = {}
 
@@ -60,7 +72,8 @@ class PipelinedStage(StageLearner):
             LocalProtocolError: If there is no batch to train on.
             TrainingError: If the loss is not finite, or after `cancel`.
         """
-        self._leave_off_if_cancelled()
+        self._check_cancelled()
+        # Also for a backward pass: it differentiates at older weights, but updates these.
         self.model.load(request.params)
         self.model.module.train()
         inputs = request.inputs
@@ -72,7 +85,7 @@ class PipelinedStage(StageLearner):
         passed = self._go_forward(request.params, x, y)
         if self.place.is_last:
             assert passed.outputs is not None
-            loss = self._loss(passed.outputs, y)
+            loss = self.settings.loss(passed.outputs, y)
             return self._go_back(request, progress, passed, loss=loss)
         self._remember(inputs, passed)
         assert passed.outputs is not None
@@ -87,6 +100,8 @@ class PipelinedStage(StageLearner):
                 f"worker {self.rank} was given {sorted(inputs)}, no batch with its number; a "
                 "PipelinedStage is for Pipelined"
             )
+        # Only the algorithm knows which gradients may still come: it gives up those of a stage
+        # above that was lost.
         waiting = inputs["passed"].tolist()
         if self._max_passed is not None and len(waiting) >= self._max_passed:
             raise LocalProtocolError(
@@ -113,11 +128,12 @@ class PipelinedStage(StageLearner):
         # Without gaps, batches in flight share one vector.
         own = self.model.values.clone() if self.model.has_gaps else params
         weights = own.to(self._torch_device).detach()
-        draws = self._dropout.get_state()
+        draws = self._dropout.get_state()  # before the pass, so that it can be repeated
         if not self.place.is_first:
             x = x.detach()
         passed = _Passed(x, y, weights, draws, None)
         measured = self._compute(passed)
+        # Here, not in `_compute`: a pass repeated after a restart has already been measured.
         for name, buffer in self.model.module.named_buffers():
             buffer.copy_(measured[name])
         return passed
@@ -156,7 +172,7 @@ class PipelinedStage(StageLearner):
         if passed.outputs is None:
             present = self._dropout.get_state()
             self._dropout.set_state(passed.draws)
-            self._compute(passed)  # its statistics were measured before
+            self._compute(passed)
             self._dropout.set_state(present)
         assert passed.outputs is not None
         mean_loss = 0.0 if loss is None else self._mean_loss([loss.detach()])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
@@ -209,7 +209,6 @@ def plan_cut(
     >>> plan_cut(costs, speeds=[1.0, 2.0], bandwidths=[1e4])
     CutPlan(at=(2,), stage_seconds=(2.0, 2.0), link_seconds=(0.2,), bottleneck=2.0)
     """
-    _require_machines(costs, speeds, bandwidths, return_share)
     times = _Times(costs, speeds, bandwidths, return_share, stage_overhead)
     shape = (len(costs), len(speeds))
 
@@ -269,75 +268,63 @@ def _best(
     return best.get(num_blocks)
 
 
+@dataclass(frozen=True)
 class _Times:
     """Seconds per sample of any stage on any machine, and of any link with any cut."""
 
-    def __init__(
-        self,
-        costs: Sequence[BlockCost],
-        speeds: Sequence[float],
-        bandwidths: Sequence[Bandwidth],
-        return_share: float,
-        stage_overhead: StageOverhead,
-    ) -> None:
-        self._costs = costs
-        self._speeds = speeds
-        self._bandwidths = bandwidths
-        self._return_share = return_share
-        self._work = cache(self._sum(stage_overhead))
+    costs: Sequence[BlockCost]
+    speeds: Sequence[float]
+    bandwidths: Sequence[Bandwidth]
+    return_share: float
+    stage_overhead: StageOverhead
 
-    def _sum(self, stage_overhead: StageOverhead) -> StageOverhead:
-        num_params = [*accumulate((cost.num_params for cost in self._costs), initial=0)]
+    def __post_init__(self) -> None:
+        num_speeds = len(self.speeds)
+        num_most = sum(cost.num_params > 0 for cost in self.costs)
+        if not 1 <= num_speeds <= num_most:
+            raise ValueError(
+                f"{num_speeds} machines cannot share {num_most} blocks with parameters, as "
+                f"each needs one; give 1 to {num_most} speeds, or list finer blocks (is_flat)"
+            )
+        if len(self.bandwidths) != num_speeds - 1:
+            raise ValueError(
+                f"{num_speeds} machines in a row have {num_speeds - 1} links between them, got "
+                f"{len(self.bandwidths)} bandwidths; give one for each link"
+            )
+        for machine, speed in enumerate(self.speeds):
+            check_range(f"speeds[{machine}]", speed, "above 0 and finite")
+        for link, bandwidth in enumerate(self.bandwidths):
+            for each in bandwidth if isinstance(bandwidth, tuple) else (bandwidth,):
+                check_range(f"bandwidths[{link}]", each, "above 0 bytes/s")
+        check_range("return_share", self.return_share, "in [0, 1]")
+
+    @cached_property
+    def _work(self) -> StageOverhead:
+        num_params = [*accumulate((cost.num_params for cost in self.costs), initial=0)]
         # Exact, so that equal loads are equal, whatever comes before them.
-        sums = [*accumulate((Fraction(cost.work) for cost in self._costs), initial=Fraction(0))]
+        sums = [*accumulate((Fraction(cost.work) for cost in self.costs), initial=Fraction(0))]
 
         def work(first: int, last: int) -> float:
             if num_params[first] == num_params[last]:
                 return math.inf  # nothing to train
-            overhead = stage_overhead(first, last)
+            overhead = self.stage_overhead(first, last)
             check_range(f"stage_overhead({first}, {last})", overhead, "at least 0 and finite")
             return float(sums[last] - sums[first]) + overhead
 
-        return work
+        return cache(work)
 
     def stage(self, machine: int, first: int, last: int) -> Seconds:
-        return self._work(first, last) / self._speeds[machine]
+        return self._work(first, last) / self.speeds[machine]
 
     def link(self, machine: int, first: int) -> Seconds:
         """Seconds per sample on the link into `machine`, whose first block is `first`."""
-        num_bytes = self._costs[first - 1].num_bytes
-        bandwidth = self._bandwidths[machine - 1]
+        num_bytes = self.costs[first - 1].num_bytes
+        bandwidth = self.bandwidths[machine - 1]
         if isinstance(bandwidth, tuple):
             forward, back = bandwidth
-            return max(num_bytes / forward, self._return_share * num_bytes / back)
-        return (1.0 + self._return_share) * num_bytes / bandwidth
+            return max(num_bytes / forward, self.return_share * num_bytes / back)
+        return (1.0 + self.return_share) * num_bytes / bandwidth
 
     def slowest(self, machine: int, first: int, last: int) -> Seconds:
         seconds = self.stage(machine, first, last)
         return max(seconds, self.link(machine, first)) if machine else seconds
-
-
-def _require_machines(
-    costs: Sequence[BlockCost],
-    speeds: Sequence[float],
-    bandwidths: Sequence[Bandwidth],
-    return_share: float,
-) -> None:
-    num_most = sum(cost.num_params > 0 for cost in costs)
-    if not 1 <= len(speeds) <= num_most:
-        raise ValueError(
-            f"{len(speeds)} machines cannot share {num_most} blocks with parameters, as each "
-            f"needs one; give 1 to {num_most} speeds, or list finer blocks (is_flat)"
-        )
-    if len(bandwidths) != len(speeds) - 1:
-        raise ValueError(
-            f"{len(speeds)} machines in a row have {len(speeds) - 1} links between them, got "
-            f"{len(bandwidths)} bandwidths; give one for each link"
-        )
-    for machine, speed in enumerate(speeds):
-        check_range(f"speeds[{machine}]", speed, "above 0 and finite")
-    for link, bandwidth in enumerate(bandwidths):
-        pair = bandwidth if isinstance(bandwidth, tuple) else (bandwidth,)
-        for each in pair:
-            check_range(f"bandwidths[{link}]", each, "above 0 bytes/s")
-    check_range("return_share", return_share, "in [0, 1]")

@@ -68,7 +68,7 @@ def staged(
             "whole model"
         )
     models = stage_models(task.model, at)
-    with drawn_from(0):
+    with drawn_from(0):  # only shapes and costs matter; the run draws its own weights
         stages = [make() for make in models.values()]
     sample = _sample(task)
     outputs = activations(stages, sample)

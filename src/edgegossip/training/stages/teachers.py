@@ -98,9 +98,6 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     return torch.nn.functional.one_hot(labels, num_classes).to(torch.float32)
 
 
-# Greedy learning: each stage trains with its own small classifier on top.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Greedy(TeacherFactory):
     """Train each stage with the loss of a classifier on its outputs.
@@ -154,9 +151,6 @@ class GreedyClassifier(Teacher):
 
     def teach(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.module(outputs), labels)
-
-
-# Local losses: a stage learns to predict the labels from its own outputs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,9 +257,6 @@ def similarities(features: Tensor) -> Tensor:
     return (features @ features.T).clamp(-1, 1)
 
 
-# Synthetic gradients: a small network predicts the gradient at a stage's outputs.
-
-
 _NEW = 0.01
 """Weight of the newest target in the running mean square of the targets."""
 _TINY = 1e-12
@@ -352,7 +343,9 @@ class SyntheticGradient(Teacher):
 
     def fit(self, activations: Tensor, labels: Tensor, gradient: Tensor) -> float:
         target = gradient * len(gradient)
-        self._follow(target)
+        # Before the division: the scale of the first target includes this target.
+        known = self.module.get_buffer("mean_square")
+        known.lerp_(target.square().mean(), _NEW if known else 1.0)
         target = target / self._scale
         predicted = self._predict(activations, labels)
         F.mse_loss(predicted, target).backward()  # type: ignore[no-untyped-call]
@@ -364,20 +357,16 @@ class SyntheticGradient(Teacher):
     def _scale(self) -> Tensor:
         return self.module.get_buffer("mean_square").sqrt().clamp_min(_TINY)
 
-    def _follow(self, target: Tensor) -> None:
-        known = self.module.get_buffer("mean_square")
-        known.lerp_(target.square().mean(), _NEW if known else 1.0)
-
     def step(self) -> None:
         """Do nothing: the predictor learns only from returned gradients."""
 
     def _predict(self, activations: Tensor, labels: Tensor) -> Tensor:
         given = activations if self._is_picture else activations.flatten(1)
         if self._num_classes:
-            told = one_hot(labels, self._num_classes)
+            condition = one_hot(labels, self._num_classes)
             if self._is_picture:
-                told = told[:, :, None, None].expand(-1, -1, *given.shape[2:])
-            given = torch.cat([given, told], dim=1)
+                condition = condition[:, :, None, None].expand(-1, -1, *given.shape[2:])
+            given = torch.cat([given, condition], dim=1)
         # A batch of one sample has no variance; running statistics take its place.
         self.module.train(len(given) > 1)
         predicted: Tensor = self.module(given)
@@ -409,9 +398,6 @@ def _zero(layer: nn.Linear | nn.Conv2d) -> nn.Module:
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer
-
-
-# A synthetic gradient combined with a local loss.
 
 
 @dataclass(frozen=True, kw_only=True)

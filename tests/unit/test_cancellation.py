@@ -21,7 +21,7 @@ from edgegossip.net.memory import MemoryNetwork
 from edgegossip.training.learner import Learner
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
 from edgegossip.training.sampling.aggregation import COMBINATIONS, aggregator
-from edgegossip.training.sampling.cancellation import asking
+from edgegossip.training.sampling.cancellation import cancellable
 
 WITHIN = 10.0
 
@@ -37,7 +37,7 @@ def samples(num_samples: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
 
 def asks_of(name: str) -> int:
     asked = []
-    with asking(lambda: asked.append(1)):
+    with cancellable(lambda: asked.append(1)):
         aggregator(name).fit(*samples())
     return len(asked)
 
@@ -54,7 +54,7 @@ def test_a_class_is_left_off_in_its_midst_wherever_it_asks(name: str) -> None:
             if next(left, None) is None:  # noqa: B023
                 raise ToldError
 
-        with pytest.raises(ToldError), asking(ask):
+        with pytest.raises(ToldError), cancellable(ask):
             aggregator(name).fit(*samples())
     # Nothing is left behind: outside, nobody is asked.
     aggregator(name).fit(*samples())
@@ -74,7 +74,7 @@ def test_a_learner_that_is_cancelled_while_it_aggregates_leaves_off(
 def cancel_at(some: Learner, number: int, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Cancel `some` when it asks for the `number`-th time; returns the times it has asked."""
     asked: list[None] = []
-    ask = Learner._leave_off_if_cancelled
+    ask = Learner._check_cancelled
 
     def watched(self: Learner) -> None:
         asked.append(None)
@@ -82,7 +82,7 @@ def cancel_at(some: Learner, number: int, monkeypatch: pytest.MonkeyPatch) -> li
             self.cancel()
         ask(self)
 
-    monkeypatch.setattr(Learner, "_leave_off_if_cancelled", watched)
+    monkeypatch.setattr(Learner, "_check_cancelled", watched)
     return asked
 
 
