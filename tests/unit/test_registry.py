@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgegossip.contract.errors import DataError, UsageError
-from edgegossip.recipes.registry import RECIPES, STUDIES, load_recipe, load_study
+from edgegossip.recipes.registry import RECIPES, load_recipe, load_study, studies
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -18,15 +18,15 @@ def test_every_recipe_is_there_and_does_what_the_list_says(name: str) -> None:
     assert (recipe.__doc__ or "").splitlines()[0] == RECIPES[name].summary
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", studies())
 def test_every_study_is_there_and_does_what_the_list_says(name: str) -> None:
     make_study = load_study(name)
-    assert (make_study.__doc__ or "").splitlines()[0] == STUDIES[name].summary
+    assert (make_study.__doc__ or "").splitlines()[0] == studies()[name].summary
     study = make_study()
     assert study.name == name
     assert study.cells
     assert study.printed
-    assert make_study.__module__ == STUDIES[name].module
+    assert make_study.__module__ == studies()[name].module
 
 
 def test_an_unknown_recipe_is_answered_with_those_there_are() -> None:
