@@ -337,8 +337,8 @@ class TunedContest(Contest):
             **self.facts(),
             "run": attempt.run,
             "seed": attempt.seed,
-            **attempt.settings,
             **self.work(data_dir, attempt, session),
+            **attempt.settings,
             "is_tuning": attempt.is_tuning,
         }
 

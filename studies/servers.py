@@ -361,9 +361,9 @@ class Tuning(TunedContest):
         }
         if option is not None:
             for value in option.values:
-                if value != middle:  # and the rate is then the best one
+                if value != middle:
                     place = f"{folder}/{option.name}-{value}"
-                    tried[place] = {"lr": None, "value": value}
+                    tried[place] = {"value": value}
         return tried
 
     def facts(self) -> Row:
@@ -386,7 +386,7 @@ class Tuning(TunedContest):
     def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
         best = max(session.rows.values(), key=_merit, default=None)
         goal, settings = self.goal, attempt.settings
-        if settings["lr"] is None:
+        if "lr" not in settings:
             settings = {**settings, "lr": RATES[0] if best is None else best["lr"]}
         if best is not None and best["seconds_to_loss"] is not None:
             goal = replace(goal, max_seconds=min(goal.max_seconds, best["seconds_to_loss"]))
@@ -402,7 +402,7 @@ class Tuning(TunedContest):
             attempt.seed,
             session,
         )
-        return {**settings, **found}
+        return {"lr": settings["lr"], **found}
 
 
 def _merit(trial: Row) -> tuple[bool, float]:
