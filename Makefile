@@ -40,7 +40,7 @@ check-style: $(READY) ## Check format, lint and spelling
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 
-check-types: $(READY) ## Check the types of sources, tests, benchmarks and examples
+check-types: $(READY) ## Check the types of sources, tests, studies, benchmarks and examples
 	$(BIN)/mypy
 
 docs: $(READY) ## Build the documentation as a site; warnings and dead links are errors
@@ -56,6 +56,7 @@ check-wheel: $(READY) ## Build the package, install it into an empty environment
 	cd $(SCRATCH)/wheel/empty \
 		&& ../venv/bin/edgegossip --help \
 		&& ../venv/bin/edgegossip list \
+		&& ../venv/bin/edgegossip study "$(CURDIR)/studies/aggregation.py:fig7" --short \
 		&& ../venv/bin/edgegossip run quickstart --num-epochs 2 \
 		&& ../venv/bin/python -c "from edgegossip import *; print(Gossip(topology=ring(4), num_rounds=1))"
 
@@ -115,7 +116,7 @@ format: $(READY) ## Format the code and fix what lint can fix
 
 clean: ## Remove what the other targets made, but no runs
 	rm -rf .venv .coverage* build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests examples benchmarks lab -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests studies examples benchmarks lab -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"{sys.executable} is \

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kept import about
+from studies.race import imbalanced
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
@@ -37,7 +38,6 @@ from edgegossip.data.hold_out import hold_out
 from edgegossip.data.readers import DATASETS
 from edgegossip.models import lenet5
 from edgegossip.recipes.baselines import HOME_LINK
-from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.recipes.tasks import ACCURACY_AWARE, default_data_dir
 from edgegossip.runs.describe import describe
 from edgegossip.runs.experiment import Experiment

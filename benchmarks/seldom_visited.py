@@ -35,6 +35,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from benchmarks.kept import about, rounded
+from studies.race import imbalanced
 from torch import Tensor, nn
 
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
@@ -44,7 +45,6 @@ from edgegossip.data.dataset import Dataset
 from edgegossip.data.readers import DATASETS
 from edgegossip.models.blocks import drawn_from
 from edgegossip.models.small import lenet5
-from edgegossip.recipes.studies.platforms import imbalanced
 from edgegossip.runs.files import write_json
 from edgegossip.training.loss import prepare_batch
 from edgegossip.training.sampling.aggregation import aggregator

@@ -24,7 +24,6 @@ from edgegossip.algorithms.push_sum.push_sum import Offer, PushSum
 from edgegossip.algorithms.push_sum.sparse_push import SparsePushState
 from edgegossip.contract.protocol import Rank, Trained
 from edgegossip.contract.randomness import generator
-from edgegossip.recipes.studies.consensus import Unpacked
 from edgegossip.report.style import (
     BASELINE_COLOR,
     INK,
@@ -43,7 +42,7 @@ RING = [(rank, (rank + 1) % NUM_WORKERS) for rank in range(NUM_WORKERS)]
 TOPOLOGY = eg.from_edges(
     NUM_WORKERS, [*RING, (0, 4), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)], directed=True
 )
-TOP_TENTH = Unpacked(keep_ratio=0.1)
+TOP_TENTH = eg.TopK(keep_ratio=0.1)
 
 
 class Undivided(SparsePushState):

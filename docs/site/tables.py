@@ -20,14 +20,11 @@ from dataclasses import dataclass
 from pydoc import locate
 from typing import Any, get_args, get_type_hints
 
-from edgegossip.recipes.registry import RECIPES, STUDIES, Entry
+from edgegossip.recipes.registry import RECIPES, Entry, studies
 
 KINDS = "recipes|studies|rows|options|fields|classes"
 ASKED = re.compile(rf"^<!-- ({KINDS})(?: (\S+))? -->$", re.MULTILINE)
-MAKERS = {
-    f"edgegossip.recipes.studies.{name}"
-    for name in ("race", "server_contest", "slow_links", "stage_contest")
-}
+MAKERS = {f"studies.{name}" for name in ("contest", "race", "servers")}
 """Modules whose cells several studies share."""
 SECTION = re.compile(r"^(\w[^\n]*):\n((?:    [^\n]*\n?)+)", re.MULTILINE)
 ITEM = re.compile(r"^    (\w[\w, ]*):((?: [^\n]*)?(?:\n     +[^\n]*)*)", re.MULTILINE)
@@ -79,7 +76,7 @@ def _table(kind: str, name: str) -> Iterator[str]:
         case "recipes":
             yield from _rows("Recipe", _summaries(RECIPES), "Content")
         case "studies":
-            yield from _rows("Study", _summaries(STUDIES), "Content")
+            yield from _rows("Study", _summaries(studies()), "Content")
         case "options":
             yield from _options()
         case "rows":
@@ -104,8 +101,8 @@ def _fields(name: str) -> Iterator[str]:
 
 def _fields_of_rows() -> Iterator[str]:
     """The fields of the rows of studies, by the module that makes them."""
-    for module in sorted({entry.module for entry in STUDIES.values()} | MAKERS):
-        if "\nFields of a row:\n" in _docstring(module):
+    for module in sorted({entry.module for entry in studies().values()} | MAKERS):
+        if "\nFields of a row" in _docstring(module):
             yield f"`{module.rpartition('.')[2]}`:\n"
             yield from _fields(module)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.tiers import thorough
 
-from edgegossip.recipes.registry import RECIPES, STUDIES
+from edgegossip.recipes.registry import RECIPES
 
 SOURCES = Path(__file__).parents[2] / "src" / "edgegossip"
 FILES = sorted(SOURCES.rglob("*.py"))
@@ -24,7 +24,7 @@ MODULES = {
     for file in FILES
 }
 REGISTRY = "edgegossip.recipes.registry"
-REGISTERED = {entry.module for entry in (RECIPES | STUDIES).values()}
+REGISTERED = {entry.module for entry in RECIPES.values()}
 MODULE_NAME = re.compile(r"edgegossip(\.\w+)+")
 # What a package may import besides itself.
 ARROWS = {

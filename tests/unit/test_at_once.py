@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from studies.contest import StudySettings
 
 from edgegossip.contract.errors import DataError, TrainingError
-from edgegossip.recipes.registry import STUDIES, load_recipe, load_study
-from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.registry import load_recipe, load_study, studies
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.comparison import compare
 from edgegossip.runs.exhibits import Exhibits
@@ -200,7 +200,7 @@ def test_no_job_begins_before_those_that_it_comes_after(tmp_path: Path) -> None:
     assert sorted(done) == names
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", studies())
 @pytest.mark.parametrize("short", [True, False])
 def test_cells_can_be_sent_to_other_processes_and_come_after_others(
     name: str, short: bool

@@ -137,9 +137,7 @@ def test_aligned_tensors_have_gaps_that_nobody_sees() -> None:
     y = torch.tensor([0, 1, 2, 0, 1])
     for some in (flat, aligned):
         F.cross_entropy(some.module.eval()(pictures()), y).backward()  # type: ignore[no-untyped-call]
-    for one, other in zip(
-        flat.module.parameters(), aligned.module.parameters(), strict=True
-    ):
+    for one, other in zip(flat.module.parameters(), aligned.module.parameters(), strict=True):
         assert one.grad is not None
         assert other.grad is not None
         torch.testing.assert_close(one.grad, other.grad)

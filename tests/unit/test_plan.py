@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from studies.servers import TUNING_SEED
 from tests.machine_lists import three_machines
 from tests.outlooks import outlook
 from tests.tiers import thorough
@@ -25,7 +26,6 @@ from edgegossip.plan.ranking import Outlook
 from edgegossip.plan.results import advice, exhibits
 from edgegossip.plan.study import best_of
 from edgegossip.recipes.registry import load_recipe
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.experiment import Comparison
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from studies.contest import StudySettings
+from studies.race import BASELINE
+from studies.race_scores import LOSS, race_table, standings
 
 from edgegossip.recipes.registry import load_study
-from edgegossip.recipes.studies.race import BASELINE
-from edgegossip.recipes.studies.race_scores import LOSS, race_table, standings
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.runs.scoreboard import bars
 from edgegossip.runs.study import Row
 

@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from edgegossip.contract.errors import TrainingError
-from edgegossip.recipes.studies.compressed_push import SHORT
-from edgegossip.recipes.studies.rare_exchanges import (
+from studies.compressed_push import SHORT, SlowLinkContest
+from studies.contest import StudySettings
+from studies.rare_exchanges import (
     CONTROLS,
     FACTORS,
     RUNS,
     SETTING,
-    TunedContest,
-    best_rate,
+    RareContest,
     control_exhibits,
     controls,
 )
-from edgegossip.recipes.studies.slow_links import SlowLinkContest
-from edgegossip.recipes.studies.study_settings import StudySettings
-from edgegossip.recipes.studies.tuned_races import rates
+from studies.tuned_races import rates
+
+from edgegossip.contract.errors import TrainingError
 from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.study import Row, Session
 
@@ -51,9 +49,10 @@ def test_the_best_rate_on_held_out_samples_is_chosen() -> None:
         row("b", 0.9, lr=0.4, is_tuning=True),
         row("a", 0.95, lr=0.8),  # a result, on test samples
     ]
-    assert best_rate(tried, "digits", "a") == 0.2
+    contest = RareContest(problem=SHORT, seeds=(0,), contenders=RUNS)
+    assert contest.best(tried, "a")["lr"] == 0.2
     with pytest.raises(TrainingError, match="nothing is tuned"):
-        best_rate(tried, "digits", "c")
+        contest.best(tried, "c")
 
 
 @pytest.mark.parametrize("factors", [(), (1.0, 1.0), (0.0,), (-1.0, 1.0)])
@@ -69,14 +68,14 @@ def test_results_are_on_test_samples_with_the_rate_that_trials_chose(
     def found(contest: SlowLinkContest, data_dir: Path, run: str, session: Session) -> Row:
         lr = contest.problem.settings.lr
         accuracies = [-abs(lr - lrs[0])] * 5  # the lowest rate is the best
-        used = {"data": contest.task(data_dir, RUNS[run]).dataset.name, "lr_used": lr}
-        size = {"test": len(contest.task(data_dir, RUNS[run]).dataset.test)}
-        return {**row(run, 0), "accuracies": accuracies, "seed": contest.seed, **used, **size}
+        dataset = contest.problem.load(data_dir)
+        used = {"data": dataset.name, "lr_used": lr, "test": len(dataset.test)}
+        return {**row(run, 0), "accuracies": accuracies, "seed": contest.seed, **used}
 
     lrs = [factor * SHORT.settings.lr for factor in FACTORS]
     monkeypatch.setattr(SlowLinkContest, "row", found)
     contenders = {CONTROL: RUNS[CONTROL]}
-    contest = TunedContest(
+    contest = RareContest(
         problem=replace(SHORT, name="digits"), seed=7, seeds=(0, 1), contenders=contenders
     )
     rows: dict[str, Row] = {}

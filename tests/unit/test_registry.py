@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.tiers import thorough
 
+from edgegossip.cli.main import main
 from edgegossip.contract.errors import DataError, UsageError
-from edgegossip.recipes.registry import RECIPES, STUDIES, load_recipe, load_study
+from edgegossip.recipes import registry
+from edgegossip.recipes.registry import RECIPES, load_recipe, load_study, studies
+
+CLONE = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -18,15 +24,15 @@ def test_every_recipe_is_there_and_does_what_the_list_says(name: str) -> None:
     assert (recipe.__doc__ or "").splitlines()[0] == RECIPES[name].summary
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", studies())
 def test_every_study_is_there_and_does_what_the_list_says(name: str) -> None:
     make_study = load_study(name)
-    assert (make_study.__doc__ or "").splitlines()[0] == STUDIES[name].summary
+    assert (make_study.__doc__ or "").splitlines()[0] == studies()[name].summary
     study = make_study()
     assert study.name == name
     assert study.cells
     assert study.printed
-    assert make_study.__module__ == STUDIES[name].module
+    assert make_study.__module__ == studies()[name].module
 
 
 def test_an_unknown_recipe_is_answered_with_those_there_are() -> None:
@@ -46,6 +52,45 @@ def test_a_study_given_as_a_recipe_is_answered_with_the_command() -> None:
 def test_a_study_without_its_prefix_is_answered_with_its_name() -> None:
     with pytest.raises(UsageError, match=r"unknown study 'fig6'; .* mean 'edgegossip/fig6'"):
         load_study("fig6")
+
+
+def test_without_a_clone_there_are_recipes_only_and_an_error_says_where_studies_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "REPOSITORY", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*RECIPES]
+    assert main(["study", "systems/table", "--short"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown study 'systems/table': studies are not installed with the package" in said
+    assert "a clone of its repository, which has them in studies/, or give FILE.py:NAME" in said
+
+
+def test_the_folder_of_a_clone_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "REPOSITORY", tmp_path)
+    monkeypatch.chdir(CLONE)
+    assert "systems/table" in studies()
+
+
+@thorough
+def test_a_study_in_its_file_works_from_anywhere(tmp_path: Path) -> None:
+    # The cells of this one run in other processes, which must find its module, too.
+    study = f"{CLONE}/studies/stages.py:methods"
+    words = ["study", study, "--short", "--processes", "2", "--out", "out"]
+    subprocess.run([sys.executable, "-m", "edgegossip", *words], cwd=tmp_path, check=True)
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_function_in_a_file_is_a_study(tmp_path: Path) -> None:
+    path = own(tmp_path, "def mine(): return 3\n")
+    assert load_study(f"{path}:mine")() == 3  # type: ignore[comparison-overlap]
+    with pytest.raises(UsageError, match=r"unknown study in mine\.py 'ours'"):
+        load_study(f"{path}:ours")
+    with pytest.raises(UsageError, match=r"which function of .*mine\.py is the study"):
+        load_study(str(path))
 
 
 def own(tmp_path: Path, text: str, name: str = "mine.py") -> Path:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from docs.site.tables import asked, sections
+from studies.contest import StudySettings
 from tests.tiers import thorough
 
 import edgegossip as eg
 from edgegossip.recipes.registry import load_study
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.runs.study import run_study
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-folder.md"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from studies.tuned_races import LossMatched
 from torch import Tensor
 
 from edgegossip.contract.protocol import Steps
 from edgegossip.contract.randomness import generator
-from edgegossip.recipes.studies.loss_matched import LossMatched
 from edgegossip.training.sampling.batches import BatchStream
 from edgegossip.training.sampling.sampler import AccuracyAwareSampler
 from edgegossip.training.sampling.selection import (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from edgegossip.recipes.studies.smoothing import smoothed
+from studies.race_scores import smoothed
 
 
 def test_many_looks_and_few_at_the_same_curve_are_the_same_afterwards() -> None:

@@ -10,6 +10,18 @@ from typing import Any, cast
 
 import pytest
 import torch
+from studies.compressed_push import (
+    PAPER,
+    SHORT,
+    SlowLinkContest,
+    contest_curves,
+    difference_push,
+    placings,
+    table_iid,
+    table_skew,
+)
+from studies.consensus import Grid, Unpacked, distance
+from studies.contest import StudySettings
 
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.compression.compressor import Identity, PerLayer
@@ -29,16 +41,6 @@ from edgegossip.recipes.push_sum_comparison import (
     compressor,
     schedule,
 )
-from edgegossip.recipes.studies.compressed_push import (
-    PAPER,
-    SHORT,
-    difference_push,
-    table_iid,
-    table_skew,
-)
-from edgegossip.recipes.studies.consensus import Grid, Unpacked, distance
-from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_curves, placings
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.runs.comparison import Traffic, compare
 from edgegossip.runs.experiment import Comparison
 from edgegossip.runs.scoreboard import score_table
@@ -224,7 +226,7 @@ def test_studies_say_what_their_rows_depend_on() -> None:
     short = table_iid(StudySettings(short=True))
     [contest] = short.settings["contests"]
     runs = contest["runs"]
-    assert runs[DENSE] == {  # as in older folders, which can be resumed
+    assert runs[DENSE] == {
         "type": "Contender",
         "algorithm": "StochasticGradientPush",
         "topology": directed_ring(8).name,

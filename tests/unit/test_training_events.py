@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from edgegossip.recipes.studies.events import RoundWork, TrainingEvents
+from studies.race import RoundWork, TrainingEvents
 
 
 def test_shares_are_counted_over_whole_rounds(tmp_path: Path) -> None:

@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from studies.problems import DIGITS_MLP
+from studies.race import BASELINE, CONTROLS
+from studies.speedup import uneven_setup
+from studies.tuned_races import TunedRace
 from tests.tiers import thorough
 
 from edgegossip.contract.errors import TrainingError
 from edgegossip.models import mlp
-from edgegossip.recipes.studies.problems import DIGITS_MLP
-from edgegossip.recipes.studies.race import BASELINE, CONTROLS
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED
-from edgegossip.recipes.studies.speedup import uneven_setup
-from edgegossip.recipes.studies.tuned_races import TunedRace, best_trial
 from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.study import Row, Study, run_study
+from edgegossip.runs.tuning import TUNING_SEED
 
 pytestmark = thorough
 
@@ -33,22 +33,23 @@ TINY = replace(
 SEEDS = (0, 1)
 
 
+CONTEST = TunedRace(
+    problem=TINY,
+    setup=uneven_setup(TINY, 4.0, {"gosgd": CONTROLS["gosgd"]}),
+    seeds=SEEDS,
+    max_work=None,
+    factors=(1e-6, 1.0),
+)
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Row]:
-    contest = TunedRace(
-        problem=TINY,
-        seed=TUNING_SEED,
-        setup=uneven_setup(TINY, 4.0, {"gosgd": CONTROLS["gosgd"]}),
-        seeds=SEEDS,
-        max_work=None,
-        factors=(1e-6, 1.0),
-    )
     study = Study(
         name="test/tuned-race",
         title="",
         printed=(),
         settings={},
-        cells=tuple(contest.cells(NOWHERE)),
+        cells=tuple(CONTEST.cells(NOWHERE)),
         exhibit=lambda rows: Exhibits(),
     )
     return run_study(study, out=tmp_path_factory.mktemp("tuned"), num_threads=0)
@@ -78,11 +79,10 @@ def test_trials_hold_samples_out_and_results_train_on_all(rows: Mapping[str, Row
     assert trained == {True: 108, False: 120}
 
 
-def test_the_best_trial_is_that_of_the_same_run_and_part(rows: Mapping[str, Row]) -> None:
+def test_the_best_trial_is_that_of_the_same_run(rows: Mapping[str, Row]) -> None:
     tried = [row for row in rows.values() if row["is_tuning"]]
-    elsewhere = [{**row, "group": "other", "held_out_accuracy": 1.0} for row in tried]
-    best = best_trial([*elsewhere, *tried], TINY.name, "gosgd")
-    assert (best["group"], best["run"]) == (TINY.name, "gosgd")
+    best = CONTEST.best(rows.values(), "gosgd")
+    assert best["run"] == "gosgd"
     mine = [row["held_out_accuracy"] for row in tried if row["run"] == "gosgd"]
     assert best["held_out_accuracy"] == max(mine) > 0
 
@@ -90,4 +90,4 @@ def test_the_best_trial_is_that_of_the_same_run_and_part(rows: Mapping[str, Row]
 def test_without_a_trial_nothing_is_tuned(rows: Mapping[str, Row]) -> None:
     tried = [row for row in rows.values() if row["run"] != "gosgd"]
     with pytest.raises(TrainingError, match=f"no trial of gosgd on {TINY.name} finished"):
-        best_trial(tried, TINY.name, "gosgd")
+        CONTEST.best(tried, "gosgd")

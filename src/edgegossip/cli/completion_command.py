@@ -33,7 +33,7 @@ from edgegossip.cli.worker_command import (
     WorkerOptions,
 )
 from edgegossip.contract.errors import UsageError, unknown_name
-from edgegossip.recipes.registry import RECIPES, STUDIES
+from edgegossip.recipes.registry import RECIPES, studies
 
 USAGE = """\
 usage: edgegossip completion bash|zsh|fish
@@ -88,7 +88,7 @@ def _script(shell: str) -> str:
 def _commands() -> dict[str, Callable[..., Any]]:
     return {
         **{name: _with_names(kind, RECIPES) for name, kind in _WITH_RECIPE.items()},
-        "study": _with_names(StudyOptions, STUDIES),
+        "study": _with_names(StudyOptions, studies()),
         "report": report_folder,
         "export": ExportOptions,
         "router": RouterOptions,

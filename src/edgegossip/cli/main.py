@@ -94,14 +94,14 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _list(arguments: list[str]) -> int:
-    from edgegossip.recipes.registry import RECIPES, STUDIES
+    from edgegossip.recipes.registry import RECIPES, studies
 
     if arguments in (["-h"], ["--help"]):
-        print("usage: edgegossip list\n\nPrints the recipes and studies, a line each.")
+        print("usage: edgegossip list\n\nPrints one line per recipe, and in a clone per study.")
         return 0
     if arguments:
         raise UsageError(f"list takes no arguments, got {' '.join(arguments)}")
-    entries = RECIPES | STUDIES
+    entries = RECIPES | studies()
     width = max(map(len, entries))
     for name, entry in entries.items():
         print(f"{name:{width}}  {entry.summary}")

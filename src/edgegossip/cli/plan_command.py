@@ -25,11 +25,11 @@ from edgegossip.plan.machines import Machine, read_machines
 from edgegossip.plan.ranking import ranked
 from edgegossip.plan.results import advice, exhibits, print_ranking, ranking_rows
 from edgegossip.plan.study import Stage, cells_of, measured_cost, measured_throughput
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED
 from edgegossip.report import units
 from edgegossip.runs.experiment import Comparison
 from edgegossip.runs.files import read_json
 from edgegossip.runs.study import STUDY, Study
+from edgegossip.runs.tuning import TUNING_SEED
 
 OWN = (
     "--machines",

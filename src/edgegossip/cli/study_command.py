@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgegossip.cli.commands import default_folder, how_to_resume, print_report, repeatable
 from edgegossip.cli.options import ClusterOptions, ManyRunsOptions, parse, show_help
 from edgegossip.contract.errors import DataError, Interrupted, TrainingError, UsageError
-from edgegossip.recipes.registry import STUDIES, load_study
+from edgegossip.recipes.registry import load_study
 from edgegossip.report.live import LiveView
 from edgegossip.report.study_page import write_study_report
 from edgegossip.runs.parallel import AtOnce
@@ -85,7 +85,8 @@ def _parse(arguments: list[str]) -> tuple[StudyOptions, Study]:
         show_help("study", "STUDY", StudyOptions)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
-            f"study needs a name, such as {next(iter(STUDIES))}; edgegossip list has all"
+            "study needs a name, such as edgegossip/fig3 (in a clone of the repository, "
+            "edgegossip list has all), or FILE.py:NAME"
         )
     name, *rest = arguments
     options, study = parse(f"edgegossip study {name}", StudyOptions, load_study(name), rest)

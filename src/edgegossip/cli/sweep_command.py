@@ -12,12 +12,11 @@ from edgegossip.cli.recipe import parse_recipe, parse_with_seed, pick, recipe_na
 from edgegossip.cli.study_command import carry_out
 from edgegossip.cli.swept_values import SeveralSeeds, Words, label, split_values
 from edgegossip.contract.metrics import ACCURACY
-from edgegossip.recipes.studies.server_contest import slug
-from edgegossip.recipes.studies.server_tuning import without_test_data
 from edgegossip.report.units import capitalized
 from edgegossip.runs.exhibits import Exhibits, Figure, Value
 from edgegossip.runs.scoreboard import Score, bars, metric_of, score_table, unit_of
 from edgegossip.runs.study import Cell, Row, Session, Study
+from edgegossip.runs.tuning import slug, without_test_data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from edgegossip.cli.options import ManyRunsOptions
 from edgegossip.contract.errors import UsageError
 from edgegossip.contract.ranges import check_range
 from edgegossip.recipes.registry import load_recipe
-from edgegossip.recipes.studies.study_settings import check_seeds
+from edgegossip.runs.tuning import check_seeds
 
 Words: TypeAlias = list[str]
 _FREE = (

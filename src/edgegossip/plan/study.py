@@ -25,12 +25,12 @@ from edgegossip.plan.ranking import (
     ranked,
     use_of_machines,
 )
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.process import one_intra_op_thread
 from edgegossip.runs.runner import run
 from edgegossip.runs.study import Cell, Row, Session
 from edgegossip.runs.tracking import Progress, Status
+from edgegossip.runs.tuning import TUNING_SEED, without_test_data
 from edgegossip.training.task import Workload
 
 LOOKS = 60

@@ -295,17 +295,17 @@ def bold_step(keep_ratio: float) -> float:
     return min(1.0, 3 * keep_ratio)
 
 
-MNIST_LENET5 = PushSettings(lr=0.05, throughput=2000.0)
-HAR_CNN = PushSettings(
+MNIST_LENET5_SETTINGS = PushSettings(lr=0.05, throughput=2000.0)
+HAR_CNN_SETTINGS = PushSettings(
     num_epochs=40, num_workers=7, global_batch=126, lr=0.02, throughput=500.0
 )
-CIFAR10_LENET5 = PushSettings(num_epochs=30, lr=0.02, throughput=1500.0)
-CIFAR10_RESNET20 = PushSettings(num_epochs=30, throughput=200.0)
-CIFAR10_VGG11 = PushSettings(num_epochs=30, lr=0.05, throughput=100.0)
+CIFAR10_LENET5_SETTINGS = PushSettings(num_epochs=30, lr=0.02, throughput=1500.0)
+CIFAR10_RESNET20_SETTINGS = PushSettings(num_epochs=30, throughput=200.0)
+CIFAR10_VGG11_SETTINGS = PushSettings(num_epochs=30, lr=0.05, throughput=100.0)
 
 
 def mnist_lenet5(
-    settings: PushSettings = MNIST_LENET5,
+    settings: PushSettings = MNIST_LENET5_SETTINGS,
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
@@ -321,7 +321,7 @@ def mnist_lenet5(
 
 
 def har_cnn(
-    settings: PushSettings = HAR_CNN,
+    settings: PushSettings = HAR_CNN_SETTINGS,
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
@@ -337,7 +337,7 @@ def har_cnn(
 
 
 def cifar10_lenet5(
-    settings: PushSettings = CIFAR10_LENET5,
+    settings: PushSettings = CIFAR10_LENET5_SETTINGS,
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
@@ -353,7 +353,7 @@ def cifar10_lenet5(
 
 
 def cifar10_resnet20(
-    settings: PushSettings = CIFAR10_RESNET20,
+    settings: PushSettings = CIFAR10_RESNET20_SETTINGS,
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
@@ -371,7 +371,7 @@ def cifar10_resnet20(
 
 
 def cifar10_vgg11(
-    settings: PushSettings = CIFAR10_VGG11,
+    settings: PushSettings = CIFAR10_VGG11_SETTINGS,
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:

@@ -1,4 +1,4 @@
-"""Recipes and studies by name. No large package is imported, so listing them is instant."""
+"""Recipes and studies by name or file; listing them imports no large package."""
 
 from __future__ import annotations
 
@@ -49,10 +49,12 @@ class Entry:
 @cache
 def _summaries(module: str) -> dict[str, str]:
     """The first docstring line of each function in `module`."""
-    path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
+    spec = importlib.util.find_spec(module)  # imports the package, but not the module
+    assert spec is not None
+    assert spec.origin is not None
     return {
         node.name: (ast.get_docstring(node) or "").partition("\n")[0]
-        for node in ast.parse(path.read_bytes()).body
+        for node in ast.parse(Path(spec.origin).read_bytes()).body
         if isinstance(node, ast.FunctionDef)
     }
 
@@ -93,55 +95,38 @@ RECIPES = _entries(
         "language/books-gpt": "language",
     },
 )
-STUDIES = _entries(
-    "edgegossip.recipes.studies",
-    {
-        "edgegossip/fig3": "combinations",
-        "edgegossip/fig5": "training",
-        "edgegossip/fig6": "training",
-        "edgegossip/fig7": "generation_time",
-        "edgegossip/fig8": "look_cost",
-        "edgegossip/fig12": "training",
-        "edgegossip/fig13": "training",
-        "edgegossip/speedup": "speedup",
-        "edgegossip/selections": "speedup",
-        "edgegossip/skew": "skewed_data",
-        "edgegossip/contention": "loaded_machines",
-        "edgegossip/rates": "tuned_races",
-        "sparse-push/table-iid": "compressed_push",
-        "sparse-push/table-skew": "compressed_push",
-        "sparse-push/time-varying": "compressed_push",
-        "sparse-push/controls": "rare_exchanges",
-        "sparse-push/consensus": "consensus",
-        "systems/table": "systems",
-        "language/authors": "language_models",
-        "synthetic-gradients/methods": "stage_methods",
-        "synthetic-gradients/links": "stage_networks",
-        "synthetic-gradients/stages": "stage_depths",
-        "synthetic-gradients/vgg16": "stage_depths",
-        "synthetic-gradients/published": "published_modules",
-        "adsp/tuning": "time_to_loss",
-        "adsp/time-to-loss": "time_to_loss",
-        "adsp/heterogeneity": "time_to_loss",
-        "adsp/delay": "time_to_loss",
-        "adsp/bandwidth": "time_to_loss",
-        "adsp/workers": "time_to_loss",
-        "adsp/nonstationary": "time_to_loss",
-        "adsp/search": "rate_search",
-    },
-)
+REPOSITORY = Path(__file__).parents[3]
+"""The repository, if the package is used from a clone of it."""
+
+
+def studies() -> dict[str, Entry]:
+    """Studies by name, from a clone that the package or the current folder is in; or none."""
+    for root in (REPOSITORY, Path.cwd()):
+        if (root / "studies" / "__init__.py").is_file():
+            _add_to_path(root)
+            named = getattr(importlib.import_module("studies"), "STUDIES", {})
+            return _entries("studies", named)
+    return {}
 
 
 def load_study(name: str) -> MakeStudy:
-    """Find a study by name.
+    """Find a study by name, or as a function in a file (``studies/training.py:fig5``).
 
     Raises:
-        UsageError: If the name is unknown.
+        UsageError: If the name is unknown, or the file cannot be imported.
     """
-    if name not in STUDIES:
-        raise UsageError(unknown_name("study", name, STUDIES))
-    found: MakeStudy = STUDIES[name].load()
-    return found
+    if (found := _in_file(name, "study")) is not None:
+        return found
+    known = studies()
+    if name not in known:
+        if known:
+            raise UsageError(unknown_name("study", name, known))
+        raise UsageError(
+            f"unknown study {name!r}: studies are not installed with the package; run this in "
+            "a clone of its repository, which has them in studies/, or give FILE.py:NAME"
+        )
+    study: MakeStudy = known[name].load()
+    return study
 
 
 def load_recipe(name: str) -> Recipe:
@@ -150,14 +135,11 @@ def load_recipe(name: str) -> Recipe:
     Raises:
         UsageError: If the name is unknown, or the file cannot be imported.
     """
-    file, colon, function = name.rpartition(":")
-    if colon:
-        return _find(Path(file), function)
-    if name.endswith(".py"):
-        raise UsageError(f"say which function of {name} is the recipe: {name}:NAME")
-    if name in STUDIES:
-        raise UsageError(f"{name} is a study: edgegossip study {name}")
+    if (own := _in_file(name, "recipe")) is not None:
+        return own
     if name not in RECIPES:
+        if name in studies():
+            raise UsageError(f"{name} is a study: edgegossip study {name}")
         raise UsageError(
             f"{unknown_name('recipe', name, RECIPES)}; for one of your own, give FILE.py:NAME"
         )
@@ -165,17 +147,38 @@ def load_recipe(name: str) -> Recipe:
     return found
 
 
-def _load_file(path: Path) -> ModuleType:
+def _in_file(name: str, kind: str) -> Callable[..., Any] | None:
+    """The function that ``FILE.py:NAME`` means; None for another kind of name."""
+    file, colon, function = name.rpartition(":")
+    if colon:
+        return _find(Path(file), function, kind)
+    if name.endswith(".py"):
+        raise UsageError(f"say which function of {name} is the {kind}: {name}:NAME")
+    return None
+
+
+def _add_to_path(folder: Path) -> None:
+    # At the end, so that its modules shadow no others.
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _load_file(path: Path, kind: str) -> ModuleType:
+    folder = path.parent.resolve()
     # A prefix, so that a file called random.py replaces no other module.
     name = f"recipe_{path.stem}"
+    if (folder / "__init__.py").is_file():
+        # The name by which the other modules of its package import it.
+        _add_to_path(folder.parent)
+        name = f"{folder.name}.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UsageError(f"there is no Python file {path}; expected a recipe as FILE.py:NAME")
+        raise UsageError(f"there is no Python file {path}; expected a {kind} as FILE.py:NAME")
     module = importlib.util.module_from_spec(spec)
-    # Checkpoints look up the classes of states by module.
+    # Checkpoints look up the classes of states by module, and other processes those of cells.
     sys.modules[name] = module
-    # Modules beside the file can be imported, but shadow no others.
-    sys.path.append(str(path.parent.resolve()))
+    # Modules beside the file can be imported.
+    _add_to_path(folder)
     try:
         spec.loader.exec_module(module)
     except EdgeGossipError:
@@ -188,14 +191,14 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _find(path: Path, function: str) -> Recipe:
-    module = _load_file(path)
-    found: Recipe | None = getattr(module, function, None)
+def _find(path: Path, function: str, kind: str) -> Callable[..., Any]:
+    module = _load_file(path, kind)
+    found: Callable[..., Any] | None = getattr(module, function, None)
     if found is None or not callable(found):
         own = [
             name
             for name, value in vars(module).items()
             if getattr(value, "__module__", None) == module.__name__ and name[0] != "_"
         ]
-        raise UsageError(unknown_name(f"recipe in {path.name}", function, own))
+        raise UsageError(unknown_name(f"{kind} in {path.name}", function, own))
     return found

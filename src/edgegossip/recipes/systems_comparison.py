@@ -8,17 +8,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
 from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.server.methods import BSP, SSP
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_ranges
-from edgegossip.contract.topology import ring
+from edgegossip.contract.topology import complete, directed_ring, ring
 from edgegossip.data.hold_out import hold_out
 from edgegossip.models import mlp
 from edgegossip.recipes.baselines import HOME_LINK
-from edgegossip.recipes.studies.known_systems import SYSTEMS, System
-from edgegossip.recipes.studies.problems import HAR_CNN, MNIST_LENET5, MNIST_MLP, Problem
+from edgegossip.recipes.problems import HAR_CNN, MNIST_LENET5, MNIST_MLP, Problem
+from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.recipes.tasks import default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Links
@@ -148,11 +155,11 @@ def compare_systems(problem: Problem, settings: SystemSettings, data_dir: Path) 
     platforms = uneven(settings.num_workers, settings.throughput)
     seconds = settings.seconds or _seconds(len(held_out.train), platforms, settings)
 
-    def experiment(name: str) -> Experiment:
+    def experiment(name: str, algorithm: Algorithm[Any]) -> Experiment:
         is_edge_gossip = name == "edge-gossip"
         return Experiment(
             task=replace(task, accuracy_aware=IN_TURN) if is_edge_gossip else task,
-            algorithm=_algorithm(name, settings, seconds),
+            algorithm=algorithm,
             platforms=platforms,
             links=Links(default=HOME_LINK),
             seed=settings.seed,
@@ -161,7 +168,10 @@ def compare_systems(problem: Problem, settings: SystemSettings, data_dir: Path) 
         )
 
     return Comparison(
-        experiments={name: experiment(name) for name in TUNABLE},
+        experiments={
+            name: experiment(name, algorithm)
+            for name, algorithm in _algorithms(settings, seconds).items()
+        },
         baseline="all-reduce",
         tunable=TUNABLE,
     )
@@ -190,25 +200,23 @@ TUNABLE: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 """Each system's setting to tune, with the values to try; see `Comparison.tunable`."""
 
 
-def _gossip(num_workers: int, local_steps: int) -> Gossip:
-    topology = ring(num_workers)
-    return Gossip(topology=topology, num_rounds=UNTIL_CUT_OFF, local_steps=local_steps)
-
-
-_OWN_SYSTEMS = {"gossip": System(build=_gossip)}
-
-
-def _algorithm(name: str, settings: SystemSettings, seconds: Seconds) -> Algorithm[Any]:
-    """Make a system for all machines, one of which may be a server."""
-    system = (SYSTEMS | _OWN_SYSTEMS)[name]
-    num_workers = settings.num_workers - system.has_server
-    if name == "adsp":
-        window = seconds / settings.windows
-        return ADSP(
-            num_workers=num_workers,
-            num_rounds=UNTIL_CUT_OFF,
-            window=window,
-            min_interval=window / 20,
-        )
-    values = [getattr(settings, option) for option in TUNABLE[name]]
-    return system.build(num_workers, *(values or [None]))
+def _algorithms(settings: SystemSettings, seconds: Seconds) -> dict[str, Algorithm[Any]]:
+    """All systems for these machines, the first of which serves if the system has a server."""
+    number, window = settings.num_workers, seconds / settings.windows
+    everyone: dict[str, Any] = {"topology": complete(number), "num_rounds": UNTIL_CUT_OFF}
+    served: dict[str, Any] = {"num_workers": number - 1, "num_rounds": UNTIL_CUT_OFF}
+    in_ring = {**everyone, "topology": ring(number)}
+    one_way = {**everyone, "topology": directed_ring(number)}
+    epochs, sparse = EpochGossip(**everyone), compressor(settings.keep_ratio, 32)
+    return {
+        "all-reduce": AllReduce(**everyone),
+        "gossip": Gossip(**in_ring, local_steps=settings.local_steps),
+        "epoch-gossip": epochs,
+        "edge-gossip": EdgeGossip(inner=epochs, max_keep_ratio=settings.max_keep_ratio),
+        "gosgd": GoSGD(**everyone, exchange_probability=settings.exchange_probability),
+        "diloco": DiLoCo(**everyone, local_steps=settings.local_steps),
+        "sparse-push": SparsePush(**one_way, compressor=sparse),
+        "bsp": BSP(**served),
+        "ssp": SSP(**served, slack=settings.slack),
+        "adsp": ADSP(**served, window=window, min_interval=window / 20),
+    }

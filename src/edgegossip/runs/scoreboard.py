@@ -116,6 +116,12 @@ def scores(
     return [_score(row, references.get(contest_key(row)), target_gap, measure) for row in rows]
 
 
+def score(row: Row, measures: Measures, target: float | None = None) -> Score:
+    """The score of a row with `group`, `setting`, `run` and `seed`."""
+    names = {name: row[name] for name in ("group", "setting", "run", "seed")}
+    return Score(**names, target=target, measures=measures)
+
+
 def _score(row: Row, reference: Row | None, target_gap: float, measure: Measure) -> Score:
     target = time = speedup = None
     if reference is not None:
@@ -123,11 +129,7 @@ def _score(row: Row, reference: Row | None, target_gap: float, measure: Measure)
         target = metric.easier(metric.best(values_of(reference)), target_gap)
         time, reference_time = time_to(row, target), time_to(reference, target)
         speedup = reference_time / time if reference_time is not None and time else None
-    return Score(
-        **{name: row[name] for name in ("group", "setting", "run", "seed")},
-        target=target,
-        measures=measure(row, reference, time, speedup),
-    )
+    return score(row, measure(row, reference, time, speedup), target)
 
 
 def time_to(row: Row, target: float) -> Seconds | None:

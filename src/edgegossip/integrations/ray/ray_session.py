@@ -377,7 +377,8 @@ def _answer(host: str, port: int) -> bytes:
 
 
 def _from_files() -> list[Any]:
-    """Find modules whose name differs from that of their file, such as a user's recipes.
+    """Find modules whose name differs from that of their file, such as a user's recipes, and
+    the package of studies, which is not installed.
 
     No other process could import them, so their definitions are sent along.
     """
@@ -386,6 +387,6 @@ def _from_files() -> list[Any]:
         file = getattr(module, "__file__", None) or ""
         if "." not in name and name != "__main__" and file.endswith(".py"):
             stem = Path(file).stem
-            if stem not in (name, "__init__"):
+            if name == "studies" or stem not in (name, "__init__"):
                 found.append(module)
     return found

@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from edgegossip.models import lenet5, sensor_cnn
-from edgegossip.recipes.studies.contest import settings_and_cells
-from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP, Problem
-from edgegossip.recipes.studies.server_contest import (
-    ADSP,
-    TIME,
-    Cluster,
-    Goal,
-    ServerContest,
-    loss_curves,
-    machines,
-    server_scores,
-)
-from edgegossip.recipes.studies.server_methods import METHODS, RATES, Candidate
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, Tuning, tuning_exhibits
-from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes import problems
+from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.exhibits import Exhibits, Figure
 from edgegossip.runs.scoreboard import bars, score_table
 from edgegossip.runs.study import Row, Study
+from edgegossip.runs.tuning import TUNING_SEED
 from edgegossip.sim.platform import ThrottlingTrace
+from studies.contest import StudySettings, contest_study
+from studies.problems import MNIST_MLP, SMALL_MLP
+from studies.servers import (
+    OPTIONS,
+    TIME,
+    Cluster,
+    Goal,
+    ServerContest,
+    Tuning,
+    loss_curves,
+    machines,
+    server_scores,
+    tuning_exhibits,
+)
 
 NUM_WORKERS = 18
 HETEROGENEITY = 2.0
@@ -50,27 +51,20 @@ SCALED_DOWN = (
 )
 
 
-def _problem(name: str, dataset: str, model: Callable[..., Any], **others: Any) -> Problem:  # noqa: ANN401
-    settings = Settings(batch_size=32, throughput=64.0, momentum=0.0)
-    return Problem(name=name, dataset=dataset, model=model, settings=settings, **others)
-
-
-CIFAR10_LENET5 = _problem(
-    "cifar10-lenet5",
-    "cifar10",
-    lenet5,
+SETTINGS = Settings(batch_size=32, throughput=64.0, momentum=0.0)
+CIFAR10_LENET5 = replace(
+    problems.CIFAR10_LENET5,
     num_test=1_000,
+    settings=SETTINGS,
     scaled_down="CIFAR-10 is tested on 1,000 of the 10,000 pictures, because evaluations are "
     "frequent.",
 )
-HAR_CNN = _problem(
-    "har-cnn",
-    "har",
-    sensor_cnn,
+HAR_CNN = replace(
+    problems.HAR_CNN,
     num_test=1_000,
+    settings=SETTINGS,
     scaled_down="HAR is tested on 1,000 of the 2,947 windows.",
 )
-
 MNIST_FAR = replace(
     MNIST_MLP,
     name="mnist-mlp-far",
@@ -97,46 +91,47 @@ TUNING = {
 """Differences between the goals of tuning runs and `GOALS`."""
 PROBLEMS = (CIFAR10_LENET5, HAR_CNN)
 
-CHOSEN: dict[str, Mapping[str, Candidate]] = {
+CHOSEN: dict[str, Mapping[str, tuple[float, float | None]]] = {
     "cifar10-lenet5": {
-        "bsp": Candidate(lr=0.15),
-        "bsp, batches tuned": Candidate(lr=0.15),
-        "ssp": Candidate(lr=0.15, value=160),
-        "asp": Candidate(lr=0.15),
-        "fixed-adacomm": Candidate(lr=0.15, value=5),
-        "fixed-adacomm, batches tuned": Candidate(lr=0.15, value=5),
+        "bsp": (0.15, None),
+        "bsp, batches tuned": (0.15, None),
+        "ssp": (0.15, 160),
+        "asp": (0.15, None),
+        "fixed-adacomm": (0.15, 5),
+        "fixed-adacomm, batches tuned": (0.15, 5),
         # The value of HAR: it was not tuned here.
-        "fixed-adacomm, shares balanced": Candidate(lr=0.15, value=20),
-        "adacomm": Candidate(lr=0.15, value=80),
-        "adsp-plus": Candidate(lr=0.15, value=12),
-        "adsp": Candidate(lr=0.15, value=10),
-        "adsp, as published": Candidate(lr=0.15, value=5),
+        "fixed-adacomm, shares balanced": (0.15, 20),
+        "adacomm": (0.15, 80),
+        "adsp-plus": (0.15, 12),
+        "adsp": (0.15, 10),
+        "adsp, as published": (0.15, 5),
     },
     "har-cnn": {
-        "bsp": Candidate(lr=0.45),
-        "bsp, batches tuned": Candidate(lr=0.15),
-        "ssp": Candidate(lr=0.45, value=40),
-        "asp": Candidate(lr=0.45),
-        "fixed-adacomm": Candidate(lr=0.15, value=5),
-        "fixed-adacomm, batches tuned": Candidate(lr=0.15, value=5),
-        "fixed-adacomm, shares balanced": Candidate(lr=0.15, value=20),
-        "adacomm": Candidate(lr=0.45, value=20),
-        "adsp-plus": Candidate(lr=0.45, value=12),
-        "adsp": Candidate(lr=0.45, value=5),
-        "adsp, as published": Candidate(lr=0.45, value=5),
+        "bsp": (0.45, None),
+        "bsp, batches tuned": (0.15, None),
+        "ssp": (0.45, 40),
+        "asp": (0.45, None),
+        "fixed-adacomm": (0.15, 5),
+        "fixed-adacomm, batches tuned": (0.15, 5),
+        "fixed-adacomm, shares balanced": (0.15, 20),
+        "adacomm": (0.45, 20),
+        "adsp-plus": (0.45, 12),
+        "adsp": (0.45, 5),
+        "adsp, as published": (0.45, 5),
     },
     MNIST_FAR.name: {
-        "bsp": Candidate(lr=0.15),
-        "ssp": Candidate(lr=0.45, value=40),
-        "fixed-adacomm": Candidate(lr=0.15, value=20),
-        "adsp": Candidate(lr=0.15, value=60),
+        "bsp": (0.15, None),
+        "ssp": (0.45, 40),
+        "fixed-adacomm": (0.15, 20),
+        "adsp": (0.15, 60),
     },
     SMALL_MLP.name: {
-        name: Candidate(lr=0.1, value=2 if method.values else None)
-        for name, method in METHODS.items()
+        name: (0.1, None if option is None else 2) for name, option in OPTIONS.items()
     },
 }
-"""Settings by problem and method: the best in `adsp/tuning`, if it includes the problem."""
+"""Learning rate and own setting by problem and method: the best in `adsp/tuning`, if that has
+the problem.
+"""
 
 
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
@@ -153,7 +148,7 @@ def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Stu
             seed=seed,
             machines=_machines(problem, settings),
             goal=replace(GOALS[problem.name], **TUNING[problem.name]),
-            choices={name: Candidate(lr=RATES[0]) for name in _methods(settings)},
+            methods=tuple(_methods(settings)),
         )
         for problem in _problems(settings)
         for seed in settings.seeds
@@ -176,7 +171,7 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
         "Which parameter server reaches a given loss soonest?",
         settings,
         lambda problem: [_machines(problem, settings)],
-        [*METHODS],
+        [*OPTIONS],
     )
 
 
@@ -197,7 +192,7 @@ def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
             _machines(problem, settings, f"H = {each:g}", heterogeneity=each)
             for each in HETEROGENEITIES
         ],
-        ["bsp", "ssp", "fixed-adacomm", "adsp-plus", ADSP],
+        ["bsp", "ssp", "fixed-adacomm", "adsp-plus", "adsp"],
     )
 
 
@@ -217,7 +212,7 @@ def delay(settings: StudySettings = DEFAULTS) -> Study:
         lambda problem: [
             _machines(problem, settings, f"{each:g} s", delay=each) for each in DELAYS
         ],
-        ["bsp", "ssp", "fixed-adacomm", ADSP],
+        ["bsp", "ssp", "fixed-adacomm", "adsp"],
         problems=(MNIST_FAR, *PROBLEMS),
     )
 
@@ -239,7 +234,7 @@ def bandwidth(settings: StudySettings = DEFAULTS) -> Study:
             _machines(problem, settings, f"{each:g} Mbit/s", bandwidth=each * 1e6 / 8)
             for each in (100, 30, 10)
         ],
-        ["bsp", "ssp", "fixed-adacomm", "adacomm", ADSP],
+        ["bsp", "ssp", "fixed-adacomm", "adacomm", "adsp"],
     )
 
 
@@ -260,7 +255,7 @@ def workers(settings: StudySettings = DEFAULTS) -> Study:
             _machines(problem, settings, f"{each} workers", num_workers=each)
             for each in ((2, 4) if settings.short else (NUM_WORKERS, 2 * NUM_WORKERS))
         ],
-        ["bsp", "ssp", "fixed-adacomm", ADSP],
+        ["bsp", "ssp", "fixed-adacomm", "adsp"],
     )
 
 
@@ -281,7 +276,7 @@ def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
             _machines(problem, settings, "steady"),
             _throttled(problem, _machines(problem, settings, "a third slows down")),
         ],
-        ["bsp", "ssp", "fixed-adacomm", "fixed-adacomm, batches tuned", "adsp-plus", ADSP],
+        ["bsp", "ssp", "fixed-adacomm", "fixed-adacomm, batches tuned", "adsp-plus", "adsp"],
     )
 
 
@@ -304,8 +299,8 @@ def _problems(
     return (SMALL_MLP,) if settings.short else problems
 
 
-def _methods(settings: StudySettings, names: Iterable[str] = METHODS) -> list[str]:
-    return [name for name in names if not settings.short or name in ("bsp", ADSP)]
+def _methods(settings: StudySettings, names: Iterable[str] = OPTIONS) -> list[str]:
+    return [name for name in names if not settings.short or name in ("bsp", "adsp")]
 
 
 def _machines(
@@ -333,7 +328,10 @@ def _varied(
             seed=seed,
             machines=each,
             goal=GOALS[problem.name],
-            choices={run: CHOSEN[problem.name][run] for run in _methods(settings, methods)},
+            choices={
+                run: dict(zip(("lr", "value"), CHOSEN[problem.name][run], strict=True))
+                for run in _methods(settings, methods)
+            },
         )
         for problem in _problems(settings, problems)
         for each in setups(problem)
@@ -342,23 +340,26 @@ def _varied(
     return _study(name, title, settings, contests, partial(_exhibits, name))
 
 
+C = TypeVar("C", ServerContest, Tuning)
+
+
 def _study(
     name: str,
     title: str,
     settings: StudySettings,
-    contests: Sequence[ServerContest],
-    exhibit: Callable[[Sequence[ServerContest], Mapping[str, Row]], Exhibits],
+    contests: Sequence[C],
+    exhibit: Callable[[Sequence[C], Mapping[str, Row]], Exhibits],
 ) -> Study:
-    depends_on, cells = settings_and_cells(contests, settings)
     first = [each for each in contests if each.seed == settings.seeds[0]]
-    return Study(
-        name=f"adsp/{name}",
-        title=title,
+    return contest_study(
+        f"adsp/{name}",
+        title,
+        settings,
+        contests,
+        partial(exhibit, first),
         printed=PRINTED,
         scaled_down=SCALED_DOWN,
-        settings={**depends_on, "contests": [each.plain() for each in first]},
-        cells=cells,
-        exhibit=partial(exhibit, first),
+        contests=[each.plain() for each in first],
     )
 
 

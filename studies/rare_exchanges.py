@@ -4,17 +4,14 @@ Compared with dense push-sum after each step, compressed runs send about 500 tim
 for two reasons: fewer exchanges and smaller messages. The control for the second reason sends
 whole models just as rarely.
 
-Fields of a row, in addition to those of `slow_links`:
-    lr: Learning rate of the run.
-    is_tuning: Whether the run only tried this rate, measured on held-out training samples.
+A row has the fields of `compressed_push` and those of each tuned contest.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,10 @@ from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGr
 from edgegossip.contract.ranges import check_range
 from edgegossip.contract.topology import complete, directed_ring
 from edgegossip.data.partition import IID
-from edgegossip.recipes.studies.compressed_push import (
+from edgegossip.runs.exhibits import Exhibits, Figure, Table, Unit
+from edgegossip.runs.scoreboard import last_looks, median
+from edgegossip.runs.study import Row, Session, Study
+from studies.compressed_push import (
     CIFAR10_LENET5,
     FLOODED,
     HAR_CNN,
@@ -34,34 +34,27 @@ from edgegossip.recipes.studies.compressed_push import (
     PRINTED,
     SHORT,
     SQUEEZED,
+    SlowLinkContest,
+    contest_curves,
     difference_push,
     diloco,
     double_squeeze,
 )
-from edgegossip.recipes.studies.contest import (
+from studies.contest import (
+    Attempt,
     Contender,
     Contenders,
-    Contest,
-    settings_and_cells,
-)
-from edgegossip.recipes.studies.problems import Problem, with_epochs
-from edgegossip.recipes.studies.server_tuning import (
-    TUNING_SEED,
+    StudySettings,
+    Tried,
+    TunedContest,
     check_factors,
-    trials,
-    without_test_data,
+    contest_study,
 )
-from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_curves
-from edgegossip.recipes.studies.study_settings import StudySettings
-from edgegossip.runs.exhibits import Exhibits, Figure, Table, Unit
-from edgegossip.runs.scoreboard import last_looks, median
-from edgegossip.runs.study import Cell, Row, Session, Study
-from edgegossip.training.task import Task
+from studies.problems import with_epochs
 
 SETTING = "even data"
 FACTORS = (0.5, 1.0, 2.0)
 TUNING_SHARE = 1 / 3
-VALIDATION_SHARE = 0.1
 
 
 def _dense_push(local_steps: int) -> Contender:
@@ -94,74 +87,41 @@ RUNS: Contenders = {
 }
 
 
-class HeldOutContest(SlowLinkContest):
-    """A contest measured on held-out training samples instead of the test samples."""
-
-    def task(self, data_dir: Path, contender: Contender) -> Task:
-        """The learning task of a contender."""
-        task = super().task(data_dir, contender)
-        return replace(task, dataset=without_test_data(task.dataset, VALIDATION_SHARE))
-
-
 @dataclass(frozen=True, kw_only=True)
-class TunedContest(Contest):
+class RareContest(TunedContest):
     """One problem: trials of learning rates, then runs with the best rate of each contender.
 
     Args:
-        seeds: Seeds of the results; trials have the seed of this contest.
         contenders: Contenders by name of the run.
         factors: Multiples of the problem's learning rate that every contender tries.
         tuning_share: Length of a trial, as a share of a result's run, in (0, 1].
     """
 
-    seeds: tuple[int, ...]
     contenders: Contenders
     factors: tuple[float, ...] = FACTORS
     tuning_share: float = TUNING_SHARE
 
-    def cells(self, data_dir: Path) -> Iterator[Cell]:
-        for run in self.contenders:
-            folder = run.replace(" ", "-")
-            tried = []
-            for factor in self.factors:
-                lr = factor * self.problem.settings.lr
-                place = f"{self.group}/tuning/lr-{lr:g}/{folder}"
-                yield self.cell(place, partial(self._try, data_dir, run, lr))
-                tried.append(place)
-            for seed in self.seeds:
-                work = partial(self._run, data_dir, run, seed)
-                yield self.cell(f"{self.group}/seed{seed}/{folder}", work, after=tried)
+    def trials(self) -> Mapping[str, Mapping[str, Tried]]:
+        rates = [factor * self.problem.settings.lr for factor in self.factors]
+        return self.trials_of_rates(self.contenders, rates)
 
-    def _try(self, data_dir: Path, run: str, lr: float, session: Session) -> Row:
-        num_epochs = max(1, round(self.tuning_share * self.problem.settings.num_epochs))
-        contest = self._contest(
-            HeldOutContest, with_epochs(self.problem, num_epochs), self.seed, lr
-        )
-        return {**contest.row(data_dir, run, session), "lr": lr, "is_tuning": True}
+    def merit(self, trial: Row) -> Any:  # noqa: ANN401
+        return last_looks(trial["accuracies"])
 
-    def _run(self, data_dir: Path, run: str, seed: int, session: Session) -> Row:
-        lr = best_rate(session.rows.values(), self.group, run)
-        contest = self._contest(SlowLinkContest, self.problem, seed, lr)
-        return {**contest.row(data_dir, run, session), "lr": lr, "is_tuning": False}
-
-    def _contest(
-        self, kind: type[SlowLinkContest], problem: Problem, seed: int, lr: float
-    ) -> SlowLinkContest:
-        return kind(
-            problem=replace(problem, settings=replace(problem.settings, lr=lr)),
-            seed=seed,
+    def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
+        problem = self.problem_of(attempt)
+        if attempt.is_tuning:
+            num_epochs = max(1, round(self.tuning_share * problem.settings.num_epochs))
+            problem = with_epochs(problem, num_epochs)
+        contest = SlowLinkContest(
+            problem=problem,
+            seed=attempt.seed,
             setting=SETTING,
             partition=IID(),
             contenders=self.contenders,
             num_workers=NUM_WORKERS,
         )
-
-
-def best_rate(rows: Iterable[Row], group: str, run: str) -> float:
-    """The rate with the highest accuracy at the end, on held-out samples."""
-    tried = trials(rows, group, run)
-    best: float = max(tried, key=lambda row: last_looks(row["accuracies"]))["lr"]
-    return best
+        return contest.row(data_dir, attempt.run, session)
 
 
 def controls(
@@ -186,9 +146,8 @@ def controls(
     check_factors(factors)
     check_range("tuning_share", tuning_share, "in (0, 1]")
     contests = [
-        TunedContest(
+        RareContest(
             problem=problem,
-            seed=TUNING_SEED,
             seeds=settings.seeds,
             contenders=RUNS,
             factors=factors,
@@ -196,20 +155,17 @@ def controls(
         )
         for problem in ((SHORT,) if settings.short else (MNIST_LENET5, HAR_CNN, CIFAR10_LENET5))
     ]
-    depends_on, cells = settings_and_cells(contests, settings)
-    return Study(
-        name="sparse-push/controls",
-        title="What does compression cost, in addition to infrequent exchanges?",
+    return contest_study(
+        "sparse-push/controls",
+        "What does compression cost, in addition to infrequent exchanges?",
+        settings,
+        contests,
+        control_exhibits,
         printed=PRINTED,
-        settings={
-            **depends_on,
-            "factors": factors,
-            "tuning_share": tuning_share,
-            "validation_share": VALIDATION_SHARE,
-            "runs": {name: each.plain(NUM_WORKERS) for name, each in RUNS.items()},
-        },
-        cells=cells,
-        exhibit=control_exhibits,
+        factors=factors,
+        tuning_share=tuning_share,
+        validation_share=contests[0].held_out,
+        runs={name: each.plain(NUM_WORKERS) for name, each in RUNS.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""Speed-up of EdgeGossip over EpochGossip, by task, imbalance and selection."""
+"""Speed-up of EdgeGossip over EpochGossip, by task, imbalance, selection, data and load."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any, Literal, TypeAlias
 
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.contract.ranges import check_range
-from edgegossip.recipes.studies.contest import Contenders
-from edgegossip.recipes.studies.platforms import imbalanced
-from edgegossip.recipes.studies.problems import (
+from edgegossip.data.partition import BySubject, Dirichlet, LabelSkew
+from edgegossip.recipes.problems import Problem
+from edgegossip.recipes.tasks import ACCURACY_AWARE
+from edgegossip.runs.exhibits import Exhibits, Figure
+from edgegossip.runs.scoreboard import bars
+from edgegossip.runs.study import Row, Study
+from edgegossip.sim.platform import uneven
+from edgegossip.training.sampling.selection import SELECTIONS
+from studies.contest import Contenders, StudySettings
+from studies.problems import (
     CIFAR10_LENET5,
     CIFAR10_LENET5_AUGMENTED,
     CIFAR10_RESNET20,
@@ -19,33 +26,23 @@ from edgegossip.recipes.studies.problems import (
     HAR_CNN,
     IMAGENET8X8_EIGHT_LAYERS,
     MNIST_LENET5,
-    Problem,
     with_epochs,
 )
-from edgegossip.recipes.studies.race import (
+from studies.race import (
     AS_PUBLISHED,
     CONTENDERS,
     CONTROLS,
     EDGE_GOSSIP,
     MAX_WORK,
+    WITH_PAPER,
     Setup,
+    imbalanced,
     less_work,
     race_study,
     races_of,
     work_limit,
 )
-from edgegossip.recipes.studies.race_scores import (
-    PAPER_LOSS,
-    race_table,
-    standings,
-)
-from edgegossip.recipes.studies.study_settings import StudySettings
-from edgegossip.recipes.tasks import ACCURACY_AWARE
-from edgegossip.runs.exhibits import Exhibits, Figure
-from edgegossip.runs.scoreboard import bars
-from edgegossip.runs.study import Row, Study
-from edgegossip.sim.platform import uneven
-from edgegossip.training.sampling.selection import SELECTIONS
+from studies.race_scores import PAPER_LOSS, race_table, standings
 
 TARGET_GAP = 0.003
 IMBALANCES = (2.0, 4.0, 8.0)
@@ -108,13 +105,13 @@ def speedup(
         "speedup",
         "How much sooner does EdgeGossip reach EpochGossip's accuracy?",
         settings,
-        [
-            race
-            for problem in _problems(settings, num_epochs)
-            for race in races_of(
-                problem, _setups(problem, controls, speeds), settings, max_work, window
-            )
-        ],
+        races_of(
+            _problems(settings, num_epochs),
+            partial(_setups, controls=controls, speeds=speeds),
+            settings,
+            max_work,
+            window,
+        ),
         partial(speedup_exhibits, "speedup"),
         printed=(
             "The paper prints one number: 2.70 times less training time than GoSGD on average, "
@@ -130,7 +127,7 @@ def speedup(
         max_work=limit,
         target_gap=TARGET_GAP,
         window=window,
-        speeds=speeds or None,
+        speeds=speeds,
         num_epochs=num_epochs,
     )
 
@@ -159,11 +156,9 @@ def selections(settings: StudySettings = StudySettings()) -> Study:
         "selections",
         "Which selection of samples reaches EpochGossip's accuracy soonest?",
         settings,
-        [
-            race
-            for problem in problems
-            for race in races_of(problem, (uneven_setup(problem, CONTROLLED, runs),), settings)
-        ],
+        races_of(
+            problems, lambda problem: (uneven_setup(problem, CONTROLLED, runs),), settings
+        ),
         partial(speedup_exhibits, "selections"),
         printed=("The paper ranks subsets by the loss of their aggregated point: `ranked`.",),
         scaled_down=less_work(limit),
@@ -202,6 +197,136 @@ def _setups(
     return tuple(
         uneven_setup(problem, imbalance, CONTROLLED_RUNS if imbalance in controlled else ALONE)
         for imbalance in IMBALANCES
+    )
+
+
+_MNIST_10 = with_epochs(MNIST_LENET5, 10)
+SKEWED = (
+    replace(HAR_CNN, name="har-by-subject", partition=BySubject()),
+    replace(_MNIST_10, name="mnist-dirichlet-1", partition=Dirichlet(alpha=1.0)),
+    replace(_MNIST_10, name="mnist-dirichlet-0.1", partition=Dirichlet(alpha=0.1)),
+    replace(_MNIST_10, name="mnist-label-skew-0.8", partition=LabelSkew(0.8)),
+)
+SHORT_SKEWED = replace(DIGITS_MLP, name="digits-dirichlet-1", partition=Dirichlet(alpha=1.0))
+SKEW_RUNS: Contenders = {
+    **CONTENDERS,
+    **ALONE,
+    **UNSELECTED,
+    "uncorrected": replace(EDGE_GOSSIP, balancing={"correction": 0.0}),
+    "fully-corrected": replace(EDGE_GOSSIP, balancing={"correction": 1.0}),
+}
+
+
+def skew(
+    settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
+    *,
+    window: float | None = None,
+    speeds: tuple[float, ...] = (),
+) -> Study:
+    """Time to EpochGossip's best accuracy minus 0.3 points on skewed data.
+
+    Data: HAR by subject, and MNIST by Dirichlet and label skew. On one core, each run of
+    `har-by-subject` takes 3 to 6 minutes.
+
+    Args:
+        settings: Settings of the study.
+        window: As in edgegossip/speedup.
+        speeds: Relative speeds of the machines, at least two; without them, the fastest of four
+            is 4 times as fast as the slowest.
+    """
+    return race_study(
+        "skew",
+        "Is EdgeGossip as good if the workers' data differ?",
+        settings,
+        races_of(
+            (SHORT_SKEWED,) if settings.short else SKEWED,
+            partial(_skew_setups, speeds=speeds),
+            settings,
+            max_work=None,
+            window=window,
+        ),
+        partial(speedup_exhibits, "skew"),
+        printed=("The paper divides the data evenly.",),
+        scaled_down=(),
+        target_gap=TARGET_GAP,
+        window=window,
+        speeds=speeds,
+    )
+
+
+def _skew_setups(problem: Problem, speeds: tuple[float, ...]) -> tuple[Setup, ...]:
+    if speeds:
+        return (setup_of_speeds(problem, speeds, SKEW_RUNS),)
+    return (uneven_setup(problem, CONTROLLED, SKEW_RUNS),)
+
+
+LOADS = (
+    "Loads are drawn, in phases of 8 s on average, like those of WordCount and Sort; each seed "
+    "has its own. The bound is that of idle machines, and so is the limit on samples, which "
+    "others than EpochGossip therefore miss by up to a tenth.",
+    "EdgeGossip has a profile of each machine and makes a forecast for each block; the runs "
+    "named one-forecast make one for each epoch, and those named no-profile go by the present "
+    "speed.",
+)
+"""Sentences for the report of races under load."""
+
+
+def with_profiles(runs: Contenders) -> Contenders:
+    """Give EdgeGossip's runs a profile of each machine; add runs with one forecast an epoch."""
+    one_forecast = replace(EDGE_GOSSIP, balancing={"block_share": 1.0})
+    balanced = {**runs, "one-forecast": one_forecast}
+    profiled = {
+        # Without a choice of samples, there is no EdgeGossip that would forecast.
+        name: replace(run, has_profiles=run.accuracy_aware is not None)
+        for name, run in balanced.items()
+    }
+    return {**profiled, "one-forecast-no-profile": one_forecast}
+
+
+LOADED_RUNS: Contenders = {**with_profiles(WITH_PAPER), "no-profile": EDGE_GOSSIP}
+
+
+def contention(
+    settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
+    *,
+    window: float | None = None,
+) -> Study:
+    """Time to EpochGossip's best accuracy minus 0.3 points while other jobs run.
+
+    Data: HAR and MNIST. On one core, a run of `har-cnn` takes 2 minutes.
+
+    Args:
+        settings: Settings of the study.
+        window: As in edgegossip/speedup.
+    """
+    problems = (DIGITS_MLP,) if settings.short else (HAR_CNN, MNIST_LENET5)
+    limit = work_limit(settings)
+    return race_study(
+        "contention",
+        "How much do profiles and blocks help if other programs load the machines?",
+        settings,
+        races_of(problems, _loaded_setups, settings, window=window, loaded=True),
+        partial(speedup_exhibits, "contention"),
+        printed=(
+            "The paper forecasts once per epoch, from a profile; it runs WordCount and "
+            "Sort during training, and prints no numbers for this comparison.",
+        ),
+        scaled_down=(*LOADS, *less_work(limit)),
+        loaded=True,
+        max_work=limit,
+        target_gap=TARGET_GAP,
+        window=window,
+    )
+
+
+def _loaded_setups(problem: Problem) -> tuple[Setup, ...]:
+    return tuple(
+        Setup(
+            name=name,
+            platforms=imbalanced(4, problem.settings.throughput, imbalance),
+            runs=LOADED_RUNS,
+        )
+        for name, imbalance in (("equal, loaded", 1.0), ("4 times, loaded", CONTROLLED))
     )
 
 

@@ -5,46 +5,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edgegossip.recipes.studies.contest import Contender, Contenders
-from edgegossip.recipes.studies.loaded_machines import LOADS, with_profiles
-from edgegossip.recipes.studies.platforms import fast_and_slow
-from edgegossip.recipes.studies.problems import (
+from edgegossip.recipes.problems import Problem
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel
+from edgegossip.runs.scoreboard import Score, bars, curves
+from edgegossip.runs.study import Row, Study
+from edgegossip.sim.platform import paper, uneven
+from edgegossip.training.sampling.aggregation import aggregator
+from studies.contest import Contender, Contenders, StudySettings
+from studies.problems import (
     CIFAR10_ALEXNET_QUARTER,
     CIFAR10_MOBILENET_V2_QUARTER,
     CIFAR10_SQUEEZENET,
     DIGITS_MLP,
     MNIST_LENET5,
-    Problem,
     with_epochs,
 )
-from edgegossip.recipes.studies.race import (
+from studies.race import (
     AS_PUBLISHED,
     CONTROLS,
     EDGE_GOSSIP,
     WITH_PAPER,
     Race,
     Setup,
+    fast_and_slow,
     less_work,
     race_study,
     races_of,
 )
-from edgegossip.recipes.studies.race_scores import (
-    LOSS,
-    PAPER_LOSS,
-    on_each_setup,
-    race_table,
-    standings,
-)
-from edgegossip.recipes.studies.study_settings import StudySettings
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel
-from edgegossip.runs.scoreboard import Score, bars, curves
-from edgegossip.runs.study import Row, Study
-from edgegossip.sim.platform import paper, uneven
-from edgegossip.training.sampling.aggregation import aggregator
+from studies.race_scores import LOSS, PAPER_LOSS, on_each_setup, race_table, standings
+from studies.speedup import LOADS, with_profiles
 
 SELECTED = ("svd-kmeans", "isvd-lsh", "hash-kmeans")
 """The paper's three techniques of aggregation."""
@@ -78,15 +71,13 @@ def fig5(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> 
     )
     techniques = {name: _with_aggregator(name) for name in SELECTED}
     runs = _runs({**techniques, **CONTROLS, "as-published": AS_PUBLISHED}, loaded)
-    races = [
-        race
-        for problem in _or_short(problems, settings)
-        for race in races_of(
-            problem, (_paper_machines(problem, runs),), settings, loaded=loaded
-        )
-    ]
-
-    return race_study(
+    races = races_of(
+        [DIGITS_MLP] if settings.short else problems,
+        lambda problem: (_paper_machines(problem, runs),),
+        settings,
+        loaded=loaded,
+    )
+    return _study(
         "fig5",
         "How fast do four models learn, with three techniques of aggregation?",
         settings,
@@ -97,13 +88,9 @@ def fig5(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> 
             "On average over all models, EdgeGossip takes 2.70 times less training time than "
             "GoSGD, at a loss of accuracy of 0.78 %. LeNet-5 gains less than the others.",
         ),
-        scaled_down=_differences(
-            settings,
-            "Two platforms are three times as fast as the other two. The paper prints no "
-            "speeds.",
-            loaded,
-        ),
-        loaded=loaded or None,
+        difference="Two platforms are three times as fast as the other two. The paper prints "
+        "no speeds.",
+        loaded=loaded,
     )
 
 
@@ -133,7 +120,7 @@ def fig6(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> 
         settings: Settings of the study.
         loaded: Whether other programs load the platforms, as in the paper.
     """
-    [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
+    problem = DIGITS_MLP if settings.short else with_epochs(MNIST_LENET5, 10)
     numbers = (4, 8) if settings.short else (4, 8, 16, 32)
     setups = [
         Setup(
@@ -146,9 +133,9 @@ def fig6(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> 
     races = [
         race
         for setup in setups
-        for race in races_of(problem, (setup,), settings, loaded=loaded)
+        for race in races_of([problem], partial(_only, setup), settings, loaded=loaded)
     ]
-    return race_study(
+    return _study(
         "fig6",
         "Are the results similar with more platforms?",
         settings,
@@ -158,12 +145,8 @@ def fig6(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> 
             "Figure 6 shows time and loss of accuracy on 4 to 32 platforms as bars, without "
             "printed numbers.",
         ),
-        scaled_down=_differences(
-            settings,
-            "LeNet-5 on MNIST only; platforms repeat the speeds 1 : 0.8 : 0.33 : 0.25.",
-            loaded,
-        ),
-        loaded=loaded or None,
+        difference="LeNet-5 on MNIST only; platforms repeat the speeds 1 : 0.8 : 0.33 : 0.25.",
+        loaded=loaded,
     )
 
 
@@ -176,7 +159,7 @@ def fig12(settings: StudySettings = StudySettings(), *, loaded: bool = False) ->
         settings: Settings of the study.
         loaded: Whether other programs load the platforms, as in the paper.
     """
-    [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
+    problem = DIGITS_MLP if settings.short else with_epochs(MNIST_LENET5, 10)
     setups = tuple(
         Setup(
             name=f"{factor} times",
@@ -185,11 +168,11 @@ def fig12(settings: StudySettings = StudySettings(), *, loaded: bool = False) ->
         )
         for factor in (3, 5)
     )
-    return race_study(
+    return _study(
         "fig12",
         "Are the results similar if platforms are more uneven?",
         settings,
-        races_of(problem, setups, settings, loaded=loaded),
+        races_of([problem], lambda _: setups, settings, loaded=loaded),
         _time_and_loss(
             "fig12",
             "More uneven platforms",
@@ -200,13 +183,9 @@ def fig12(settings: StudySettings = StudySettings(), *, loaded: bool = False) ->
             "and EdgeGossip's time hardly changes; its loss of accuracy is slightly larger. No "
             "numbers are printed.",
         ),
-        scaled_down=_differences(
-            settings,
-            "LeNet-5 on MNIST only; the fast platforms keep their speed, the slow ones get "
-            "slower.",
-            loaded,
-        ),
-        loaded=loaded or None,
+        difference="LeNet-5 on MNIST only; the fast platforms keep their speed, the slow ones "
+        "get slower.",
+        loaded=loaded,
     )
 
 
@@ -218,27 +197,25 @@ def fig13(settings: StudySettings = StudySettings()) -> Study:
     Args:
         settings: Settings of the study.
     """
-    [problem] = _or_short([with_epochs(MNIST_LENET5, 10)], settings)
+    problem = DIGITS_MLP if settings.short else with_epochs(MNIST_LENET5, 10)
     names = SELECTED[:1] if settings.short else SELECTED
     runs = {f"{name} {r}": _with_aggregator(name, r) for r in RATIOS for name in names}
     published = {
         f"as-published {r}": _with_aggregator(SELECTED[-1], r, AS_PUBLISHED) for r in RATIOS
     }
     setups = (_paper_machines(problem, {**runs, **CONTROLS, **published}),)
-    return race_study(
+    return _study(
         "fig13",
         "How many samples may an aggregated point represent?",
         settings,
-        races_of(problem, setups, settings),
+        races_of([problem], lambda _: setups, settings),
         _time_and_loss("fig13", "Aggregation ratios", ""),
         printed=(
             "The paper compares aggregation ratios 5, 10 (its default) and 20; at 20, "
             "aggregated points take less than 3 % of an epoch's time.",
         ),
-        scaled_down=_differences(
-            settings,
-            "LeNet-5 on MNIST only; two platforms are three times as fast as the other two.",
-        ),
+        difference="LeNet-5 on MNIST only; two platforms are three times as fast as the other "
+        "two.",
     )
 
 
@@ -254,8 +231,8 @@ def _runs(runs: Contenders, loaded: bool) -> Contenders:
     return with_profiles(runs) if loaded else runs
 
 
-def _or_short(problems: Iterable[Problem], settings: StudySettings) -> list[Problem]:
-    return [DIGITS_MLP] if settings.short else list(problems)
+def _only(setup: Setup, problem: Problem) -> tuple[Setup, ...]:
+    return (setup,)
 
 
 def _paper_machines(problem: Problem, runs: Contenders) -> Setup:
@@ -273,11 +250,29 @@ def _figure_and_table(
     return Exhibits(figures=(figure,), tables=(table,)) if found else Exhibits()
 
 
-def _differences(
-    settings: StudySettings, difference: str, loaded: bool = False
-) -> tuple[str, ...]:
-    loads = LOADS if loaded else ()
-    return loads if settings.short else (difference, *loads, *less_work())
+def _study(
+    name: str,
+    title: str,
+    settings: StudySettings,
+    races: Sequence[Race],
+    exhibit: Callable[[Mapping[str, Row]], Exhibits],
+    *,
+    printed: tuple[str, ...],
+    difference: str,
+    **loaded: bool,
+) -> Study:
+    loads = LOADS if loaded.get("loaded") else ()
+    scaled_down = loads if settings.short else (difference, *loads, *less_work())
+    return race_study(
+        name,
+        title,
+        settings,
+        races,
+        exhibit,
+        printed=printed,
+        scaled_down=scaled_down,
+        **loaded,
+    )
 
 
 def _time_and_loss(

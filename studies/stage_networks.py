@@ -15,12 +15,11 @@ from pathlib import Path
 
 from edgegossip.contract.protocol import Seconds
 from edgegossip.recipes.staged_training import StageSettings, stage_run
-from edgegossip.recipes.studies.contest import Contest, settings_and_cells
-from edgegossip.recipes.studies.stage_methods import DIGITS, MNIST
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.runs.study import Cell, Row, Session, Study
+from studies.contest import Contest, StudySettings, contest_study
+from studies.stages import DIGITS, MNIST
 
 UNEVEN = (1.0, 0.5, 0.5, 0.25)
 MEGABITS: tuple[float, ...] = (1.0, 4.0, 20.0, 100.0, 1000.0)
@@ -112,19 +111,20 @@ def links(settings: StudySettings = StudySettings()) -> Study:
         for each in megabits
         for latency in latencies
     ]
-    depends_on, cells = settings_and_cells(contests, settings)
-    return Study(
-        name="synthetic-gradients/links",
-        title="On which links do decoupled stages process more samples than a pipeline?",
+    return contest_study(
+        "synthetic-gradients/links",
+        "On which links do decoupled stages process more samples than a pipeline?",
+        settings,
+        contests,
+        partial(_exhibits, megabits, latencies),
         printed=("No figure of links is known to us.",),
         scaled_down=(
             "One pass over 8,192 pictures: speeds are measured, not accuracies.",
             "Machines of speed 1, 0.5, 0.5 and 0.25, each holding one of four stages; "
             "activations and gradients travel in 8 bits.",
         ),
-        settings={**depends_on, "stages": asdict(machines), "in_flight": IN_FLIGHT},
-        cells=cells,
-        exhibit=partial(_exhibits, megabits, latencies),
+        stages=asdict(machines),
+        in_flight=IN_FLIGHT,
     )
 
 

@@ -1,7 +1,6 @@
 """A language model on uneven machines: bits per character against time and bytes.
 
 Fields of a row:
-    lr, is_tuning: Learning rate, and whether the run only tried it.
     bound: Bound on the speed-up from not waiting.
     times, values, bytes, samples: One number per evaluation; bytes are per worker.
     metric: Metric of the values.
@@ -9,13 +8,14 @@ Fields of a row:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import edgegossip.algorithms.gossip
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
@@ -28,11 +28,11 @@ from edgegossip.contract.ranges import check_range
 from edgegossip.contract.topology import complete, ring
 from edgegossip.data.dataset import Dataset
 from edgegossip.data.texts import books, texts
+from edgegossip.models import gpt
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.language import LanguageSettings, language_task, slowest_seconds
+from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.push_sum_comparison import compressor
-from edgegossip.recipes.studies.server_tuning import TUNING_SEED, without_test_data
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Figure
 from edgegossip.runs.experiment import Experiment, throughput_bound
@@ -46,10 +46,12 @@ from edgegossip.runs.scoreboard import (
     scores,
     values_of,
 )
-from edgegossip.runs.study import Cell, Row, Session, Study
+from edgegossip.runs.study import Row, Session, Study
+from edgegossip.runs.tuning import without_test_data
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import uneven
 from edgegossip.training.task import Task
+from studies.contest import Attempt, StudySettings, Tried, TunedContest
 
 NUM_WORKERS = 4
 BASELINE = "diloco"
@@ -59,8 +61,11 @@ TUNING_SHARE = 0.25
 VALIDATION_SHARE = 0.05
 NUM_EVALUATIONS = 24
 NUM_TUNING_EVALUATIONS = 4
-SETTINGS = {"all authors on all machines": True, "two authors on each machine": False}
-"""Whether the pieces of text are assigned at random, by setting."""
+SETTINGS = {
+    "mixed": "all authors on all machines",
+    "by-author": "two authors on each machine",
+}
+"""Where the pieces of text are, by part of the study."""
 MODEL = LanguageSettings(num_epochs=4.0, num_workers=NUM_WORKERS, batch_size=8, num_test=200)
 SHORT = replace(
     MODEL, num_epochs=2.0, local_steps=2, width=8, num_layers=1, num_heads=1, num_test=20
@@ -83,76 +88,75 @@ def algorithms(local_steps: int) -> dict[str, Algorithm[Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageContest:
-    """All contenders for the same time: rates are tried on one seed, results use other seeds.
+class Books(Problem):
+    """Texts of several authors, and a language model.
 
     Args:
-        setting: Key of `SETTINGS`.
-        model: Settings of the model, the optimizer and the machines.
-        names: Names of the contenders.
-        seeds: Seeds of the results.
+        language: Settings of the model, the optimizer and the machines.
         is_short: Whether to learn from the package's own source instead of books.
     """
 
-    setting: str
-    model: LanguageSettings
-    names: tuple[str, ...]
-    seeds: tuple[int, ...]
-    is_short: bool
+    dataset: str = "books"
+    model: Callable[..., nn.Module] = gpt
+    language: LanguageSettings = MODEL
+    is_short: bool = False
 
-    def cells(self, data_dir: Path) -> Iterator[Cell]:
-        """Make the cells."""
-        group = "mixed" if SETTINGS[self.setting] else "by-author"
-
-        def cell(place: str, run: str, seed: int, lr: float | None, *after: str) -> Cell:
-            work = partial(self._run, data_dir, run, seed, lr)
-            return Cell(name=f"{group}/{place}/{run}", group=group, work=work, after=after)
-
-        for run in self.names:
-            rates = [cell(f"tuning/lr-{lr:g}", run, TUNING_SEED, lr) for lr in RATES]
-            yield from rates
-            for seed in self.seeds:
-                yield cell(f"seed{seed}", run, seed, None, *(each.name for each in rates))
-
-    def _task(self, data_dir: Path, lr: float, *, is_tuning: bool) -> Task:
-        context = self.model.context
+    def task(self, data_dir: Path) -> Task:
+        context = self.language.context
         dataset = _sources(context) if self.is_short else books(data_dir, context)
-        if is_tuning:
-            dataset = without_test_data(dataset, VALIDATION_SHARE)
-        mixed = SETTINGS[self.setting]
-        return language_task(dataset, replace(self.model, lr=lr, mixed=mixed))
+        if self.held_out:
+            dataset = without_test_data(dataset, self.held_out)
+        return language_task(dataset, replace(self.language, lr=self.settings.lr))
 
-    def _run(
-        self, data_dir: Path, run: str, seed: int, lr: float | None, session: Session
-    ) -> Row:
-        is_tuning = lr is not None
-        if lr is None:
-            lr = _best_rate(session.rows.values(), self.setting, run)
-        task = self._task(data_dir, lr, is_tuning=is_tuning)
-        platforms = uneven(NUM_WORKERS, self.model.throughput)
-        seconds = slowest_seconds(self.model, task, platforms)
-        num_evaluations = NUM_EVALUATIONS
-        if is_tuning:
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageContest(TunedContest):
+    """All contenders for the same time: rates are tried on one seed, results use other seeds.
+
+    Args:
+        names: Names of the contenders.
+    """
+
+    problem: Books
+    names: tuple[str, ...]
+
+    @property
+    def held_out(self) -> float:
+        return VALIDATION_SHARE
+
+    @property
+    def folder(self) -> str:
+        return self.group  # there is one setting for each
+
+    def trials(self) -> Mapping[str, Mapping[str, Tried]]:
+        return self.trials_of_rates(self.names, RATES)
+
+    def facts(self) -> Row:
+        return {"group": "", "setting": self.setting}
+
+    def merit(self, trial: Row) -> Any:  # noqa: ANN401
+        return -min(values_of(trial))
+
+    def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
+        model, num_evaluations = self.problem.language, NUM_EVALUATIONS
+        task = self.problem_of(attempt).task(data_dir)
+        platforms = uneven(NUM_WORKERS, model.throughput)
+        seconds = slowest_seconds(model, task, platforms)
+        if attempt.is_tuning:
             seconds, num_evaluations = TUNING_SHARE * seconds, NUM_TUNING_EVALUATIONS
         results = session.run(
             Experiment(
                 task=task,
-                algorithm=algorithms(self.model.local_steps)[run],
+                algorithm=algorithms(model.local_steps)[attempt.run],
                 platforms=platforms,
                 links=Links(default=HOME_LINK),
-                seed=seed,
+                seed=attempt.seed,
                 max_seconds=seconds,
                 evaluation_interval=seconds / num_evaluations,
-                name=run,
+                name=attempt.run,
             )
         )
         return {
-            "group": "",
-            "setting": self.setting,
-            "run": run,
-            "seed": seed,
-            "is_tuning": is_tuning,
-            "lr": lr,
             "bound": throughput_bound(platforms),
             **learning_curve(results),
             "bytes": [each.bytes_sent / NUM_WORKERS for each in results.history],
@@ -165,16 +169,6 @@ def _sources(context: int) -> Dataset:
     folder = Path(edgegossip.algorithms.gossip.__file__).parent
     named = ("gossip", "gosgd", "adpsgd", "diloco")
     return texts("sources", [folder / f"{name}.py" for name in named], context)
-
-
-def _best_rate(rows: Iterable[Row], setting: str, run: str) -> float:
-    tried = [
-        row
-        for row in rows
-        if row["is_tuning"] and (row["setting"], row["run"]) == (setting, run)
-    ]
-    best: Row = min(tried, key=lambda row: min(values_of(row)))
-    return float(best["lr"])
 
 
 def authors(
@@ -203,13 +197,16 @@ def authors(
     names = (BASELINE, "edge-diloco") if settings.short else tuple(runs)
     contests = [
         LanguageContest(
+            problem=Books(
+                name=name,
+                language=replace(model, mixed=name == "mixed"),
+                is_short=settings.short,
+            ),
             setting=setting,
-            model=model,
             names=names,
             seeds=settings.seeds,
-            is_short=settings.short,
         )
-        for setting in SETTINGS
+        for name, setting in SETTINGS.items()
     ]
     return Study(
         name="language/authors",

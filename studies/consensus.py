@@ -28,12 +28,12 @@ from edgegossip.contract.randomness import generator
 from edgegossip.contract.schema import TensorSpec
 from edgegossip.contract.topology import directed_ring
 from edgegossip.contract.trainer import TrainingResult
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 from edgegossip.training.quadratic import QuadraticTrainer
+from studies.contest import StudySettings
 
 NUM_WORKERS = 8
 ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {

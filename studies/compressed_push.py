@@ -1,10 +1,19 @@
-"""Tables of Sparse-Push and related algorithms: even data, skewed data, varying graphs."""
+"""Dense push-sum against algorithms that send fewer bytes, on even, skewed and varying graphs.
+
+Fields of a row:
+    group, setting, run, seed: Names of the contest and the run.
+    times, accuracies, bytes_per_worker: One number per evaluation.
+    worker_accuracies, consensus_distance: Values at the end.
+    traffic: `bytes_sent`, `samples_processed`, `num_workers` and the mean `out_degree`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
@@ -18,6 +27,7 @@ from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
 )
 from edgegossip.algorithms.push_sum.sparse_push import SparsePush
 from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.topology import (
     Topology,
     complete,
@@ -30,20 +40,222 @@ from edgegossip.contract.topology import (
 )
 from edgegossip.data.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
 from edgegossip.data.pictures import flip_and_crop
-from edgegossip.models import lenet5, mlp, resnet20, sensor_cnn, vgg11
+from edgegossip.models import mlp, resnet20
 from edgegossip.recipes import push_sum_comparison as recipes
+from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.push_sum_comparison import (
+    BYTES_PER_MEGABIT,
     DENSE,
+    LATENCY,
     PushSettings,
     bold_step,
     compressor,
+    num_steps,
+    per_layer,
 )
-from edgegossip.recipes.studies.contest import Contender, Contenders, settings_and_cells
-from edgegossip.recipes.studies.problems import DIGITS_MLP, Problem
-from edgegossip.recipes.studies.slow_links import SlowLinkContest, contest_exhibits
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.tasks import Settings
-from edgegossip.runs.study import Study
+from edgegossip.runs.comparison import Traffic, traffic
+from edgegossip.runs.describe import describe
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Unit
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.scoreboard import (
+    ContestKey,
+    Measures,
+    Score,
+    bars,
+    curves,
+    score_table,
+    scores,
+)
+from edgegossip.runs.study import Cell, Row, Session, Study
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+from studies import problems
+from studies.contest import (
+    Contender,
+    Contenders,
+    Contest,
+    StudySettings,
+    accuracy_curve,
+    contest_study,
+)
+from studies.problems import DIGITS_MLP
+
+SLOW_LINK = Link(latency=LATENCY, bandwidth=BYTES_PER_MEGABIT)
+"""A link of 1 Mbit/s and 30 ms."""
+
+NUM_EVALUATIONS = 60
+"""Evaluations of each run, spread over its length."""
+
+TARGET_GAP = 0.01
+"""The target is the dense run's best accuracy minus this gap."""
+
+MEAN_WORKER, WORST_WORKER = "mean worker", "worst worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLinkContest(Contest):
+    """One problem, partition and seed, with several contenders.
+
+    Args:
+        setting: Distinguishing feature of the contest, such as "skew 0.8".
+        partition: Partition of the samples among the workers.
+        contenders: Contenders, including `DENSE`, by name of the run.
+        num_workers: Number of workers, on equal platforms.
+    """
+
+    setting: str
+    partition: Partition
+    contenders: Contenders
+    num_workers: int = 8
+
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        folder = f"{self.group}/{self.setting.replace(' ', '-')}/seed{self.seed}"
+        for name in self.contenders:
+            work = partial(self.row, data_dir, name)
+            yield self.cell(f"{folder}/{name.replace(' ', '-')}", work)
+
+    def plain(self) -> dict[str, Any]:
+        """Everything that the rows depend on, except problem and seed, as JSON values."""
+        return {
+            "group": self.group,
+            "setting": self.setting,
+            "partition": describe(self.partition),
+            "runs": {
+                name: each.plain(self.num_workers) for name, each in self.contenders.items()
+            },
+        }
+
+    def experiment(self, data_dir: Path, name: str) -> Experiment:
+        """The experiment of a contender."""
+        contender, settings = self.contenders[name], self.problem.settings
+        task = replace(contender.task(self.problem.task(data_dir)), partition=self.partition)
+        steps = num_steps(task, self.num_workers, settings.num_epochs)
+        others: dict[str, Any] = {}
+        if contender.per_layer:
+            others["compressor"] = per_layer(contender.options["compressor"], task)
+        return Experiment(
+            task=task,
+            algorithm=contender.build(self.num_workers, steps, **others),
+            platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
+            links=Links(default=SLOW_LINK),
+            seed=self.seed,
+            evaluation_epochs=settings.num_epochs / NUM_EVALUATIONS,
+            name=name.replace(" ", "-"),
+        )
+
+    def row(self, data_dir: Path, name: str, session: Session) -> Row:
+        """Run a contender."""
+        experiment = self.experiment(data_dir, name)
+        results = session.run(experiment)
+        sent = [each.bytes_sent / self.num_workers for each in results.history]
+        return {
+            "group": self.group,
+            "setting": self.setting,
+            "run": name,
+            "seed": self.seed,
+            **accuracy_curve(results),
+            "bytes_per_worker": sent,
+            "worker_accuracies": results.worker_values,
+            "consensus_distance": results.history[-1].consensus_distance,
+            "traffic": dataclasses.asdict(traffic(experiment, results)),
+        }
+
+
+def placings(rows: Iterable[Row]) -> list[Score]:
+    """Compare each run with the dense run of its group, setting and seed.
+
+    Args:
+        rows: Rows of `SlowLinkContest.cells`, in any order.
+    """
+    return scores(rows, DENSE, TARGET_GAP, _measures)
+
+
+def _measures(
+    row: Row, dense: Row | None, time: Seconds | None, speedup: float | None
+) -> Measures:
+    own = Traffic(**row["traffic"])
+    of_dense = None if dense is None else Traffic(**dense["traffic"])
+    complete = own.ratios(of_dense)["bytes_ratio_complete_graph"]
+    mean = _mean_worker(row)
+    return {
+        "averaged model": ("percent", row["accuracies"][-1]),
+        MEAN_WORKER: ("percent", mean),
+        WORST_WORKER: ("percent", min(row["worker_accuracies"])),
+        "mean worker, lost": ("points", None if dense is None else _mean_worker(dense) - mean),
+        "sent per worker": ("bytes", own.per_worker),
+        "less": ("times", None if of_dense is None else own.times_less_than(of_dense)),
+        "less, complete graph": ("times", complete),
+        "time to target": ("seconds", time),
+        "sooner": ("times", speedup),
+    }
+
+
+def _mean_worker(row: Row) -> float:
+    return sum(row["worker_accuracies"]) / len(row["worker_accuracies"])
+
+
+NOTE = (
+    "Medians over the seeds; a dash: never, or nothing to compare with. Accuracies at the end "
+    "are those of the averaged model and of the workers' own models. Lost: the mean accuracy "
+    "of the dense run's workers minus that of this run's. Bytes include headers, positions and "
+    "weights in all rounds. Less: bytes of the dense run for as many samples, or (as the paper "
+    "seems to count) of one on the complete graph, divided by the run's bytes. The target is "
+    "the dense run's best accuracy less "
+    f"{100 * TARGET_GAP:g} pp; time is virtual, on uplinks of 1 Mbit/s and 30 ms."
+)
+
+
+def contest_curves(rows: Iterable[Row], contest: ContestKey) -> list[Panel]:
+    """Plot the averaged model's accuracy against bytes and against time for one contest."""
+    axes: tuple[tuple[str, str, Unit], ...] = (
+        ("bytes_per_worker", "sent per worker", "bytes"),
+        ("times", "virtual time at 1 Mbit/s", "seconds"),
+    )
+    rows = list(rows)
+    panels = [
+        curves(rows, contest, contest[1], label, x=field, x_unit=unit, is_x_log=True)
+        for field, label, unit in axes
+    ]
+    return [panel for panel in panels if panel.series]
+
+
+def contest_exhibits(
+    name: str, contests: Sequence[SlowLinkContest], has_bars: bool, rows: Mapping[str, Row]
+) -> Exhibits:
+    """Make a figure for each problem, with the curves of `contests`, and one table."""
+    found = placings(rows.values())
+    caption = f"Curves: the averaged model, seed {contests[0].seed}."
+    if has_bars:
+        caption += " Bars: medians over the seeds; thin lines: their range."
+    figures = []
+    for group in dict.fromkeys(each.group for each in contests):
+        panels = [
+            panel
+            for each in contests
+            if each.group == group
+            for panel in contest_curves(rows.values(), (group, each.setting, each.seed))
+        ]
+        if has_bars and panels:
+            mine = [each for each in found if each.group == group]
+            workers = [
+                bars(mine, measure, y_label="accuracy")
+                for measure in (MEAN_WORKER, WORST_WORKER)
+            ]
+            panels = [*workers, *panels]
+        if panels:
+            heading = f"Accuracy against bytes and time: {group}"
+            figures.append(
+                Figure(
+                    name=f"{name}-{group}",
+                    heading=heading,
+                    caption=caption,
+                    panels=tuple(panels),
+                )
+            )
+    tables = (score_table(found, heading="Ours", note=NOTE),) if found else ()
+    return Exhibits(figures=tuple(figures), tables=tables)
+
 
 Graph: TypeAlias = Callable[[int], Topology]
 """Makes a topology from the number of workers."""
@@ -63,18 +275,10 @@ PRINTED = (
 )
 
 
-def _problem(
-    name: str,
-    dataset: str,
-    model: Callable[..., Any],
-    settings: PushSettings,
-    **others: Any,  # noqa: ANN401
-) -> Problem:
-    """Make the problem of a recipe."""
-    return Problem(
-        name=name,
-        dataset=dataset,
-        model=model,
+def _pushed(problem: Problem, settings: PushSettings, **changes: Any) -> Problem:  # noqa: ANN401
+    """A problem with the settings of its recipe."""
+    return replace(
+        problem,
         settings=Settings(
             num_epochs=settings.num_epochs,
             batch_size=settings.global_batch // settings.num_workers,
@@ -84,44 +288,29 @@ def _problem(
             throughput=settings.throughput,
         ),
         schedule=settings.schedule,
-        **others,
+        **changes,
     )
 
 
-MNIST_LENET5 = _problem("mnist-lenet5", "mnist", lenet5, recipes.MNIST_LENET5)
-HAR_CNN = _problem("har-cnn", "har", sensor_cnn, recipes.HAR_CNN)
-CIFAR10_LENET5 = _problem(
-    "cifar10-lenet5",
-    "cifar10",
-    lenet5,
-    recipes.CIFAR10_LENET5,
+MNIST_LENET5 = _pushed(problems.MNIST_LENET5, recipes.MNIST_LENET5_SETTINGS)
+HAR_CNN = _pushed(problems.HAR_CNN, recipes.HAR_CNN_SETTINGS)
+CIFAR10_LENET5 = _pushed(
+    problems.CIFAR10_LENET5,
+    recipes.CIFAR10_LENET5_SETTINGS,
     augmentation=flip_and_crop,
     scaled_down="CIFAR-10 is also learned by LeNet-5: ResNet-20 takes hours on two cores.",
 )
-CIFAR10_RESNET20 = _problem(
-    "cifar10-resnet20",
-    "cifar10",
-    partial(resnet20, normalization="evonorm"),
-    recipes.CIFAR10_RESNET20,
-    augmentation=flip_and_crop,
+CIFAR10_RESNET20 = _pushed(
+    problems.CIFAR10_RESNET20,
+    recipes.CIFAR10_RESNET20_SETTINGS,
+    model=partial(resnet20, normalization="evonorm"),
     num_train=6_000,
     num_test=3_000,
     scaled_down="ResNet-20 (EvoNorm) learns from 6,000 of the 50,000 pictures of CIFAR-10 for "
     "30 epochs instead of 200, and is tested on 3,000 of the 10,000. "
     "`edgegossip compare sparse-push/cifar10-resnet20` has all of them.",
 )
-CIFAR10_VGG11_QUARTER = _problem(
-    "cifar10-vgg11-quarter",
-    "cifar10",
-    partial(vgg11, width=0.25),
-    recipes.CIFAR10_VGG11,
-    augmentation=flip_and_crop,
-    num_train=6_000,
-    num_test=3_000,
-    scaled_down="VGG11 with a quarter of its channels and hidden units (0.6 of 9.5 million "
-    "parameters) learns from 6,000 of the 50,000 pictures of CIFAR-10 for 30 epochs, and is "
-    "tested on 3,000 of the 10,000. `edgegossip compare sparse-push/cifar10-vgg11` has all.",
-)
+CIFAR10_VGG11_QUARTER = _pushed(problems.CIFAR10_VGG11_QUARTER, recipes.CIFAR10_VGG11_SETTINGS)
 SHORT = replace(
     DIGITS_MLP,
     model=partial(mlp, hidden=(32,)),
@@ -362,12 +551,12 @@ def _study(
         for setting, (partition, runs) in held(problem).items()
     ]
     first = [each for each in contests if each.seed == settings.seeds[0]]
-    depends_on, cells = settings_and_cells(contests, settings)
-    return Study(
-        name=name,
-        title=title,
+    return contest_study(
+        name,
+        title,
+        settings,
+        contests,
+        partial(contest_exhibits, name.rpartition("/")[2], first, has_bars),
         printed=PRINTED,
-        settings={**depends_on, "contests": [each.plain() for each in first]},
-        cells=cells,
-        exhibit=partial(contest_exhibits, name.rpartition("/")[2], first, has_bars),
+        contests=[each.plain() for each in first],
     )

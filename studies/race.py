@@ -15,7 +15,8 @@ Fields of a row:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,34 +28,160 @@ from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import UNTIL_CUT_OFF
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Rank, Seconds
-from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract.ranges import check_range, check_ranges
 from edgegossip.contract.topology import complete
-from edgegossip.machine.profile import Profile
 from edgegossip.recipes.baselines import HOME_LINK, averaged, rounds_per_epoch
+from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
-from edgegossip.recipes.studies.contest import (
-    Contender,
-    Contenders,
-    Contest,
-    settings_and_cells,
-)
-from edgegossip.recipes.studies.events import TrainingEvents
-from edgegossip.recipes.studies.platforms import time_ratio
-from edgegossip.recipes.studies.problems import Problem
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.recipes.tasks import ACCURACY_AWARE
 from edgegossip.runs.describe import describe
+from edgegossip.runs.events import EventReader
 from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.experiment import Experiment, throughput_bound
 from edgegossip.runs.results import Results
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.link import Links
 from edgegossip.sim.machines import profile
-from edgegossip.sim.platform import Platform
+from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform, uneven
 from edgegossip.sim.traces import batch_jobs
 from edgegossip.training.sampling.accuracy_aware import PLAIN
 from edgegossip.training.sampling.selection import Ranked
-from edgegossip.training.task import Task, Workload
+from edgegossip.training.task import Workload
+from studies.contest import Contender, Contenders, Contest, StudySettings, contest_study
+
+
+def imbalanced(
+    num_workers: int = 4, throughput: float = 1000.0, imbalance: float = 4.0
+) -> tuple[Platform, ...]:
+    """Make platforms like `uneven`, with the fastest `imbalance` times as fast as the slowest.
+
+    The speeds 1 : 0.8 : 0.33 : 0.25 are raised to the power log(imbalance) / log(4), which
+    keeps the shape of their spread.
+
+    Args:
+        num_workers: Number of platforms, at least 1.
+        throughput: Training samples per second of the fastest platform.
+        imbalance: T_max / T_min, at least 1.
+
+    Raises:
+        ValueError: If `imbalance` is below 1.
+
+    >>> [round(platform.throughput) for platform in imbalanced(imbalance=16)]
+    [1000, 640, 109, 62]
+    """
+    check_range("imbalance", imbalance, "at least 1 and finite")
+    exponent = math.log(imbalance) / math.log(1 / min(UNEVEN_SPEEDS))
+    speeds = [speed**exponent for speed in UNEVEN_SPEEDS]
+    return uneven(num_workers, throughput, speeds)
+
+
+def fast_and_slow(factor: float, throughput: float = 1000.0) -> tuple[Platform, ...]:
+    """Make two fast platforms, and two that are `factor` times slower.
+
+    >>> [platform.throughput for platform in fast_and_slow(5)]
+    [1000.0, 1000.0, 200.0, 200.0]
+    """
+    return uneven(4, throughput, (1.0, 1.0, 1 / factor, 1 / factor))
+
+
+def time_ratio(platforms: tuple[Platform, ...]) -> float:
+    """T_max / T_min for equal shards on idle platforms.
+
+    >>> time_ratio(fast_and_slow(5))
+    5.0
+    """
+    speeds = [platform.total_throughput for platform in platforms]
+    return max(speeds) / min(speeds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundWork:
+    """One round of a worker, from one message with its parameters to the next.
+
+    Attributes:
+        seconds: Length of the round; it begins with the previous round's exchange.
+        num_blocks: Blocks of training, each after a forecast.
+        num_samples: Samples that the worker trained on.
+        cost: Cost of training and of looks at aggregated points, in training samples.
+    """
+
+    seconds: Seconds
+    num_blocks: int
+    num_samples: int
+    cost: float
+
+
+class TrainingEvents:
+    """The lines of an `events.jsonl` about training and about parameters sent in rounds.
+
+    Args:
+        path: The file, which has at least its first line.
+
+    Raises:
+        RunFolderError: If the file cannot be read, or its first line is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        reader = EventReader(path)
+        self._sizes: list[int] = reader.header["shard_sizes"]
+        lines = reader.of_type("trained", "sent")
+        self._trained = [line for line in lines if line["type"] == "trained"]
+        self._sent: dict[tuple[Rank, int], Any] = {
+            (line["rank"], line["round"]): line
+            for line in lines
+            if line["type"] == "sent" and line["kind"] == "params"
+        }
+
+    def sent_by(self, num_rounds: int) -> Seconds | None:
+        """Time at which all workers have sent their parameters of round `num_rounds` (from 1).
+
+        None if a worker has not sent them, or the algorithm has no rounds.
+        """
+        lines = [self._sent.get((rank, num_rounds - 1)) for rank in range(len(self._sizes))]
+        ends = [line["end"] for line in lines if line is not None]
+        return max(ends) if len(ends) == len(lines) else None
+
+    def kept_shares(self) -> list[float] | None:
+        """The mean share of its samples that each worker trained on per round.
+
+        None if a worker has not finished a round.
+        """
+        if {rank for rank, _ in self._sent} != set(range(len(self._sizes))):
+            return None
+        return [self._kept_share(rank, size) for rank, size in enumerate(self._sizes)]
+
+    def _kept_share(self, rank: Rank, size: int) -> float:
+        num_rounds = 1 + max(round_ for other, round_ in self._sent if other == rank)
+        end = self._sent[rank, num_rounds - 1]["time"]
+        done = sum(line["num_samples"] for line in self._training(rank, -math.inf, end))
+        return done / (num_rounds * size) if size else 0.0
+
+    def _training(self, rank: Rank, begin: Seconds, end: Seconds) -> list[Any]:
+        """Lines of a worker's training after `begin`, up to `end`."""
+        own = (line for line in self._trained if line["rank"] == rank)
+        return [line for line in own if begin < line["time"] <= end]
+
+    def round_work(self, rank: Rank, round_: int) -> RoundWork:
+        """The work of `rank` in a round that it sent, except round 0, which has no start."""
+        begin, end = (self._sent[rank, number]["time"] for number in (round_ - 1, round_))
+        lines = self._training(rank, begin, end)
+        return RoundWork(
+            seconds=end - begin,
+            num_blocks=len(lines),
+            num_samples=sum(line["num_samples"] for line in lines),
+            cost=sum(line["cost"] for line in lines),
+        )
+
+    def look_share(self, rank: Rank | None = None) -> float | None:
+        """Share of training time that `rank` (or all ranks) spent looking at aggregated points.
+
+        None without training.
+        """
+        lines = [line for line in self._trained if rank in (None, line["rank"])]
+        cost = sum(line["cost"] for line in lines)
+        samples = sum(line["num_samples"] for line in lines)
+        return (cost - samples) / cost if cost else None
+
 
 BASELINE = "epoch-gossip"
 MAX_WORK = 1.2
@@ -161,14 +288,10 @@ class Race(Contest):
                     after=(baseline,),
                 )
 
-    def task(self, data_dir: Path) -> Task:
-        """The learning task."""
-        return self.problem.task(data_dir)
-
     def run_baseline(self, data_dir: Path, session: Session) -> Row:
         """Train EpochGossip on equal platforms; simulate its epochs' end times per setup."""
         settings = self.problem.settings
-        task = self.task(data_dir)
+        task = self.problem.task(data_dir)
         workload = Workload(task, range(self.num_workers), self.seed)
         largest = max(len(shard) for shard in workload.shards.values())
         results = session.run(
@@ -231,14 +354,15 @@ class Race(Contest):
         else:  # each round is a step
             num_train = session.rows[baseline]["num_train"]
             rounds = num_train / self.num_workers / settings.batch_size
+        profiles = {rank: profile(p, seed=rank) for rank, p in enumerate(setup.platforms)}
         # An unchanged model is not measured again; without rounds, models always change.
         looks = 10 if is_synchronous else 2
         results = session.run(
             Experiment(
-                task=contender.task(self.task(data_dir)),
+                task=contender.task(self.problem.task(data_dir)),
                 algorithm=averaged(algorithm, self.window, rounds),
                 platforms=setup.platforms,
-                profiles=_profiles(setup.platforms) if contender.has_profiles else {},
+                profiles=profiles if contender.has_profiles else {},
                 links=Links(default=HOME_LINK),
                 seed=self.seed,
                 max_seconds=self._max_seconds(times),
@@ -271,10 +395,6 @@ class Race(Contest):
         return min(whole, self.max_work * whole / float(times["throughput_bound"]))
 
 
-def _profiles(platforms: Sequence[Platform]) -> dict[Rank, Profile]:
-    return {rank: profile(each, seed=rank) for rank, each in enumerate(platforms)}
-
-
 def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
     """The results of a run: its curve, and shares and looks from its events."""
     events = TrainingEvents(folder / "events.jsonl")
@@ -298,8 +418,8 @@ def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
 
 
 def races_of(
-    problem: Problem,
-    setups: tuple[Setup, ...],
+    problems: Iterable[Problem],
+    setups: Callable[[Problem], tuple[Setup, ...]],
     settings: StudySettings,
     max_work: float | None = MAX_WORK,
     window: float | None = None,
@@ -311,11 +431,12 @@ def races_of(
     return [
         Race(
             problem=problem,
-            setups=tuple(each.with_loads(seed) if loaded else each for each in setups),
+            setups=tuple(each.with_loads(seed) if loaded else each for each in setups(problem)),
             seed=seed,
             max_work=limit,
             window=window,
         )
+        for problem in problems
         for seed in settings.seeds
     ]
 
@@ -326,25 +447,18 @@ def race_study(
     settings: StudySettings,
     contests: Sequence[Contest],
     exhibit: Callable[[Mapping[str, Row]], Exhibits],
-    *,
-    printed: tuple[str, ...],
-    scaled_down: tuple[str, ...],
-    **varied: object,
+    **others: Any,  # noqa: ANN401
 ) -> Study:
-    """Make a study of races; `varied` adds settings that its rows depend on.
-
-    Those that are None are as good as absent, as they are in older folders.
-    """
-    depends_on, cells = settings_and_cells(contests, settings)
+    """Make a study of races; `others` are further arguments of `contest_study`."""
     edge_gossip = describe(EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1)))
     del edge_gossip["inner"]
-    defaults = {"accuracy_aware": describe(ACCURACY_AWARE), "edge_gossip": edge_gossip}
-    return Study(
-        name=f"edgegossip/{name}",
-        title=title,
-        printed=printed,
-        scaled_down=scaled_down,
-        settings={**depends_on, **varied, **defaults},
-        cells=cells,
-        exhibit=exhibit,
+    return contest_study(
+        f"edgegossip/{name}",
+        title,
+        settings,
+        contests,
+        exhibit,
+        **others,
+        accuracy_aware=describe(ACCURACY_AWARE),
+        edge_gossip=edge_gossip,
     )

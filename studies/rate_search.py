@@ -20,17 +20,16 @@ from edgegossip.algorithms.server.reward import ConstrainedFit, LogSlope, PaperR
 from edgegossip.contract.algorithm import UNTIL_CUT_OFF
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Seconds
-from edgegossip.recipes.studies.contest import Contest, settings_and_cells
-from edgegossip.recipes.studies.problems import MNIST_MLP, SMALL_MLP
-from edgegossip.recipes.studies.server_contest import Cluster, learned_with, machines, slug
-from edgegossip.recipes.studies.server_methods import MIN_INTERVAL
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.runs.describe import describe
 from edgegossip.runs.events import EventReader
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.scoreboard import median
 from edgegossip.runs.study import Cell, Row, Session, Study
+from edgegossip.runs.tuning import slug
+from studies.contest import Contest, StudySettings, contest_study
+from studies.problems import MNIST_MLP, SMALL_MLP
+from studies.servers import MIN_INTERVAL, Cluster, machines
 
 NUM_WORKERS = 18
 HETEROGENEITY = 2.0
@@ -76,10 +75,11 @@ class Searches(Contest):
     def experiment(self, data_dir: Path, name: str) -> Experiment:
         """Make the experiment of this name."""
         reward, growth = REWARDS[name]
-        task = self.problem.task(data_dir)
+        settings = replace(self.problem.settings, lr=self.lr, momentum=MOMENTUM)
+        problem = replace(self.problem, settings=settings, validation_share=VALIDATION_SHARE)
         seconds = self.num_windows * WINDOW
         return Experiment(
-            task=learned_with(task, VALIDATION_SHARE, lr=self.lr, momentum=MOMENTUM),
+            task=problem.task(data_dir),
             algorithm=ADSP(
                 num_workers=self.machines.num_workers,
                 num_rounds=UNTIL_CUT_OFF,
@@ -133,11 +133,12 @@ def search(settings: StudySettings = DEFAULTS) -> Study:
         settings: Settings of the study.
     """
     contests = _contests(settings)
-    setup = contests[0].machines
-    depends_on, cells = settings_and_cells(contests, settings)
-    return Study(
-        name="adsp/search",
-        title="Does the search for the commit rate find a good one, and does it ever diverge?",
+    return contest_study(
+        "adsp/search",
+        "Does the search for the commit rate find a good one, and does it ever diverge?",
+        settings,
+        contests,
+        _exhibits,
         printed=(
             "The paper shows rewards that rise and fall once with the rate. In the only run "
             "that was published, a window in which the loss rose was rewarded with 4.81; the "
@@ -146,16 +147,11 @@ def search(settings: StudySettings = DEFAULTS) -> Study:
         scaled_down=(
             f"Windows of {WINDOW:g} s, ten steps of the fastest, instead of the paper's 60 s.",
         ),
-        settings={
-            **depends_on,
-            "machines": describe(setup),
-            "momentum": MOMENTUM,
-            "rates": RATES,
-            "rewards": {name: describe(reward) for name, (reward, _) in REWARDS.items()},
-            "growth": {name: growth for name, (_, growth) in REWARDS.items()},
-        },
-        cells=cells,
-        exhibit=_exhibits,
+        machines=describe(contests[0].machines),
+        momentum=MOMENTUM,
+        rates=RATES,
+        rewards={name: describe(reward) for name, (reward, _) in REWARDS.items()},
+        growth={name: growth for name, (_, growth) in REWARDS.items()},
     )
 
 

@@ -17,38 +17,114 @@ Fields of a row:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
+import torch
+
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
-from edgegossip.contract.protocol import Train
+from edgegossip.contract.protocol import Epochs, Seconds, Train
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import TrainingResult
+from edgegossip.machine.contention import Contention
+from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.rehearsal import rehearse
-from edgegossip.recipes.studies.epoch_parts import MEASURED_PARTS, measured_parts
-from edgegossip.recipes.studies.events import TrainingEvents
-from edgegossip.recipes.studies.problems import (
-    CIFAR10_ALEXNET,
-    DIGITS_MLP,
-    MNIST_LENET5,
-    Problem,
-)
-from edgegossip.recipes.studies.race import AS_PUBLISHED
-from edgegossip.recipes.studies.study_settings import StudySettings
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.scoreboard import grouped, median, middle
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.link import Links
-from edgegossip.sim.machines import FORECAST_SECONDS
-from edgegossip.sim.platform import paper
+from edgegossip.sim.machines import FORECAST_SECONDS, profile
+from edgegossip.sim.platform import Platform, paper
 from edgegossip.training.learner import Learner
+from edgegossip.training.sampling.accuracy_aware import PointLosses
 from edgegossip.training.sampling.aggregation import Aggregator
+from edgegossip.training.sampling.sampler import AccuracyAwareSampler
+from edgegossip.training.sampling.selection import Selection
+from edgegossip.training.task import Task, Workload
+from studies.aggregation import processor_seconds
+from studies.contest import StudySettings
+from studies.problems import CIFAR10_ALEXNET, DIGITS_MLP, MNIST_LENET5
+from studies.race import AS_PUBLISHED, TrainingEvents
+
+NUM_WORKERS = 4
+MEASURED_PARTS = ("forecast", "balancing", "look", "choice", "training", "averaging")
+_MANY = 100
+"""Repetitions of work that takes less than a millisecond."""
+
+
+def measured_parts(
+    task: Task, aggregator: Aggregator, selection: Selection, seed: int
+) -> tuple[dict[str, int], dict[str, Seconds]]:
+    """Measure an epoch in which one of four workers looks at all points and keeps all samples.
+
+    Args:
+        task: Data and model.
+        aggregator: Makes the aggregated points.
+        selection: Orders the samples.
+        seed: Seeds the shards and the training.
+
+    Returns:
+        `num_points` and `num_samples`, and the processor time of each of `MEASURED_PARTS`.
+    """
+    workload = Workload(task, range(NUM_WORKERS), seed)
+    learner = workload.make_trainer(0)
+    assert isinstance(learner, Learner)
+    shard, params = workload.shards[0], workload.initial_params()
+    aggregated = aggregator.fit(*task.dataset.train.batch(shard))
+    look = PointLosses(
+        task.dataset.training,
+        aggregated.x,
+        aggregated.y,
+        loss=task.loss,
+        torch_device=torch.device("cpu"),
+    )
+    points = torch.arange(len(aggregated.y))
+    sampler = AccuracyAwareSampler(
+        aggregated, batch_size=task.batch_size, selection=selection, key=seed
+    )
+    sampler.set_losses(look(learner.model.module, points))
+    gossip = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=1)
+    others = {rank: {"params": params} for rank in range(1, NUM_WORKERS)}
+    state = gossip.init(0, params)
+    parts = {
+        "forecast": processor_seconds(_forecasts()) / _MANY,
+        "balancing": processor_seconds(_shares) / _MANY,
+        "look": processor_seconds(lambda: look(learner.model.module, points)),
+        "choice": processor_seconds(lambda: sampler.begin_epoch(len(shard))),
+        "averaging": processor_seconds(lambda: gossip.mix(state, others)),
+        "training": processor_seconds(
+            lambda: learner.train(Train(params, Epochs())), num_repeats=1
+        ),
+    }
+    return {"num_points": len(points), "num_samples": len(shard)}, parts
+
+
+def _forecasts() -> Callable[[], None]:
+    """Return a function that forecasts many times, each time under a new load."""
+    predictor = PerformancePredictor().fit(profile(Platform(throughput=1.0)))
+    random = np.random.default_rng(0)
+
+    def forecast() -> None:
+        for present, usual in random.random((_MANY, 2)):
+            predictor.forecast([Contention(cores=present)], [Contention(cores=usual)])
+
+    return forecast
+
+
+def _shares() -> None:
+    """Compute all workers' shares many times."""
+    for _ in range(_MANY):
+        Balancer().balance([3.0, 3.0, 1.0, 1.0], [100.0] * NUM_WORKERS)
+
 
 RATIOS = (5, 10, 20)
 DEFAULT_RATIO = 10
@@ -104,7 +180,7 @@ def fig8(settings: StudySettings = StudySettings()) -> Study:
             **settings.plain(),
             "problems": [problem.plain() for problem in problems],
             "accuracy_aware": describe(LOOKING_AT_ALL),
-            "ratios": RATIOS,  # older folders account otherwise, and cannot be resumed
+            "ratios": RATIOS,
         },
         cells=tuple(cells),
         exhibit=_exhibit,
@@ -188,8 +264,7 @@ def _measured(
 
 
 def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
-    with_ratio = ({"ratio": DEFAULT_RATIO, **row} for row in rows.values())
-    cases = grouped(with_ratio, "problem", "ratio")
+    cases = grouped(rows.values(), "problem", "ratio")
     if not cases:
         return Exhibits()
     figure = Figure(
@@ -213,7 +288,7 @@ def _of(rows: list[Row], kind: str) -> list[Row]:
     return [row for row in rows if row["kind"] == kind]
 
 
-def _shares(cases: Cases) -> dict[str, tuple[float | None, ...]]:
+def _shares_of_look_cost(cases: Cases) -> dict[str, tuple[float | None, ...]]:
     kinds = {
         "accounted, all": ("accounted", "share"),
         "accounted, fastest": ("accounted", "fastest_share"),
@@ -240,7 +315,7 @@ def _shares_panel(cases: Cases) -> Panel:
         y_unit="percent",
         series=tuple(
             Series(name=name, x=x, y=y, is_mark=name == "paper")
-            for name, y in _shares(cases).items()
+            for name, y in _shares_of_look_cost(cases).items()
         ),
     )
 
@@ -280,7 +355,7 @@ def _parts_panel(cases: Cases, kind: str, parts: tuple[str, ...]) -> Panel:
 
 
 def _shares_table(cases: Cases) -> Table:
-    shares = _shares(cases)
+    shares = _shares_of_look_cost(cases)
     return Table(
         heading="Ours and the paper's",
         columns=(

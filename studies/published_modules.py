@@ -21,9 +21,7 @@ from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.contract.ranges import check_range
 from edgegossip.models.blocks import initialize_like_he
-from edgegossip.recipes.studies.contest import Contest, settings_and_cells
-from edgegossip.recipes.studies.problems import Problem
-from edgegossip.recipes.studies.study_settings import StudySettings
+from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.exhibits import Exhibits, Figure, Table
 from edgegossip.runs.experiment import Experiment
@@ -36,6 +34,7 @@ from edgegossip.training.stages.decoupled import DecoupledStage
 from edgegossip.training.stages.staged import staged
 from edgegossip.training.stages.teachers import SyntheticGradients
 from edgegossip.training.task import Task
+from studies.contest import Contest, StudySettings, contest_study
 
 BPROP, DNI, CDNI = "bprop", "dni", "cdni"
 PUBLISHED: Mapping[str, Mapping[int, float]] = {
@@ -193,19 +192,20 @@ def published(
         for num_layers in depths
         for seed in settings.seeds
     ]
-    depends_on, cells = settings_and_cells(contests, settings)
-    return Study(
-        name="synthetic-gradients/published",
-        title="Do synthetic gradients learn as published?",
+    return contest_study(
+        "synthetic-gradients/published",
+        "Do synthetic gradients learn as published?",
+        settings,
+        contests,
+        _exhibits,
         printed=(
             "Test error in % with 3, 4, 5 and 6 dense layers: back-propagation 2.0, 1.8, 1.8, "
             "1.8; synthetic gradients (DNI) 1.9, 2.2, 3.4, 4.3; with the label (cDNI) 2.2, "
             "1.9, 1.7, 1.6 (Jaderberg et al. 2017; quoted from memory).",
         ),
-        scaled_down=(),
-        settings={**depends_on, "depths": depths, "width": width, "lr": LR},
-        cells=cells,
-        exhibit=_exhibits,
+        depths=depths,
+        width=width,
+        lr=LR,
     )
 
 

@@ -1,0 +1,336 @@
+"""Contests between methods that train one model in stages, equally tuned.
+
+Fields of a row:
+    accuracy, seconds: Mean of the last five evaluations; virtual time of the end.
+    bytes: Bytes sent over all links.
+    staleness: Mean number of a stage's unanswered batches in the stages above it.
+    times, accuracies: One number per evaluation.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgegossip.models import vgg16 as vgg16_model
+from edgegossip.models.chains import eight_layers
+from edgegossip.recipes.problems import Problem
+from edgegossip.recipes.staged_training import COMPETITORS, METHODS, StageSettings, stage_run
+from edgegossip.recipes.tasks import Settings
+from edgegossip.runs.events import EventReader
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel
+from edgegossip.runs.scoreboard import (
+    Score,
+    bars,
+    contest_key,
+    curves,
+    last_looks,
+    score,
+    score_table,
+)
+from edgegossip.runs.study import Row, Session, Study
+from edgegossip.runs.tuning import slug
+from studies.contest import (
+    Attempt,
+    StudySettings,
+    Tried,
+    TunedContest,
+    accuracy_curve,
+    contest_study,
+)
+
+WHOLE = "whole"
+RATES = (0.01, 0.003, 0.03)
+"""Candidate learning rates of each method; see `StageSettings.momentum`."""
+NUM_LOOKS = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContest(TunedContest):
+    """One problem with all methods: one seed for all candidates, other seeds for the best.
+
+    Args:
+        stages: Settings of machines, links and sizes.
+        methods: Names in `COMPETITORS` and `METHODS`.
+    """
+
+    stages: StageSettings
+    methods: tuple[str, ...]
+
+    def trials(self) -> Mapping[str, Mapping[str, Tried]]:
+        return {
+            name: {f"{self.folder}/tuning-lr-{lr:g}/{slug(name)}": {"lr": lr} for lr in RATES}
+            for name in self.methods
+        }
+
+    def merit(self, trial: Row) -> Any:  # noqa: ANN401
+        return trial["accuracy"]
+
+    def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
+        problem = self.problem_of(attempt)
+        settings = replace(
+            self.stages,
+            num_epochs=problem.settings.num_epochs,
+            lr=attempt.settings["lr"],
+            seed=attempt.seed,
+        )
+        experiment = stage_run(attempt.run, problem.load(data_dir), problem.model, settings)
+        looks = problem.settings.num_epochs / NUM_LOOKS
+        results = session.run(
+            replace(experiment, name=slug(attempt.run), evaluation_epochs=looks)
+        )
+        curve, last = accuracy_curve(results), results.history[-1]
+        return {
+            **curve,
+            "accuracy": last_looks(curve["accuracies"]),
+            "seconds": last.time,
+            "bytes": last.bytes_sent,
+            "staleness": staleness(session.folder),
+        }
+
+    def plain(self) -> dict[str, object]:
+        """Everything that the rows depend on, except problem and seed, as JSON values."""
+        return {"stages": asdict(self.stages), "rates": RATES, "methods": self.methods}
+
+
+def staleness(folder: Path) -> float | None:
+    """The mean number, over a run, of a stage's unanswered batches in the stages above it.
+
+    This is the staleness, in updates, of a true gradient and of the targets of a
+    synthetic-gradient module.
+    """
+    notes = EventReader(folder / "events.jsonl").notes("stage")
+    late = [(note["stage"], note["pending"]) for note in notes]
+    last = max((stage for stage, _ in late), default=0)
+    return statistics.fmean([pending for stage, pending in late if stage < last] or [0.0])
+
+
+def stage_exhibits(name: str, setting: str, rows: Mapping[str, Row]) -> Exhibits:
+    """Draw accuracies, with a table of costs.
+
+    Args:
+        name: Name of the figure.
+        setting: Label of the settings; empty if there is only one.
+        rows: Rows of the cells.
+    """
+    results = [row for row in rows.values() if not row["is_tuning"]]
+    if not results:
+        return Exhibits()
+    scores = _scores(results)
+    groups = dict.fromkeys(row["group"] for row in results)
+    panels = [panel for group in groups for panel in _panels(results, scores, group)]
+    figure = Figure(
+        name=name,
+        heading="Accuracy of models trained in stages",
+        caption="Bars: medians over the seeds; thin lines: their range. Curves: one seed.",
+        panels=tuple(panels),
+    )
+    table = score_table(scores, heading="Ours", note=NOTE, setting=setting)
+    return Exhibits(figures=(figure,), tables=(table,))
+
+
+def _panels(rows: Iterable[Row], scores: Iterable[Score], group: str) -> Iterator[Panel]:
+    mine = [row for row in rows if row["group"] == group]
+    found = [each for each in scores if each.group == group]
+    yield bars(found, "accuracy", y_label="accuracy", title=group)
+    first = min(row["seed"] for row in mine)
+    for setting in dict.fromkeys(row["setting"] for row in mine):
+        contest = group, setting, first
+        yield curves(mine, contest, setting or group, "virtual time", x_unit="seconds")
+
+
+def _scores(rows: Iterable[Row]) -> list[Score]:
+    rows = list(rows)
+    whole = {contest_key(row): row for row in rows if row["run"] == WHOLE}
+    return [
+        score(
+            row,
+            {
+                "accuracy": ("percent", row["accuracy"]),
+                "more than whole": ("points", _more(row, whole.get(contest_key(row)))),
+                "time": ("seconds", row["seconds"]),
+                "bytes": ("bytes", row["bytes"]),
+                "batches late": ("number", row.get("staleness")),
+                "learning rate": ("number", row["lr"]),
+            },
+        )
+        for row in rows
+    ]
+
+
+def _more(row: Row, whole: Row | None) -> float | None:
+    return None if whole is None else row["accuracy"] - whole["accuracy"]
+
+
+TWO_LAYERS_EACH = StageSettings(
+    width=0.5, cut_at=(2, 4, 6), in_flight=4, latency=0.001, bandwidth=125e6
+)
+"""Four equal machines with fast links; with slow links, the default cut would put most layers
+into one stage."""
+
+MNIST = Problem(
+    name="mnist",
+    dataset="mnist",
+    model=eight_layers,
+    num_train=20_000,
+    settings=Settings(num_epochs=4),
+    scaled_down="A third of MNIST's pictures, a third of CIFAR-10's, tested on 2,000; half of "
+    "the model's width.",
+    num_test=2_000,
+)
+CIFAR10 = Problem(
+    name="cifar10",
+    dataset="cifar10",
+    model=eight_layers,
+    num_train=15_000,
+    settings=Settings(num_epochs=8),
+    num_test=2_000,
+)
+DIGITS = Problem(
+    name="digits", dataset="digits", model=eight_layers, settings=Settings(num_epochs=1)
+)
+
+
+NOTE = (
+    "Medians over the seeds; equally many samples for all, virtual time on equal machines."
+    " Accuracy is the mean of the last five evaluations on test data. The learning rate is the "
+    "best of three, on held-out data with another seed. The whole model is trained on one "
+    "machine."
+)
+
+
+def methods(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
+    """Eight ways to train eight layers in four stages, equally tuned: accuracy, time, bytes.
+
+    Data: MNIST and CIFAR-10. Duration: a minute per run on MNIST.
+
+    Args:
+        settings: Settings of the study.
+    """
+    names = (*COMPETITORS, *METHODS)
+    stages = TWO_LAYERS_EACH
+    problems: tuple[Problem, ...] = (MNIST, CIFAR10)
+    if settings.short:
+        names, problems = (WHOLE, "greedy"), (DIGITS,)
+        stages = StageSettings(width=0.1, num_stages=2)
+    contests = [
+        StageContest(
+            problem=problem,
+            stages=stages,
+            methods=names,
+            seeds=settings.seeds,
+        )
+        for problem in problems
+    ]
+    return contest_study(
+        "synthetic-gradients/methods",
+        "How much does training the stages of a model separately cost and save?",
+        settings,
+        contests,
+        partial(stage_exhibits, "methods", ""),
+        printed=(
+            "Eight layers, convolutional and fully connected: accuracy comparable to "
+            "back-propagation, 11 % faster on several limited containers than the whole model "
+            "on an unlimited machine (HotEdge 2019; only the abstract is known to us).",
+        ),
+        contest=contests[0].plain(),
+    )
+
+
+CUTS: tuple[tuple[int, ...], ...] = ((4,), (2, 4, 6), (1, 2, 3, 4, 5, 6, 7))
+"""The cuts of eight layers into two, four and eight stages."""
+DEFAULTS = StudySettings(seeds=(0, 1, 2))
+HALF_OF_MNIST = replace(
+    MNIST,
+    num_train=10_000,
+    scaled_down="A sixth of MNIST's pictures, tested on 2,000; half of the model's width.",
+)
+VGG16 = Problem(
+    name="cifar10-vgg16",
+    dataset="cifar10",
+    model=partial(vgg16_model, normalization="batch"),
+    num_train=10_000,
+    num_test=2_000,
+    settings=Settings(num_epochs=6),
+    scaled_down="VGG16 with a quarter of its channels and with batch norm (the paper's is not "
+    "known); a fifth of CIFAR-10's pictures, six epochs, tested on 2,000.",
+)
+BETWEEN_POOLINGS = StageSettings(
+    width=0.25, cut_at=(10, 17, 24), in_flight=4, latency=0.001, bandwidth=125e6
+)
+"""The cuts after the second, third and fourth pooling layers."""
+
+
+def stages(settings: StudySettings = DEFAULTS) -> Study:
+    """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, staleness of gradients.
+
+    Data: MNIST. Duration: half a minute per run.
+
+    Args:
+        settings: Settings of the study.
+    """
+    methods: tuple[str, ...] = (WHOLE, "pipelined", "greedy", "synthetic-gradients")
+    problem, cuts, machines = HALF_OF_MNIST, CUTS, TWO_LAYERS_EACH
+    if settings.short:
+        methods, problem, cuts = (WHOLE, "greedy"), replace(DIGITS, num_train=320), CUTS[:2]
+        machines = StageSettings(width=0.1)
+    contests = [
+        StageContest(
+            problem=problem,
+            stages=replace(machines, num_stages=len(at) + 1, cut_at=at, in_flight=len(at) + 1),
+            methods=methods,
+            seeds=settings.seeds,
+            setting=f"{len(at) + 1} stages",
+        )
+        for at in cuts
+    ]
+    title = "How much do additional cuts of a model cost?"
+    return _study("stages", title, settings, contests, "stages")
+
+
+def vgg16(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
+    """VGG16 at a quarter of its width, in four stages, on CIFAR-10: accuracy, time, bytes.
+
+    Each run takes minutes.
+
+    Args:
+        settings: Settings of the study.
+    """
+    methods: tuple[str, ...] = (WHOLE, "greedy", "local-prediction")
+    problem, machines = VGG16, BETWEEN_POOLINGS
+    if settings.short:
+        methods, problem = (WHOLE, "greedy"), replace(DIGITS, num_train=320)
+        machines = StageSettings(width=0.1, num_stages=2)
+    contest = StageContest(
+        problem=problem,
+        stages=machines,
+        methods=methods,
+        seeds=settings.seeds,
+    )
+    title = "How much does it cost to train the stages of a deep model separately?"
+    return _study("vgg16", title, settings, [contest], "")
+
+
+def _study(
+    name: str,
+    title: str,
+    settings: StudySettings,
+    contests: Sequence[StageContest],
+    setting: str,
+) -> Study:
+    return contest_study(
+        f"synthetic-gradients/{name}",
+        title,
+        settings,
+        contests,
+        partial(stage_exhibits, name, setting),
+        printed=(
+            "VGG16: up to 15 points of accuracy lost; the gap grows with the number of "
+            "separately trained modules (HotEdge 2019; only the abstract is known to us).",
+        ),
+        contests=[each.plain() for each in contests],
+    )

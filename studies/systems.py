@@ -1,0 +1,373 @@
+"""A table of published systems with the same uneven machines, links, data and time.
+
+Fields of a row:
+    value: Value of the system's own setting; null without one.
+    accuracy: Mean of the last five evaluations.
+    times, accuracies, bytes, samples: One number per evaluation; bytes are per worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
+
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.server.methods import BSP, SSP
+from edgegossip.algorithms.stages.decoupled import Decoupled
+from edgegossip.algorithms.stages.pipelined import Pipelined
+from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.topology import complete, directed_ring
+from edgegossip.contract.trainer import Trainer
+from edgegossip.models.blocks import drawn_from
+from edgegossip.recipes.push_sum_comparison import compressor
+from edgegossip.recipes.tasks import ACCURACY_AWARE
+from edgegossip.runs.describe import describe
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Unit
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.scoreboard import Measures, Score, last_looks, score, score_table
+from edgegossip.runs.study import Row, Session, Study
+from edgegossip.runs.tuning import slug
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+from edgegossip.training.stages.cutting import blocks
+from edgegossip.training.stages.decoupled import DecoupledStage
+from edgegossip.training.stages.pipelined import PipelinedStage
+from edgegossip.training.stages.staged import staged
+from edgegossip.training.stages.teachers import Greedy, TeacherFactory
+from edgegossip.training.task import Task
+from studies.contest import (
+    Attempt,
+    Contender,
+    Contenders,
+    Option,
+    StudySettings,
+    Tried,
+    TunedContest,
+    accuracy_curve,
+    contest_study,
+)
+from studies.problems import MNIST_MLP, SMALL_MLP
+from studies.race import imbalanced
+
+RATES = (0.15, 0.45, 0.05)
+"""Candidate learning rates for all systems."""
+MAX_PASSED = 64
+"""Maximum number of batches in the cloud at a time, one from each worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InTwoStages(Contender):
+    """A system with a cloud for the last layer; workers train the other layers.
+
+    Args:
+        stage: Trains a stage.
+        teacher: Teacher of the lower stage; None if the true gradient comes back.
+    """
+
+    stage: Callable[..., Trainer]
+    teacher: TeacherFactory | None = None
+
+    def build(
+        self,
+        num_workers: int,
+        num_steps: int = UNTIL_CUT_OFF,
+        value: float | None = None,
+        **others: Any,  # noqa: ANN401
+    ) -> Algorithm[Any]:
+        inner = EpochGossip(topology=complete(num_workers), num_rounds=UNTIL_CUT_OFF)
+        return self.algorithm(inner=inner, num_first=num_workers, precision="int8", **others)
+
+    def on(
+        self, task: Task, num_workers: int, value: float | None
+    ) -> tuple[Task, Algorithm[Any]]:
+        assert not isinstance(task.model, Mapping)  # the model is whole
+        with drawn_from(0):
+            num_blocks = len(blocks(task.model()))
+        parts = staged(task, (num_blocks - 1,), self.stage, self.teacher)
+        return parts.task, self.build(
+            num_workers,
+            boundaries=parts.boundaries,
+            num_classes=parts.num_classes,
+            max_batch=task.batch_size + 1,  # a pass may end with one sample more
+        )
+
+
+_of_all = partial(Contender, topology=complete)
+_with_server = partial(Contender, topology=None)
+SYSTEMS: Contenders = {
+    "all-reduce": _of_all(algorithm=AllReduce),
+    "epoch-gossip": _of_all(algorithm=EpochGossip),
+    "gosgd": _of_all(
+        algorithm=GoSGD, option=Option("p", "exchange_probability", (0.01, 0.05, 0.2))
+    ),
+    "edge-gossip": _of_all(
+        algorithm=EpochGossip,
+        accuracy_aware=ACCURACY_AWARE,
+        option=Option("share of an epoch", "max_keep_ratio", (0.1, 0.3, 1.0)),
+    ),
+    "diloco": _of_all(
+        algorithm=DiLoCo, option=Option("local steps", "local_steps", (8, 32, 128))
+    ),
+    "double-squeeze": _of_all(
+        algorithm=DoubleSqueeze,
+        options={"compressor": compressor(0.1, 4)},
+        option=Option("local steps", "local_steps", (2, 8, 32)),
+    ),
+    "sparse-push": Contender(
+        algorithm=lambda keep, **others: SparsePush(**others, compressor=compressor(keep, 32)),
+        topology=directed_ring,
+        option=Option("share kept", "keep", (0.01, 0.05, 0.1)),
+    ),
+    "bsp": _with_server(algorithm=BSP),
+    "ssp": _with_server(algorithm=SSP, option=Option("s", "slack", (4, 40, 160))),
+    "adsp": _with_server(
+        algorithm=ADSP,
+        options={"min_interval": 0.1},
+        option=Option("window", "window", (2.0, 5.0, 10.0)),
+    ),
+    "splitfed": InTwoStages(
+        algorithm=partial(Pipelined, in_flight=1),
+        topology=complete,
+        stage=partial(PipelinedStage, max_passed=MAX_PASSED),
+    ),
+    "greedy-stages": InTwoStages(
+        algorithm=partial(Decoupled, gradient_every=None),
+        topology=complete,
+        stage=DecoupledStage,
+        teacher=Greedy(),
+    ),
+}
+
+
+NUM_WORKERS = 8
+IMBALANCE = 4.0
+LATENCY: Seconds = 0.005
+VALIDATION_SHARE = 0.03
+"""Share of the training samples to hold out."""
+
+SECONDS = {MNIST_MLP.name: 90.0, SMALL_MLP.name: 8.0}
+NUM_EVALUATIONS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemContest(TunedContest):
+    """All systems on links of one speed: one seed for candidates, other seeds for the best.
+
+    Args:
+        megabits: Megabits per second of each uplink and downlink, including a server's.
+        systems: Systems to compare.
+    """
+
+    megabits: float
+    systems: tuple[str, ...]
+
+    tuned: ClassVar[tuple[str, ...]] = ("lr", "value")
+
+    @property
+    def held_out(self) -> float:
+        return VALIDATION_SHARE
+
+    @property
+    def folder(self) -> str:
+        return f"{self.group}/{self.megabits:g}-Mbit"
+
+    def trials(self) -> Mapping[str, Mapping[str, Tried]]:
+        return {name: self._trials(name, SYSTEMS[name]) for name in self.systems}
+
+    def _trials(self, name: str, system: Contender) -> Mapping[str, Tried]:
+        tried = {}
+        for value, lr in product(system.values, RATES):
+            own = "" if system.option is None else f", {system.option.name} = {value:g}"
+            place = f"{self.folder}/tuning/{name}/{slug(f'lr = {lr:g}{own}')}"
+            tried[place] = {"lr": lr, "value": value}
+        return tried
+
+    def merit(self, trial: Row) -> Any:  # noqa: ANN401
+        return trial["accuracy"]
+
+    def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
+        system, seconds = SYSTEMS[attempt.run], SECONDS[self.problem.name]
+        # Systems that measure no loss could train on validation samples, too, but none does.
+        problem = replace(self.problem_of(attempt), validation_share=VALIDATION_SHARE)
+        task, algorithm = system.on(
+            problem.task(data_dir), NUM_WORKERS, attempt.settings["value"]
+        )
+        results = session.run(
+            Experiment(
+                task=task,
+                algorithm=algorithm,
+                platforms=self._platforms(system),
+                links=Links(default=Link(latency=LATENCY, bandwidth=self.megabits * 1e6 / 8)),
+                seed=attempt.seed,
+                max_seconds=seconds,
+                evaluation_interval=seconds / NUM_EVALUATIONS,
+                name=attempt.run,
+            )
+        )
+        curve = accuracy_curve(results)
+        return {
+            **curve,
+            "accuracy": last_looks(curve["accuracies"]),
+            "bytes": [each.bytes_sent / NUM_WORKERS for each in results.history],
+            "samples": [each.samples_processed for each in results.history],
+        }
+
+    def _platforms(self, system: Contender) -> tuple[Platform, ...]:
+        throughput = self.problem.settings.throughput
+        speed = self.megabits * 1e6 / 8
+        workers = imbalanced(NUM_WORKERS, throughput, IMBALANCE)
+        server = (Platform(name="server", throughput=throughput),) * (system.topology is None)
+        cloud = (Platform(name="cloud", throughput=throughput),) * isinstance(
+            system, InTwoStages
+        )
+        machines = (*server, *workers, *cloud)
+        return tuple(replace(each, uplink=speed, downlink=speed) for each in machines)
+
+
+def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
+    """Twelve equally tuned systems, links of 100 or 4 Mbit/s: accuracy, time, bytes.
+
+    The report shows the Pareto front. Data: MNIST. Duration: half an hour.
+
+    Args:
+        settings: Settings of the study.
+    """
+    problem = SMALL_MLP if settings.short else MNIST_MLP
+    names = ("gosgd", "greedy-stages") if settings.short else tuple(SYSTEMS)
+    contests = [
+        SystemContest(
+            problem=problem,
+            setting=f"{megabits:g} Mbit/s",
+            megabits=megabits,
+            systems=names,
+            seeds=settings.seeds,
+        )
+        for megabits in ((100.0,) if settings.short else (100.0, 4.0))
+    ]
+    return contest_study(
+        "systems/table",
+        "Which system learns most in the same time on the same uneven machines?",
+        settings,
+        contests,
+        partial(_exhibits, [each.setting for each in contests]),
+        printed=("No paper compares these systems.",),
+        imbalance=IMBALANCE,
+        num_workers=NUM_WORKERS,
+        latency=LATENCY,
+        seconds=SECONDS[problem.name],
+        rates=RATES,
+        systems={name: _described(SYSTEMS[name]) for name in names},
+    )
+
+
+def _described(system: Contender) -> Any:  # noqa: ANN401 - JSON values
+    whole: dict[str, Any] = {
+        "boundaries": ((1,),),
+        "num_classes": 1,
+    }  # in place of those of a model
+    others = whole if isinstance(system, InTwoStages) else {}
+    return describe(system.build(NUM_WORKERS, value=system.values[0], **others))
+
+
+NOTE = (
+    "Medians over the seeds. Accuracy is the mean of the last five of sixty evaluations on "
+    "test data. Each system's settings are the best of three learning rates, and of three "
+    "values of its own setting where it has one, on held-out data with another seed. The "
+    "target is the best system's accuracy less one point, on these links; a dash: never. A "
+    "server is an additional machine that trains nothing; a cloud is one that trains the last "
+    "layer. Bytes are the total sent, divided by the number of workers."
+)
+AXES: tuple[tuple[str, str, Unit], ...] = (
+    ("times", "virtual time", "seconds"),
+    ("bytes", "sent per worker", "bytes"),
+    ("samples", "samples trained on", "number"),
+)
+
+
+def _exhibits(links: Sequence[str], rows: Mapping[str, Row]) -> Exhibits:
+    results = [row for row in rows.values() if not row["is_tuning"]]
+    if not results:
+        return Exhibits()
+    figures = []
+    for setting in links:
+        mine = [row for row in results if row["setting"] == setting]
+        first = [row for row in mine if row["seed"] == min(each["seed"] for each in mine)]
+        if first:
+            figures.append(
+                Figure(
+                    name=f"systems-{setting.split()[0]}-Mbit",
+                    heading=f"Test error against time, bytes and samples: {setting}",
+                    caption="One seed. Dashed: the Pareto front, the lowest error of any "
+                    "system for at most this much.",
+                    panels=tuple(_panel(first, *axis) for axis in AXES),
+                )
+            )
+    found = [score for setting in links for score in _scores(results, setting)]
+    table = score_table(found, heading="Ours", note=NOTE, setting="links")
+    return Exhibits(figures=tuple(figures), tables=(table,))
+
+
+def _panel(rows: Sequence[Row], field: str, label: str, unit: Unit) -> Panel:
+    curves = {
+        row["run"]: [
+            (x, 1 - y) for x, y in zip(row[field], row["accuracies"], strict=True) if x > 0
+        ]
+        for row in rows
+    }
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(point for curve in curves.values() for point in curve):
+        if not front or y < front[-1][1]:
+            front.append((x, y))
+    curves["Pareto front"] = front
+    return Panel(
+        title=label.capitalize(),
+        kind="lines",
+        x_label=label,
+        x_unit=unit,
+        is_x_log=True,
+        is_log=True,
+        y_label="test error",
+        y_unit="percent",
+        series=tuple(
+            Series(
+                name=name,
+                x=tuple(x for x, _ in curve),
+                y=tuple(y for _, y in curve),
+                is_mark=name == "Pareto front",
+            )
+            for name, curve in curves.items()
+        ),
+    )
+
+
+def _scores(results: Iterable[Row], setting: str) -> list[Score]:
+    mine = [row for row in results if row["setting"] == setting]
+    if not mine:
+        return []
+    target = max(row["accuracy"] for row in mine) - 0.01
+    return [score(row, _measures(row, target), target) for row in mine]
+
+
+def _measures(row: Row, target: float) -> Measures:
+    at = next((i for i, each in enumerate(row["accuracies"]) if each >= target), None)
+    return {
+        "accuracy": ("percent", row["accuracy"]),
+        "time to target": ("seconds", None if at is None else row["times"][at]),
+        "bytes to target": ("bytes", None if at is None else row["bytes"][at]),
+        "samples to target": ("number", None if at is None else row["samples"][at]),
+        "bytes in all": ("bytes", row["bytes"][-1]),
+        "samples in all": ("number", row["samples"][-1]),
+        "learning rate": ("number", row["lr"]),
+        "own setting": ("number", row["value"]),
+    }
