@@ -76,6 +76,8 @@ class MemoryNetwork:
             NetworkError: If another transport of the same rank is open.
         """
         with self._lock:
+            # Unlike on a real network, two processes of one rank are a mistake in the caller's
+            # code.
             if transport.rank in self._open:
                 raise NetworkError(f"rank {transport.rank} is taken; close its transport first")
             self._open[transport.rank] = transport
@@ -86,6 +88,7 @@ class MemoryNetwork:
         """Make `transport` unreachable; has no effect if it already is."""
         with self._lock:
             if self._open.get(transport.rank) is transport:
+                # First it stops, so that its own departure is not reported to it.
                 transport.stop()
                 for other in self._open:
                     self._tell(transport.rank, other, "disappeared")

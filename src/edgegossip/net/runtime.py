@@ -66,6 +66,8 @@ class FairQueue:
 
         Only one thread may call this.
         """
+        # All that has arrived is sorted first; else a flood would still stand before the
+        # others.
         while not self._arrived.empty():
             self._sort(self._arrived.get())
         if not self._turns:
@@ -75,6 +77,7 @@ class FairQueue:
                 return None
         lane = self._turns.popleft()
         item = self._lanes[lane].popleft()
+        # One item per turn, then to the end of the line.
         if self._lanes[lane]:
             self._turns.append(lane)
         return item
@@ -122,6 +125,7 @@ class TokenBucket:
     def take(self, now: Seconds) -> bool:
         """Take a token; return whether the bucket had one."""
         with self._lock:
+            # Threads may read the clock in one order and come here in the other.
             since = 0.0 if self._at is None else max(0.0, now - self._at)
             self._left = min(self._burst, self._left + self._rate * since)
             self._at = now
@@ -143,6 +147,7 @@ class TokenBucket:
     def charge(self, number: int) -> None:
         """Charge more for an item that has already passed; the debt is limited to a burst."""
         with self._lock:
+            # A debt without limit would silence an honest worker long after one bad moment.
             self._left = max(-self._burst, self._left - number)
 
 
@@ -211,6 +216,7 @@ class RunClock:
 def drive(coroutine: HostCoroutine[T], inbox: FairQueue, clock: Callable[[], Seconds]) -> T:
     """Run `coroutine`, and wait when it asks to; return its result."""
     item = None
+    # Closed even after an error, so that the host leaves the run in order.
     with closing(coroutine):
         while True:
             try:

@@ -72,6 +72,7 @@ def pack(envelope: Envelope, message: Message) -> list[Buffer]:
     """
     header, *tensors = codec.encode(message)
     start = _FIELDS.pack(MAGIC, VERSION, *_values(envelope))
+    # The tensors are not copied; the transport sends the parts one after the other.
     checksum = _CHECKSUM.pack(_hash([start, header, *tensors]))
     return [b"".join([start, checksum, header]), *tensors]
 
@@ -87,11 +88,13 @@ def unpack(frame: Buffer) -> tuple[Envelope, Message]:
     if len(view) < NUM_BYTES:
         raise ValueError(f"{len(view)} bytes are too few for a frame")
     magic, version, *values = _FIELDS.unpack_from(view)
+    # Before the checksum, because another version may compute another one.
     if magic != MAGIC or version != VERSION:
         raise ValueError(
             f"a frame that begins with {magic!r}, version {version}, instead of {MAGIC!r}, "
             f"version {VERSION}; install the same edgegossip on all machines"
         )
+    # Before the codec, which then reads only what a worker has written.
     (checksum,) = _CHECKSUM.unpack_from(view, _FIELDS.size)
     if _hash([view[: _FIELDS.size], view[NUM_BYTES:]]) != checksum:
         raise ValueError("a frame that was damaged: its checksum is wrong")

@@ -49,22 +49,13 @@ class Plausibility:
     exceed any that a worker has seen, for example when it returns, their senders confirm each
     other.
 
-    The limit is `FACTOR` times the usual value. This is far above the differences among workers
-    that have trained. Before it has trained, a worker cannot know what is usual: the variance
-    of pixels from 0 to 255, which batch normalization keeps, is 10,000. A value beyond the
-    limit is therefore a lie only if something contradicts it:
+    The limit is `FACTOR` times the usual value, far above the differences among workers that
+    have trained. Before it has trained, a worker cannot know what is usual, so a value beyond
+    the limit is then a lie only if something contradicts it; see `_judge`.
 
-    * A value beyond `MOST` is always a lie.
-    * A value that another sender's value in the same place contradicts is a lie.
-    * If the sender is the only other worker, its value is admitted, because nobody can say
-      which of the two is unusual.
-    * After sound training of this worker, the value is a lie.
-    * Before, it is undecided if another worker of the sender's role can confirm or contradict
-      it: `Post` keeps the message until one has, or this worker has trained. If there is none,
-      as for a server's values, it is admitted.
-
-    `Footing` judges what is admitted: after failed training it goes back and asks which sender
-    stood out. Training may fail to notice values far below 1e19, whose squares are finite.
+    `LastSoundParameters` judges what is admitted: after failed training the worker goes back to
+    them and asks which sender stood out. Training may fail to notice values far below 1e19,
+    whose squares are finite.
 
     Args:
         schema: Description of the messages, by kind.
@@ -114,7 +105,9 @@ class Plausibility:
             payload = {n.removeprefix(own): x for n, x in payload.items() if n.startswith(own)}
         for name, tensor in payload.items():
             known = self._own.get((kind, name))
-            if known is None or known[0]() is not tensor:  # else sent to another receiver
+            # A weak reference: this must not keep memory that the algorithm has freed. The same
+            # tensor for another receiver need not be read again.
+            if known is None or known[0]() is not tensor:
                 size = self._specs[kind, name].magnitude(tensor) or 0.0
                 self._own[kind, name] = weakref.ref(tensor), size
         self._usual = max([self._least, *(size for _, size in self._own.values())])
@@ -131,11 +124,14 @@ class Plausibility:
         """
         found = None
         for name, size in sizes.items():
-            if size is None:
+            if size is None:  # no floats, or the schema has its own limits
                 continue
+            # Not the sender's own earlier values, so nobody can raise its own limit step by
+            # step.
             heard = self._heard.setdefault((kind, name), {})
             others = [each for rank, each in heard.items() if rank != sender]
             usual = max(self._usual, median_low(others)) if others else self._usual
+            # Reading all own parameters takes time, so they are asked only if in doubt.
             if size > FACTOR * usual:
                 usual = max(usual, self._own_size())
             excess = None
@@ -144,6 +140,8 @@ class Plausibility:
                 excess = self._judge(sender, size, text, has_others=bool(others))
                 if excess is not None and (found is None or excess.is_lie):
                     found = excess
+            # Refused values count, too: workers whose large values confirm each other are
+            # honest.
             if sender is not None:
                 self.num_changes += sender not in heard
                 heard[sender] = size
@@ -155,13 +153,21 @@ class Plausibility:
         self, sender: Rank | None, size: float, text: str, *, has_others: bool
     ) -> Excess | None:
         """Decide about a value beyond the limit; see the class."""
+        # Other senders contradict it. A part of uncertain origin gets no benefit of the doubt,
+        # because any worker could have written it.
         if size > MOST or has_others or sender is None:
             return Excess(text, is_lie=True)
+        # Nobody can say which of only two workers is unusual.
         others = [rank for rank in self._present() if rank != sender]
         if not others:
             return None
+        # Once this worker has trained, its own parameters show what is usual. Before, honest
+        # values may be large: the variance of pixels from 0 to 255, which batch normalization
+        # keeps, is 10,000.
         if self._num_trained:
             return Excess(text, is_lie=True)
+        # Another worker of the same role will confirm or contradict the value, so it waits. A
+        # server's values, which only the server sends, would wait in vain.
         role = self._role(sender)
         if any(self._role(rank) == role for rank in others):
             return Excess(text, is_lie=False)
@@ -173,6 +179,7 @@ class Plausibility:
         return self._sound_size
 
     def _note(self, sender: Rank, ratio: float) -> None:
+        # Damage may show long after the message, but not for ever.
         largest, at = self._ratios.get(sender, (0.0, 0))
         if ratio >= largest or self._num_trained - at >= _MEMORY:
             self._ratios[sender] = ratio, self._num_trained
@@ -187,6 +194,7 @@ class Plausibility:
         """The sender whose accepted values stood out most before training failed, if any."""
         since = self._num_trained - _MEMORY
         ratios = {r: ratio for r, (ratio, at) in self._ratios.items() if at > since}
+        # The lowest rank among equals, so that equal runs blame the same worker.
         worst = max(ratios, key=lambda rank: (ratios[rank], -rank), default=None)
         return None if worst is None or ratios[worst] < _STANDS_OUT else worst
 

@@ -100,6 +100,7 @@ class Seals:
         part = {n.removeprefix(own): x for n, x in message.payload.items() if n.startswith(own)}
         if not part:
             return message
+        # Certificates may have been renewed since the last message.
         self._renew()
         seal = self._seal((message.kind, message.round, life), part)
         return replace(message, payload={**message.payload, own + SEAL: seal})
@@ -109,6 +110,8 @@ class Seals:
         credentials = self._renew()
         try:
             data = part[SEAL].numpy().tobytes()
+            # First who made it, then whether it is true: a signature by a key that no authority
+            # knows means nothing. The life is covered by the signature.
             life, length = _HEAD.unpack_from(data)
             signature, encoded = data[_HEAD.size :][:length], data[_HEAD.size + length :]
             certificate, public = self._holder(origin, encoded)
@@ -123,6 +126,7 @@ class Seals:
         """Return the current credentials; if they are new, use them from now on."""
         credentials = self._credentials()
         if credentials.identity != self._identity:
+            # Certificates that were read with the former authorities must be read again.
             self._identity = credentials.identity
             self._holder = _holders(credentials)
             try:
@@ -143,6 +147,7 @@ class Seals:
 
     def _digest(self, origin: Rank, where: tuple[str, int, Life], part: Payload) -> bytes:
         kind, round, life = where
+        # Where it belongs comes first, so that a part cannot be moved to another run or origin.
         digest = hashlib.sha256(_PLACE.pack(_WHAT, self._run, origin, life))
         # The header has kind, round, names, dtypes and shapes, in a fixed order.
         for buffer in codec.encode(Message(kind, round, dict(sorted(part.items())))):

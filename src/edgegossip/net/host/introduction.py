@@ -51,6 +51,7 @@ class Introduction:
         settings = {"network protocol": PROTOCOL, **self.settings}
         short = {name: _shorten(value) for name, value in settings.items()}
         text = json.dumps([short, dict(self.versions)])
+        # A message has a limit. Hashes of groups still tell which group differs.
         if len(text) <= MAX_BYTES:
             return text
         groups: dict[str, dict[str, object]] = {}
@@ -93,7 +94,7 @@ class Introductions:
         """Compare the introduction of `rank`; warn about different versions."""
         try:
             settings, versions = _parse(message)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # deeply nested JSON, too, is only a difference
             differences = ["an introduction that cannot be read"]
         else:
             differences = _differences(settings, self._settings)
@@ -121,6 +122,7 @@ class Introductions:
             NetworkError: If at least half of the workers have different settings; unless
                 `is_waiting`, only this worker and introduced workers count.
         """
+        # A tie is no majority: either half may be the one that is wrong.
         different = {rank: each for rank, each in self._differences.items() if each}
         present = self._num_workers if is_waiting else 1 + len(self._differences)
         if different and 2 * len(different) >= present:

@@ -113,6 +113,7 @@ class Meeting:
         """
         self._introductions.require_majority(is_waiting=False)
         missing, settings = self._peers.missing, self._settings
+        # Workers that have ended are not missing, so they count.
         num_here = self._peers.num_workers - len(missing)
         if num_here < min(settings.min_to_begin, self._peers.num_workers):
             ended = " ".join(map(str, sorted({*missing, *settings.ended})))
@@ -139,6 +140,7 @@ class Meeting:
 
     def has_too_few(self, now: Seconds) -> bool:
         """Whether a shortage of workers has lasted too long; sets `shortage`."""
+        # A run of one needs nobody, so nobody is looked for.
         needed = self._settings.min_workers
         missing = self._peers.lost if needed > 1 else []
         if self._peers.num_workers - len(missing) >= needed:

@@ -65,11 +65,13 @@ class WorkerStatus:
             "oldest": self.oldest,
             "kept": self.kept,
         }
+        # A tensor, because the schema can check its size and its least value.
         counts = torch.tensor([self.sent, self.received])
         return Message(STATUS, 0, {"counts": counts}, numbers)
 
     def is_news(self, told: WorkerStatus | None) -> bool:
         """Whether this status differs from `told`, the last one sent."""
+        # Neither the clock nor the log is news: they change all the time.
         return told is None or _content(self) != _content(told)
 
     @classmethod

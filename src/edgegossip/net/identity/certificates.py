@@ -61,7 +61,7 @@ def holder_name(rank: Rank | None, run_name: str | None = None) -> str:
     >>> holder_name(3, "night")  # valid only in runs of this name
     'worker-3@night'
     """
-    # A name that an authority could not have given to any machine.
+    # Reserved names: no authority gives them to a machine.
     holder = "edgegossip-router" if rank is None else f"worker-{rank}"
     return holder if run_name is None else f"{holder}@{run_name}"
 
@@ -201,8 +201,10 @@ def issue(
     places = [folder if out is None else holder_folder(out, rank) for rank in ranks]
     paths = [holder_paths(place, rank) for place, rank in zip(places, ranks, strict=True)]
     authority, authority_key = load_authority(folder)
+    # A certificate that outlives its authority would only look valid.
     lifetime = begin, min(end, authority.not_valid_after_utc)
     with changing(folder):
+        # All of them first, so that a mistake leaves nothing half done.
         if not replace:
             _refuse_to_overwrite((path for pair in paths for path in pair), "--replace it")
         for rank, pair in zip(ranks, paths, strict=True):

@@ -95,6 +95,7 @@ def revoke(
             of `ranks`; or if the list grows too long.
     """
     authority, key = load_authority(folder)
+    # Read and written under one lock; else two commands at once would each lose the other's.
     with changing(folder):
         before = _on_list(folder, authority)
         known = issued(folder)
@@ -149,11 +150,13 @@ def parse_lists(
     for piece in pieces:
         authority, revoked = _parse_list(piece, path, authorities)
         earlier = lists.get(authority)
+        # A file may hold the former list, too, if somebody has appended the new one.
         if earlier is None or earlier.number < revoked.number:
             lists[authority] = revoked
     for authority, name in {
         authority_id(a): common_name(a.subject) for a in authorities
     }.items():
+        # An older list would make a revoked certificate valid again.
         now, earlier = lists.get(authority), (in_force or {}).get(authority)
         if earlier is not None and (now is None or now.number < earlier.number):
             given = "no list" if now is None else f"list {now.number}"
@@ -256,6 +259,7 @@ def _parse_list(
         numbers = [
             e.value.crl_number for e in parsed.extensions if isinstance(e.value, x509.CRLNumber)
         ]
+        # X.509 marks lists that hold only a part with critical extensions.
         is_whole = not any(extension.critical for extension in parsed.extensions)
     except (ValueError, x509.DuplicateExtension) as error:
         raise NetworkError(

@@ -100,6 +100,7 @@ class Credentials:
 
     def is_of(self, rank: Rank, certificate: x509.Certificate) -> bool:
         """Whether `certificate` was issued by an authority for worker `rank` of this run."""
+        # Name and signature: an authority may also have issued certificates for other purposes.
         names = (holder_name(rank, name) for name in (None, *self.run_names))
         return common_name(certificate.subject) in names and any(
             has_signed(authority, certificate) for authority in self.identity.authorities
@@ -107,6 +108,7 @@ class Credentials:
 
     def flaw(self, certificate: x509.Certificate, now: datetime) -> str | None:
         """The reason why an issued certificate is invalid at `now`; None if it is valid."""
+        # Also for a certificate in a seal, which no handshake has checked.
         begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         if not begin <= now <= end:
             return f"valid from {_moment(begin)} to {_moment(end)}"
@@ -114,6 +116,7 @@ class Credentials:
         return "revoked" if is_out else None
 
     def _revokes(self, certificate: x509.Certificate) -> bool:
+        # Serial numbers are unique only within one authority.
         return any(
             certificate.serial_number in self._revoked(authority)
             and has_signed(authority, certificate)
@@ -197,6 +200,7 @@ class TLS:
                 now, is not signed by an authority in `ca`, or does not match `key`; or if the
                 revocation list is not from an authority in `ca`.
         """
+        # First the identity: revocations are read with its authorities.
         identity = self.identity(rank, run_names)
         self.warn(identity)
         revocations, names = self.revocations(identity), frozenset(run_names or ())
@@ -206,7 +210,7 @@ class TLS:
                 f"{self.certificate} has been revoked, and no other worker accepts it; issue "
                 "a new one"
             )
-        credentials.anchors()
+        credentials.anchors()  # raises if there are too many revocations for TLS
         return credentials
 
     def contents(self) -> list[bytes | None]:
@@ -360,8 +364,12 @@ class CertificateWatch:
             self._failures.clear()
         elif not self._failures:
             return None
+        # Failed files are read again although they have not changed: a certificate that is not
+        # valid yet becomes valid, and the clock of this machine may have been set.
         self._contents = contents
         before = self.current
+        # Two steps, so that a damaged list does not keep a new certificate from being used, nor
+        # a damaged certificate new revocations.
         identity = self._try(
             "the current certificates stay in use",
             lambda: self.tls.identity(self._rank, self._run_names),

@@ -62,6 +62,7 @@ class Links:
         return {int(zid[:_NUM_DIGITS], 16) - _FIRST for zid in sessions}
 
     def _linked(self, link: zenoh.Link, *, is_open: bool) -> None:
+        # A copy, as other threads read it while this one writes.
         leaving, ends = dict(self.leaving), _ends(link)
         leaving.pop(ends, None)
         if is_open:
@@ -143,6 +144,7 @@ class DeadLinks:
     def find(self, absent: Collection[Rank]) -> Rank | None:
         """Look for a worker whose link has lacked a sign of life for too long."""
         silent, now = self._links.ranks.intersection(absent), time.monotonic()
+        # A worker that was seen meanwhile is not in it, so its time begins anew.
         self._silent_since = {rank: self._silent_since.get(rank, now) for rank in silent}
         patience = self._patience * 2 ** min(self._num_found, _MAX_DOUBLINGS)
         found = [rank for rank, since in self._silent_since.items() if now - since > patience]
@@ -207,6 +209,7 @@ class ExpiredLinks:
         """Note that a link of a certificate's holder was opened or closed just now."""
         now = int(self._clock())
         with self._lock:
+            # Only the second counts, because certificates know no fractions.
             if not is_open:
                 self._closed_in[ends[0]] = now
                 self._suspects.pop(ends, None)
@@ -279,6 +282,7 @@ def report_strangers(
 
     def appeared(sample: zenoh.Sample) -> None:
         match = _TOKEN.fullmatch(str(sample.key_expr))
+        # The rank is only a claim: a stranger may be anybody.
         if match and match[1] != run:
             rank = int(match[2])
             reason = (
@@ -312,7 +316,7 @@ def report_links(
         if not is_open:
             names.pop(session_id, None)
         elif name is None:
-            return
+            return  # without certificates there are no names
         elif name not in holders and "@" in name:
             report(None, f"a link from {name[:80]!r}, which is valid only in other runs")
         elif name not in holders:

@@ -135,6 +135,7 @@ def open_session(
     Raises:
         NetworkError: If listening fails, or `keep_trying` returns false.
     """
+    # Before the first session of the process, which reads this once.
     _give_each_link_a_thread(num_workers)
     config = zenoh.Config()
     for key, value in settings.items():
@@ -269,6 +270,7 @@ class RenewedSession:
 
     def close(self) -> None:
         """Close the session for good; has no effect if it is closed already."""
+        # First the end of all renewals, so that none opens another session behind this one.
         self._is_over.set()
         with self._changing:
             self._end()
@@ -286,6 +288,7 @@ class RenewedSession:
 
     def _follow(self) -> None:
         while not self._is_over.wait(self._pause):
+            # Changed files come first: a new certificate may be the remedy for an expired one.
             credentials = None if self._watch is None else self._watch.poll()
             if credentials is not None:
                 begin = time.monotonic()
@@ -319,6 +322,7 @@ class RenewedSession:
         """Replace this session with a new one; return False if `close` was called meanwhile."""
         if not self._close_for_now():
             return False
+        # Without the lock, because this may take long and `close` must not wait for it.
         session = self._open_at_last(credentials)
         with self._changing:
             if session is None or self._is_over.is_set():

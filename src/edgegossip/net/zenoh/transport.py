@@ -125,11 +125,13 @@ class Assembler:
         serial, total, offset = _HEADER.unpack_from(piece)
         if offset == 0:
             self._begin(serial, total)
+        # Its other pieces are still under way; they are counted with the frame, not one by one.
         if serial == self._ignored:
             return None
         frame, end = self._frame, offset + len(piece) - _HEADER.size
         if frame is None or serial != self._serial or offset != self._filled:
             self._discard("a piece without those before it", serial)
+        # An empty frame has one piece; any other piece without content would never end.
         elif len(frame) != total or end > total or (end == offset and total):
             self._discard("a piece that does not fit its frame", serial)
         else:
@@ -148,6 +150,7 @@ class Assembler:
         if self._frame is not None:
             self._discard("a frame that ends too early")
         self._ignored = None
+        # Before any memory is taken: the size is only a claim of the sender.
         if total > self._max_bytes:
             self._discard("a frame that is too large", serial)
             return
@@ -230,6 +233,8 @@ class ZenohPeer:
         with self._telling:
             if self._links.leave_machine(session_id):
                 self.bytes_received += len(piece)
+            # A process that has appeared, but does not speak for the rank yet: its pieces wait
+            # until it does, because the listener must hear of a process before its frames.
             process = process_of(session_id)
             if process is not None and process != self.incarnation and process in self._alive:
                 if len(self._held[process]) < _MAX_HELD:
@@ -250,6 +255,8 @@ class ZenohPeer:
                 return
             # A process that never undeclares its tokens must not make this list grow for ever.
             self._alive = [*self._alive[1 - _MAX_ALIVE :], incarnation]
+            # Another process speaks. It may be dead, or have the older right, which its claim
+            # will show; this one waits for that.
             if self.incarnation is not None:
                 timer = threading.Timer(self._settle, self._give_way, [incarnation])
                 timer.daemon = True
@@ -268,11 +275,14 @@ class ZenohPeer:
     def disappear(self, incarnation: Incarnation) -> None:
         """Receive the withdrawal of a sign of life."""
         with self._telling:
+            # While this worker leaves, even an unknown withdrawal gets an answer, or the other
+            # one would wait in vain.
             if incarnation not in self._alive and not self._is_closing:
                 return
             if incarnation in self._alive:
                 self._alive.remove(incarnation)
             self._held.pop(incarnation, None)
+            # Nobody else can claim the rank now, so the remaining ones need not wait.
             if not self._may_speak.intersection(self._alive):
                 self._may_speak.update(self._alive)
             self._choose()
@@ -289,6 +299,7 @@ class ZenohPeer:
 
     def leave(self, deadline: Seconds) -> bool:
         """Send nothing after the current frame; return whether the peer is present."""
+        # Not for ever: a congested link may block the sending thread until the lease ends.
         has_silence = self._sending.acquire(timeout=_until(deadline))
         with self._telling:
             self._is_closing = True
@@ -343,12 +354,14 @@ class ZenohPeer:
             return
         self._may_speak.intersection_update(self._alive)
         ready = [each for each in self._alive if each in self._may_speak]
+        # If all are beaten (claims of liars), the youngest speaks, as without claims.
         unclaimed = [each for each in ready if not self._claims.is_beaten(each, self._alive)]
         chosen = next(reversed(unclaimed or ready), None)
         if chosen != self.incarnation:
             self._turn_to(chosen)
 
     def _turn_to(self, incarnation: Incarnation | None) -> None:
+        # The end of a frame of one process must never complete the beginning of another's.
         before, self.incarnation = self.incarnation, incarnation
         self._assembler.reset()
         if before is not None:

@@ -48,6 +48,7 @@ class Claim:
     @property
     def age_of_process(self) -> tuple[int, Incarnation]:
         """Orders the processes of two claims against each other; no two are equal."""
+        # Of two that started in the same millisecond, the one with the lower number is younger.
         return self.age, self.process
 
 
@@ -59,6 +60,7 @@ class Claims:
 
     def add(self, claim: Claim) -> None:
         """Remember a claim."""
+        # No honest worker has that many processes; a liar must not fill this memory.
         if len(self._claims) >= _MAX_CLAIMS**2:
             self._claims.clear()
         self._claims[claim.process, claim.other] = claim
@@ -123,7 +125,7 @@ class Twins:
         with self._lock:
             claim = self._claims.get(other)
             if claim is not None or len(self._claims) >= _MAX_CLAIMS:
-                return claim
+                return claim  # the first one stays, because both must compare the same ones
             age = round(1e3 * (self._clock() - self._began))
             self._claims[other] = claim = Claim(self._incarnation, other, age)
             # Not from this thread, which reads a link of zenoh.
@@ -135,6 +137,8 @@ class Twins:
         if claim.other != self._incarnation:
             return
         own = self.saw(claim.process)
+        # Without a claim of its own, this process would not know which claim the other
+        # compares.
         if own is None or self._has_ended:
             return
         if own.age_of_process < claim.age_of_process:
