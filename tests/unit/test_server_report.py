@@ -197,7 +197,7 @@ def test_a_run_without_a_server_has_no_such_section(tmp_path: Path) -> None:
     assert commit_rows(read_folder(tmp_path)) == []
 
 
-def test_a_folder_of_before_there_were_roles_is_read(tmp_path: Path) -> None:
+def test_without_the_roles_of_a_damaged_first_line_all_are_workers(tmp_path: Path) -> None:
     run = the_run(run_of(tmp_path, *NOTES, head=header("adsp", SPEEDS)))
     assert run.log.roles == ["worker"] * 4
     assert len(run.speeds) == 4

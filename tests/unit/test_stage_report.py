@@ -138,14 +138,6 @@ def test_the_cosine_is_that_of_the_second_half(tmp_path: Path) -> None:
     assert first.cosine is None
 
 
-def test_notes_of_before_there_were_longest_queues_are_read(tmp_path: Path) -> None:
-    old = noted(3.0, 2, waiting=5, pending=1, given_up=2)
-    folder = run_of(tmp_path, old)
-    _, middle, last = stage_rows(read_folder(folder))
-    assert (middle.most_waiting, middle.num_batches, middle.num_given_up) == (None, None, 2)
-    assert (last.most_waiting, last.num_given_up) == (None, None)
-
-
 def test_work_over_time_is_the_mean_of_those_who_hold_a_stage(tmp_path: Path) -> None:
     run = the_run(run_of(tmp_path))
     edges = np.array([0.0, 0.5, 1.0, 3.0, 12.0])

@@ -80,16 +80,6 @@ def test_each_cell_keeps_the_commit_that_computed_it(
     assert commits == {"one/a": "first", "one/b": "second"}
 
 
-def test_a_folder_without_commits_goes_on(tmp_path: Path) -> None:
-    study = study_of({"one/a": Counter(1.0), "one/b": Counter(2.0)})
-    run_study(study.with_runs(["a"]), out=tmp_path)
-    older = kept(tmp_path)
-    del older["cells"]["one/a"]["commit"]
-    (tmp_path / "study.json").write_text(json.dumps(older))
-    assert len(run_study(study, out=tmp_path, resume=True)) == 2
-    assert kept(tmp_path)["cells"]["one/a"]["commit"] is None
-
-
 def test_a_part_says_what_is_smaller_in_it_and_not_in_others(tmp_path: Path) -> None:
     cells = tuple(
         Cell(name=f"{group}/{i}", group=group, work=Counter(1.0), scaled_down=sentence)
@@ -230,10 +220,3 @@ def test_a_cell_sees_earlier_rows_and_runs_in_a_folder_of_its_own(tmp_path: Path
     assert rows["b/gosgd"]["value"] > 1
     assert (tmp_path / "cells" / "b" / "gosgd" / "events.jsonl").exists()
     assert {status.name for status in view.statuses} == {"1/2 a", "2/2 b/gosgd"}
-
-
-def test_a_setting_that_older_folders_lack_counts_as_none(tmp_path: Path) -> None:
-    works = {"a": Counter(1.0)}
-    rows = run_study(study_of(works, settings={"seeds": [0]}), out=tmp_path)
-    newer = study_of(works, settings={"seeds": [0], "target": None})
-    assert run_study(newer, out=tmp_path, resume=True) == rows

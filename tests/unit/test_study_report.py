@@ -33,7 +33,9 @@ def panel(kind: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
         "x_label": "",
         "y_label": "accuracy",
         "y_unit": "percent",
+        "x_unit": "number",
         "is_log": False,
+        "is_x_log": False,
         "series": [{"name": "random", **series}, {"name": "epoch-gossip", **series}],
     }
     return values | changes

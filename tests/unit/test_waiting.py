@@ -104,7 +104,6 @@ def test_absence_and_the_time_after_a_finish_are_no_waiting(tmp_path: Path) -> N
 
 
 def test_a_log_that_does_not_tell_who_was_training_states_no_waiting(tmp_path: Path) -> None:
-    """Folders of earlier versions, and of runs that were killed."""
     events = [*rounds(5, has_barrier=True, end=4.0), ended(20.0, "time limit")]
     folder = read_folder(write_run(tmp_path, [header("old"), *events]))
     assert mean_waiting(folder.runs[0].workers) is None

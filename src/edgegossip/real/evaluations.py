@@ -36,8 +36,7 @@ class Evaluations:
 
     def covers(self, index: int, ranks: Sequence[Rank]) -> bool:
         """Whether this snapshot was evaluated with exactly these workers in the run folder."""
-        # Older files do not name the workers.
-        return index in self._by_index and self._ranks.get(index, ranks) == ranks
+        return index in self._by_index and self._ranks[index] == ranks
 
     @property
     def history(self) -> list[Evaluation]:
@@ -60,7 +59,7 @@ class Evaluations:
 
     def _keep(self) -> None:
         content = {
-            str(index): {**each.line(), "ranks": self._ranks.get(index)}
+            str(index): {**each.line(), "ranks": self._ranks[index]}
             for index, each in self._by_index.items()
         }
         try:
@@ -81,7 +80,7 @@ def _read(
     try:
         found = {int(index): each for index, each in read_json(path).items()}
         read = {index: Evaluation.from_line(each, metrics) for index, each in found.items()}
-        return read, {i: each["ranks"] for i, each in found.items() if each.get("ranks")}
+        return read, {index: each["ranks"] for index, each in found.items()}
     except (RunFolderError, LookupError, TypeError, ValueError) as error:
         _LOG.warning("%s is damaged (%s) - continuing without it", path, error)
         return {}, {}

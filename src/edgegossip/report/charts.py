@@ -156,15 +156,14 @@ def _draw_lines(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str])
         style, width = ("--", 1.2) if each["is_mark"] else (styles[each["name"]], 1.8)
         axes.plot(each["x"], each["y"], style, color=color, label=each["name"], linewidth=width)
         axes.plot(each["x"][-1:], each["y"][-1:], "o", color=color, markersize=4)
-    # Older studies had only this scale.
-    unit = panel.get("x_unit", "number")
-    if panel.get("is_x_log", False):
+    unit = panel["x_unit"]
+    if panel["is_x_log"]:
         axes.set_xscale("log")
         _write_powers(axes.xaxis, unit)
         axes.minorticks_off()
     else:
         axes.set_xlim(left=0)
-    if unit != "number" and not panel.get("is_x_log", False):
+    if unit != "number" and not panel["is_x_log"]:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
 
 

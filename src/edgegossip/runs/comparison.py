@@ -169,7 +169,7 @@ def _sent(
     }
 
 
-# Traffic of a run relative to uncompressed push-sum.
+# Traffic.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Readable JSON of an experiment, with every resolved setting."""
+"""Descriptions of an experiment: every resolved setting as JSON, and its roles in words."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def describe(value: object) -> Any:  # noqa: ANN401
 
 
 def _describe_task(task: Task) -> dict[str, object]:
-    # Left out where they are defaults, as in folders from before these fields existed.
+    # Most tasks have the defaults of these; the header of a plain task stays short.
     fields = {f.name: f for f in dataclasses.fields(task)}
     for name in ("metrics", "target_metric", "forward", "step"):
         if getattr(task, name) == fields[name].default:
@@ -75,7 +75,6 @@ def _describe_task(task: Task) -> dict[str, object]:
 
 
 def _describe_dataset(dataset: Dataset) -> dict[str, object]:
-    # Left out where there is none, as in folders that were written before there could be one.
     held_out = {} if dataset.validation is None else {"num_validation": len(dataset.validation)}
     return {
         "name": dataset.name,
@@ -177,7 +176,7 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
     }
 
 
-# The commit of the source code that computes results.
+# The source code.
 
 
 @functools.cache
@@ -215,7 +214,7 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-# Roles of the ranks, in words and in the log of a run.
+# Roles.
 
 
 def described_roles(experiment: Experiment, shards: Mapping[Rank, Sized]) -> dict[str, Any]:
@@ -224,7 +223,6 @@ def described_roles(experiment: Experiment, shards: Mapping[Rank, Sized]) -> dic
     """
     num_workers, role = experiment.num_workers, experiment.algorithm.role
     sizes = [len(shards.get(rank, ())) for rank in range(num_workers)]
-    # Left out otherwise, as in folders of earlier versions.
     local = {"num_train": sum(sizes)} if isinstance(experiment.task.dataset, Local) else {}
     balanced = {"is_balanced": True} if experiment.algorithm.traits.is_balanced else {}
     return {

@@ -9,10 +9,8 @@ messages are not logged.
 Fields of `experiment`, in addition to those of `experiment.json`:
     command: Command that repeats the run, without `--out`, `--threads`, `--pool` and
         `--resume`; null for a run from Python.
-    roles: Name of each rank's role: `"worker"`, `"server"`, `"stage-0"`. Absent in old folders,
-        where all ranks are workers.
-    evaluated: Ranks whose parameters count in the reported model; absent in old folders, where
-        all count.
+    roles: Name of each rank's role: `"worker"`, `"server"`, `"stage-0"`.
+    evaluated: Ranks whose parameters count in the reported model.
     shard_sizes: Training samples of each rank.
     is_balanced: True if workers train on shares that fit their speeds (EdgeGossip); otherwise
         absent.
@@ -75,7 +73,7 @@ Fields of `ended`, which a resumed run removes, like all lines after its checkpo
         the rest; absent if all agree.
     cut_off: Rank and start of each training that the end of the run cut off. Workers that are
         not listed were waiting, unless they had finished or crashed. Absent if the run finished
-        by itself, and in old folders, where it is unknown.
+        by itself, and on real machines if a worker's log does not tell.
 """
 
 from __future__ import annotations
@@ -462,7 +460,7 @@ class EventLog:
         """Sync all complete lines to the disk; return the file's size in bytes."""
         try:
             self._file.flush()
-            os.fsync(self._file.fileno())  # a checkpoint must not outlive its log lines
+            os.fsync(self._file.fileno())
             return self._file.tell()
         except OSError as error:
             raise _unwritable(self._path, error) from error
@@ -513,9 +511,6 @@ def _unwritable(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(
         f"cannot write {path}: {error.strerror}; free some space or choose another --out"
     )
-
-
-# Commits of each worker to a server, counted from the logged messages.
 
 
 COMMIT = "commit"

@@ -1,4 +1,4 @@
-"""Experiments and comparisons, as plain values."""
+"""Experiments, their targets and comparisons, as plain values."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def throughput_bound(platforms: tuple[Platform, ...]) -> float:
     return round(sum(speeds) / (len(speeds) * min(speeds)), 6)
 
 
-# Targets that end a run, for measuring the time to them.
+# Targets.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +339,7 @@ class MetricTarget:
 RunTarget: TypeAlias = LossTarget | MetricTarget
 
 
-def has_come_to(
+def is_target_reached(
     target: RunTarget | None, history: Sequence[Evaluation], metrics: Sequence[MetricSpec]
 ) -> bool:
     """Whether a run with these evaluations has reached its target; false without a target."""
@@ -352,7 +352,7 @@ def has_come_to(
     return False
 
 
-# Training many small models together, if that is faster.
+# Training many small models together.
 
 
 Batched: TypeAlias = Literal["auto", "on", "off"]

@@ -1,4 +1,4 @@
-"""Files of a run folder: atomic writing, and checkpoints without pickles."""
+"""Files of a run folder: JSON, checkpoints without pickles, and the lock of the folder."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
         ) from error
 
 
-# Folder locks: one writing process at a time.
+# Locks.
 
 
 LOCK = ".lock"

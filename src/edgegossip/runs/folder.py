@@ -69,7 +69,7 @@ class RunFolder:
         self.write_json("experiment.json", header)
 
     def _require_same_experiment(self) -> None:
-        # Whoever edits unrelated code may resume; older folders name no commit.
+        # A run may be resumed after an edit of unrelated code.
         if changed := header_difference(self._experiment, self.header, ignored=("commit",)):
             raise RunFolderError(
                 f"{self.path} holds another experiment: {changed}; resume with the same "

@@ -71,7 +71,7 @@ def on_stop_signal(
             signal.signal(number, handler)
 
 
-# Intra-op threads of PyTorch.
+# Threads.
 
 
 def one_intra_op_thread() -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Results of a run."""
+"""Results of a run, and how a notebook shows them."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ class Results:
         }
 
 
-# HTML for notebooks.
+# Notebooks.
 
 
 _MAX_BYTES = 8 * 2**20
@@ -298,7 +298,7 @@ def table(title: str, rows: Mapping[str, str], note: str) -> str:
     return f"<table><caption>{escape(title)}</caption>{lines}</table><p>{escape(note)}</p>"
 
 
-# Warnings about metrics that are not finite.
+# Warnings.
 
 
 _LOG = logging.getLogger("edgegossip.runs")

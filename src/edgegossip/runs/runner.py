@@ -21,7 +21,7 @@ from edgegossip.contract.errors import (
 from edgegossip.contract.protocol import Seconds
 from edgegossip.runs.describe import described_roles, header, who_is_who
 from edgegossip.runs.events import EventLog, cut_off
-from edgegossip.runs.experiment import Experiment, has_come_to
+from edgegossip.runs.experiment import Experiment, is_target_reached
 from edgegossip.runs.files import LOADING_ERRORS, locked
 from edgegossip.runs.folder import RunFolder, require_folder
 from edgegossip.runs.process import interrupted, on_stop_signal, one_intra_op_thread
@@ -102,6 +102,17 @@ def run(
                 return running.execute()
 
 
+def check_interval(experiment: Experiment, workload: Workload) -> Seconds:
+    """Virtual seconds between two checks of whether an evaluation is due."""
+    if experiment.evaluation_interval is not None:
+        return experiment.evaluation_interval
+    speeds = [platform.total_throughput for platform in experiment.platforms]
+    if experiment.evaluation_epochs is not None:
+        # An evaluation is due soonest if no worker ever waits.
+        return experiment.evaluation_epochs * workload.num_train / sum(speeds) / 4
+    return max(len(shard) / speeds[rank] for rank, shard in workload.shards.items()) / 4
+
+
 class _Run:
     """A running experiment: simulate up to the next evaluation, evaluate, store, repeat."""
 
@@ -148,13 +159,10 @@ class _Run:
         if checkpoint:
             self._restore(checkpoint)
         else:
-            self._begin_log(command)
+            roles = described_roles(experiment, self._workload.shards)
+            begun = {"command": command, **roles, "wall_started": folder.started}
+            self._log.write("experiment", **folder.header, **begun)
         self._samples_before = self._log.samples_processed
-
-    def _begin_log(self, command: str | None) -> None:
-        roles = described_roles(self._experiment, self._workload.shards)
-        begun = {"command": command, **roles, "wall_started": self._folder.started}
-        self._log.write("experiment", **self._folder.header, **begun)
 
     def stop(self) -> None:
         """Make the run stop between two events, with a checkpoint."""
@@ -199,12 +207,12 @@ class _Run:
             return (
                 "finished" if self.simulator.is_anyone_online or has_finished else ALL_CRASHED
             )
-        return "target" if self._is_done() else "time limit"
+        return "target" if self._is_at_target() else "time limit"
 
-    def _is_done(self) -> bool:
+    def _is_at_target(self) -> bool:
         """Whether the averaged model has reached the experiment's target."""
         metrics = self._experiment.task.chosen_first
-        return has_come_to(self._experiment.until, self._history, metrics)
+        return is_target_reached(self._experiment.until, self._history, metrics)
 
     def _simulate(self) -> bool:
         """Simulate and evaluate; return True at the end of the run, False after a stop."""
@@ -213,11 +221,11 @@ class _Run:
             until = min(self._num_looks * self._interval, limit)
             is_over = simulator.run(until)
             if simulator.should_stop and not is_over:
-                return False
+                return False  # not counted as a look: a resumed run looks at `until` again
             self._num_looks += 1
             if is_over or until == limit or self._is_due():
                 self._evaluate(simulator.now if is_over else until)
-            if is_over or until == limit or self._is_done():
+            if is_over or until == limit or self._is_at_target():
                 return True
             if time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds:
                 self._keep()
@@ -235,6 +243,7 @@ class _Run:
     def _evaluate(self, now: Seconds, *, is_final: bool = False) -> None:
         mean, distance = self._workload.average(self.simulator.estimates())
         before = self._last_params
+        # An unchanged model is not measured again, which also skips a second look at the end.
         if self._history and before is not None and torch.equal(mean, before):
             loss, metrics = self._history[-1].loss, self._history[-1].metrics
         else:
@@ -311,6 +320,7 @@ class _Run:
         self._folder.save_checkpoint(
             {
                 "simulator": simulator,
+                # Synced before the checkpoint, which must not outlive the lines it counts on.
                 "log_size": self._log.flush(),
                 "log": self._log.state_dict(),
                 "history": [each.line() for each in self._history],
@@ -381,26 +391,3 @@ class _Run:
 
     def _interrupted(self) -> Interrupted:
         return interrupted(self._folder.path, f"at {self.simulator.now:g} virtual seconds")
-
-
-# Times at which a simulated run checks whether an evaluation is due.
-
-
-def check_interval(experiment: Experiment, workload: Workload) -> Seconds:
-    """Virtual seconds between two checks of whether an evaluation is due.
-
-    Args:
-        experiment: The experiment.
-        workload: Its workload.
-    """
-    if experiment.evaluation_interval is not None:
-        return experiment.evaluation_interval
-    if experiment.evaluation_epochs is not None:
-        # An evaluation is due soonest if no worker ever waits.
-        throughput = sum(each.total_throughput for each in experiment.platforms)
-        return experiment.evaluation_epochs * workload.num_train / throughput / 4
-    epochs = [
-        len(shard) / experiment.platforms[rank].total_throughput
-        for rank, shard in workload.shards.items()
-    ]
-    return max(epochs) / 4

@@ -323,9 +323,7 @@ class _Record:
     def _go_on(self, kept: dict[str, Any]) -> None:
         now = json.loads(json.dumps({"study": self._study.name, **self._study.settings}))
         before = {"study": kept.get("study"), **kept.get("settings", {})}
-        # Older folders lack newer settings, which are None by default.
-        known = ({k: v for k, v in each.items() if v is not None} for each in (before, now))
-        if changed := difference(*known):
+        if changed := difference(before, now):
             raise RunFolderError(
                 f"{self._path} is of another study: {changed}; resume with the same settings, "
                 "or choose another --out"
@@ -336,7 +334,7 @@ class _Record:
                 self._facts[name] = {
                     "group": cell["group"],
                     "wall_seconds": cell["wall_seconds"],
-                    "commit": cell.get("commit"),  # older folders have none
+                    "commit": cell["commit"],
                 }
             self._wall_started = kept["wall_started"]
         except (LookupError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Trackers, such as TensorBoard: they receive the numbers of runs."""
+"""Followers of a run: trackers, such as TensorBoard, and the live view."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# Status reports of a run to a live view.
+# The live view.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
