@@ -16,31 +16,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
-from edgegossip.algorithms.gossip.diloco import DiLoCo
-from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.gossip.gossip import Gossip
-from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
-from edgegossip.algorithms.push_sum.difference_push import DifferencePush
-from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
-    SkewCompensatedSparsePush,
-)
-from edgegossip.algorithms.push_sum.sparse_push import SparsePush
-from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+import edgegossip as eg
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.topology import (
     Topology,
     complete,
     directed_exponential,
-    directed_ring,
     intermittent,
     one_peer_exponential,
     random_one_peer,
-    ring,
 )
-from edgegossip.data.partition import IID, BySubject, Dirichlet, LabelSkew, Partition
+from edgegossip.data.partition import IID, LabelSkew, Partition
 from edgegossip.data.pictures import flip_and_crop
-from edgegossip.models import mlp, resnet20
+from edgegossip.models import resnet20
 from edgegossip.recipes import push_sum_comparison as recipes
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.push_sum_comparison import (
@@ -57,7 +45,6 @@ from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.comparison import Traffic, traffic
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Unit
-from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.scoreboard import (
     ContestKey,
     Measures,
@@ -68,8 +55,6 @@ from edgegossip.runs.scoreboard import (
     scores,
 )
 from edgegossip.runs.study import Cell, Row, Session, Study
-from edgegossip.sim.link import Link, Links
-from edgegossip.sim.platform import Platform
 from studies import problems
 from studies.contest import (
     Contender,
@@ -81,7 +66,7 @@ from studies.contest import (
 )
 from studies.problems import DIGITS_MLP
 
-SLOW_LINK = Link(latency=LATENCY, bandwidth=BYTES_PER_MEGABIT)
+SLOW_LINK = eg.Link(latency=LATENCY, bandwidth=BYTES_PER_MEGABIT)
 """A link of 1 Mbit/s and 30 ms."""
 
 NUM_EVALUATIONS = 60
@@ -126,7 +111,7 @@ class SlowLinkContest(Contest):
             },
         }
 
-    def experiment(self, data_dir: Path, name: str) -> Experiment:
+    def experiment(self, data_dir: Path, name: str) -> eg.Experiment:
         """The experiment of a contender."""
         contender, settings = self.contenders[name], self.problem.settings
         task = replace(contender.task(self.problem.task(data_dir)), partition=self.partition)
@@ -134,11 +119,11 @@ class SlowLinkContest(Contest):
         others: dict[str, Any] = {}
         if contender.per_layer:
             others["compressor"] = per_layer(contender.options["compressor"], task)
-        return Experiment(
+        return eg.Experiment(
             task=task,
             algorithm=contender.build(self.num_workers, steps, **others),
-            platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
-            links=Links(default=SLOW_LINK),
+            platforms=(eg.Platform(throughput=settings.throughput),) * self.num_workers,
+            links=eg.Links(default=SLOW_LINK),
             seed=self.seed,
             evaluation_epochs=settings.num_epochs / NUM_EVALUATIONS,
             name=name.replace(" ", "-"),
@@ -313,7 +298,7 @@ CIFAR10_RESNET20 = _pushed(
 CIFAR10_VGG11_QUARTER = _pushed(problems.CIFAR10_VGG11_QUARTER, recipes.CIFAR10_VGG11_SETTINGS)
 SHORT = replace(
     DIGITS_MLP,
-    model=partial(mlp, hidden=(32,)),
+    model=partial(eg.mlp, hidden=(32,)),
     settings=replace(DIGITS_MLP.settings, batch_size=5),
     schedule=recipes.schedule("cosine", DIGITS_MLP.settings.num_epochs),
 )
@@ -357,14 +342,14 @@ FINAL = compressor(1, 3)
 """Compressor for the final averaging rounds, which add a tenth to a run's bytes."""
 
 
-def _dense(topology: Graph = directed_ring) -> Contenders:
-    return {DENSE: Contender(algorithm=StochasticGradientPush, topology=topology)}
+def _dense(topology: Graph = eg.directed_ring) -> Contenders:
+    return {DENSE: Contender(algorithm=eg.StochasticGradientPush, topology=topology)}
 
 
 def _compressed(
     algorithm: Callable[..., Any],
     rung: Rung,
-    topology: Graph = directed_ring,
+    topology: Graph = eg.directed_ring,
     *,
     ending: str | None = None,
     per_layer: bool = False,
@@ -381,30 +366,30 @@ def _compressed(
     )
 
 
-def difference_push(rung: Rung, topology: Graph = directed_ring, **others: Any) -> Contender:  # noqa: ANN401
+def difference_push(rung: Rung, topology: Graph = eg.directed_ring, **others: Any) -> Contender:  # noqa: ANN401
     step = bold_step(rung.keep_ratio)
-    return _compressed(DifferencePush, rung, topology, consensus_step=step, **others)
+    return _compressed(eg.DifferencePush, rung, topology, consensus_step=step, **others)
 
 
 # Momentum over rounds makes steps three times as long.
 OUTER_LR_FACTOR = 0.5
 
 
-def diloco(topology: Graph = directed_ring) -> Contender:
-    return replace(_compressed(DiLoCo, FLOODED, topology), lr_factor=OUTER_LR_FACTOR)
+def diloco(topology: Graph = eg.directed_ring) -> Contender:
+    return replace(_compressed(eg.DiLoCo, FLOODED, topology), lr_factor=OUTER_LR_FACTOR)
 
 
 def double_squeeze(rung: Rung = SQUEEZED) -> Contender:
-    return replace(_compressed(DoubleSqueeze, rung, complete), lr_factor=OUTER_LR_FACTOR)
+    return replace(_compressed(eg.DoubleSqueeze, rung, complete), lr_factor=OUTER_LR_FACTOR)
 
 
-_skew_compensated = partial(_compressed, SkewCompensatedSparsePush, PAPER)
+_skew_compensated = partial(_compressed, eg.SkewCompensatedSparsePush, PAPER)
 SKEW_RUNS: Contenders = {
     **_dense(),
     "quasi-global-gossip": Contender(
-        algorithm=QuasiGlobalGossip, topology=ring, has_momentum=False
+        algorithm=eg.QuasiGlobalGossip, topology=eg.ring, has_momentum=False
     ),
-    "sparse-push": _compressed(SparsePush, PAPER),
+    "sparse-push": _compressed(eg.SparsePush, PAPER),
     "skew-compensated-sparse-push": _skew_compensated(compensation_rounds=50),
     "skew-compensated-sparse-push, 3 bits": _skew_compensated(
         ending="compensation", compensation_compressor=FINAL
@@ -434,11 +419,11 @@ def table_iid(settings: StudySettings = StudySettings()) -> Study:
     )
     runs: Contenders = {
         **_dense(),
-        "gossip, complete graph": Contender(algorithm=Gossip, topology=complete),
-        f"choco-gossip {PAPER}": _compressed(ChocoGossip, PAPER, ring),
-        **{f"sparse-push {each}": _compressed(SparsePush, each) for each in sparse},
+        "gossip, complete graph": Contender(algorithm=eg.Gossip, topology=complete),
+        f"choco-gossip {PAPER}": _compressed(eg.ChocoGossip, PAPER, eg.ring),
+        **{f"sparse-push {each}": _compressed(eg.SparsePush, each) for each in sparse},
         **{f"difference-push {each}": difference_push(each) for each in difference},
-        f"sparse-push {PAPER} per layer": _compressed(SparsePush, PAPER, per_layer=True),
+        f"sparse-push {PAPER} per layer": _compressed(eg.SparsePush, PAPER, per_layer=True),
         f"difference-push {OURS} per layer": difference_push(OURS, per_layer=True),
         f"diloco {FLOODED}": diloco(),
         **{
@@ -467,11 +452,11 @@ def table_skew(settings: StudySettings = StudySettings()) -> Study:
     partitions: dict[str, Partition] = {
         "skew 0.8": LabelSkew(0.8),
         "skew 1": LabelSkew(1.0),
-        "Dirichlet 1": Dirichlet(1.0),
-        "Dirichlet 0.1": Dirichlet(0.1),
+        "Dirichlet 1": eg.Dirichlet(1.0),
+        "Dirichlet 0.1": eg.Dirichlet(0.1),
     }
     if settings.short:
-        partitions = {"skew 0.8": LabelSkew(0.8), "Dirichlet 0.1": Dirichlet(0.1)}
+        partitions = {"skew 0.8": LabelSkew(0.8), "Dirichlet 0.1": eg.Dirichlet(0.1)}
 
     return _study(
         "sparse-push/table-skew",
@@ -480,7 +465,7 @@ def table_skew(settings: StudySettings = StudySettings()) -> Study:
         lambda problem: {
             setting: (partition, SKEW_RUNS)
             for setting, partition in (
-                {"by subject": BySubject()} if problem is HAR_CNN else partitions
+                {"by subject": eg.BySubject()} if problem is HAR_CNN else partitions
             ).items()
         },
         has_bars=True,
@@ -502,7 +487,7 @@ def time_varying(settings: StudySettings = StudySettings()) -> Study:
         settings: Settings of the study.
     """
     topologies: dict[str, Graph] = {
-        "directed ring": directed_ring,
+        "directed ring": eg.directed_ring,
         "one-peer exponential": one_peer_exponential,
         "random peers": partial(random_one_peer, period=64, seed=0),
         "links come and go": _come_and_go,
@@ -512,7 +497,7 @@ def time_varying(settings: StudySettings = StudySettings()) -> Study:
             IID(),
             {
                 **_dense(topology),
-                "sparse-push": _compressed(SparsePush, PAPER, topology),
+                "sparse-push": _compressed(eg.SparsePush, PAPER, topology),
                 "difference-push": difference_push(OURS, topology),
                 "diloco": diloco(topology),
             },
@@ -544,7 +529,7 @@ def _study(
             setting=setting,
             partition=partition,
             contenders=runs,
-            num_workers=NUM_WORKERS_BY_SUBJECT if partition == BySubject() else NUM_WORKERS,
+            num_workers=NUM_WORKERS_BY_SUBJECT if partition == eg.BySubject() else NUM_WORKERS,
         )
         for problem in ((SHORT,) if settings.short else problems)
         for seed in settings.seeds

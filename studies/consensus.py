@@ -18,27 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.push_sum.difference_push import DifferencePush
-from edgegossip.algorithms.push_sum.sparse_push import SparsePush
-from edgegossip.compression.sparse import TopK, largest
-from edgegossip.contract.algorithm import Algorithm
+import edgegossip as eg
+from edgegossip.compression.sparse import largest
 from edgegossip.contract.metrics import consensus_distance
 from edgegossip.contract.protocol import Payload, Train
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.schema import TensorSpec
-from edgegossip.contract.topology import directed_ring
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.runs.study import Cell, Row, Session, Study
-from edgegossip.sim.platform import Platform
-from edgegossip.sim.simulator import Simulator
 from edgegossip.training.quadratic import QuadraticTrainer
 from studies.contest import StudySettings
 
 NUM_WORKERS = 8
-ALGORITHMS: Mapping[str, Callable[..., Algorithm[Any]]] = {
-    "sparse-push": SparsePush,
-    "difference-push": DifferencePush,
+ALGORITHMS: Mapping[str, Callable[..., eg.Algorithm[Any]]] = {
+    "sparse-push": eg.SparsePush,
+    "difference-push": eg.DifferencePush,
 }
 DIVERGED = 10.0
 """Distance, relative to that of the optima, at which a run counts as diverged."""
@@ -129,7 +124,7 @@ def distance(
         The distance; None if the run diverged.
     """
     algorithm = ALGORITHMS[name](
-        topology=directed_ring(NUM_WORKERS),
+        topology=eg.directed_ring(NUM_WORKERS),
         num_rounds=grid.num_rounds,
         compressor=Unpacked(keep_ratio),
         consensus_step=step,
@@ -140,10 +135,10 @@ def distance(
         return _simulated(algorithm, targets, lr)
 
 
-def _simulated(algorithm: Algorithm[Any], targets: Tensor, lr: float) -> float | None:
-    simulator = Simulator(
+def _simulated(algorithm: eg.Algorithm[Any], targets: Tensor, lr: float) -> float | None:
+    simulator = eg.Simulator(
         algorithm,
-        (Platform(throughput=1.0),) * NUM_WORKERS,
+        (eg.Platform(throughput=1.0),) * NUM_WORKERS,
         torch.zeros(targets.shape[1]),
         lambda rank, incarnation: (
             QuadraticTrainer(targets[rank], lr) if lr else Stays(targets[rank])
@@ -163,7 +158,7 @@ class Stays(QuadraticTrainer):
         return moving.train(request, progress)
 
 
-class Unpacked(TopK):
+class Unpacked(eg.TopK):
     """A `TopK` that sends dense vectors, zeros included, because this is faster."""
 
     def compress(self, vector: Tensor, *key: int | str) -> Payload:
@@ -206,7 +201,7 @@ def _panel(grid: Grid, name: str, lr: float, cells: list[Row]) -> Panel:
         Series(name=f"{step:g}", x=kept, y=tuple(errors[each][place] for each in kept))
         for place, step in enumerate(grid.steps)
     )
-    rule = tuple(TopK(each).consensus_step(grid.dim) for each in kept)
+    rule = tuple(eg.TopK(each).consensus_step(grid.dim) for each in kept)
     return Panel(
         title=f"{name}, lr {lr:g}",
         kind="map",

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+import edgegossip as eg
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.ranges import check_range
 from edgegossip.contract.topology import Topology
@@ -24,12 +24,8 @@ from edgegossip.recipes.push_sum_comparison import affordable_rounds
 from edgegossip.recipes.tasks import default_data_dir
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits
-from edgegossip.runs.results import Results
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.runs.tuning import TUNING_SEED, check_seeds, slug
-from edgegossip.training.optimizer import SGD
-from edgegossip.training.sampling.accuracy_aware import AccuracyAware
-from edgegossip.training.task import Task
 
 Tried: TypeAlias = Mapping[str, Any]
 """Settings that a contender tries, as fields of its rows."""
@@ -101,7 +97,7 @@ class Contender:
             seed.
     """
 
-    algorithm: Callable[..., Algorithm[Any]]
+    algorithm: Callable[..., eg.Algorithm[Any]]
     topology: Callable[[int], Topology] | None
     local_steps: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -110,7 +106,7 @@ class Contender:
     lr_factor: float = 1.0
     ending: str | None = None
     per_layer: bool = False
-    accuracy_aware: AccuracyAware | None = None
+    accuracy_aware: eg.AccuracyAware | None = None
     balancing: Mapping[str, Any] = field(default_factory=dict)
     control: float = 0.0
     has_profiles: bool = False
@@ -124,10 +120,10 @@ class Contender:
     def build(
         self,
         num_workers: int,
-        num_steps: int = UNTIL_CUT_OFF,
+        num_steps: int = eg.UNTIL_CUT_OFF,
         value: float | None = None,
         **others: object,
-    ) -> Algorithm[Any]:
+    ) -> eg.Algorithm[Any]:
         """Build the algorithm.
 
         Args:
@@ -157,10 +153,10 @@ class Contender:
             return algorithm
         return balanced(algorithm, self.control, **balancing)
 
-    def task(self, task: Task) -> Task:
+    def task(self, task: eg.Task) -> eg.Task:
         """Adapt `task` to this contender."""
         own = task.optimizer
-        assert isinstance(own, SGD)  # a problem's optimizer is SGD
+        assert isinstance(own, eg.SGD)  # a problem's optimizer is SGD
         momentum = own.momentum if self.has_momentum else 0.0
         return replace(
             task,
@@ -169,8 +165,8 @@ class Contender:
         )
 
     def on(
-        self, task: Task, num_workers: int, value: float | None
-    ) -> tuple[Task, Algorithm[Any]]:
+        self, task: eg.Task, num_workers: int, value: float | None
+    ) -> tuple[eg.Task, eg.Algorithm[Any]]:
         """The adapted task, and the algorithm for it, which continues until it is cut off."""
         return self.task(task), self.build(num_workers, value=value)
 
@@ -375,7 +371,7 @@ def check_factors(factors: Sequence[float]) -> None:
         check_range("factors", factor, "above 0 and finite")
 
 
-def accuracy_curve(results: Results) -> dict[str, Any]:
+def accuracy_curve(results: eg.Results) -> dict[str, Any]:
     """Times and accuracies of the evaluations, as fields of a row."""
     history = results.history
     return {

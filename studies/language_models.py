@@ -17,25 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
+import edgegossip as eg
 import edgegossip.algorithms.gossip
-from edgegossip.algorithms.gossip.all_reduce import AllReduce
-from edgegossip.algorithms.gossip.diloco import DiLoCo
-from edgegossip.algorithms.gossip.gossip import Gossip
-from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
-from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_range
-from edgegossip.contract.topology import complete, ring
-from edgegossip.data.dataset import Dataset
-from edgegossip.data.texts import books, texts
-from edgegossip.models import gpt
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.language import LanguageSettings, language_task, slowest_seconds
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Figure
-from edgegossip.runs.experiment import Experiment, throughput_bound
+from edgegossip.runs.experiment import throughput_bound
 from edgegossip.runs.scoreboard import (
     Measures,
     contest_key,
@@ -48,9 +40,6 @@ from edgegossip.runs.scoreboard import (
 )
 from edgegossip.runs.study import Row, Session, Study
 from edgegossip.runs.tuning import without_test_data
-from edgegossip.sim.link import Links
-from edgegossip.sim.platform import uneven
-from edgegossip.training.task import Task
 from studies.contest import Attempt, StudySettings, Tried, TunedContest
 
 NUM_WORKERS = 4
@@ -72,18 +61,23 @@ SHORT = replace(
 )
 
 
-def algorithms(local_steps: int) -> dict[str, Algorithm[Any]]:
+def algorithms(local_steps: int) -> dict[str, eg.Algorithm[Any]]:
     """The contenders; see `authors`."""
-    everyone: dict[str, Any] = {"topology": complete(NUM_WORKERS), "num_rounds": UNTIL_CUT_OFF}
-    dense = DiLoCo(**everyone, local_steps=local_steps)
+    everyone: dict[str, Any] = {
+        "topology": eg.complete(NUM_WORKERS),
+        "num_rounds": eg.UNTIL_CUT_OFF,
+    }
+    dense = eg.DiLoCo(**everyone, local_steps=local_steps)
     sparse = replace(dense, compressor=compressor(0.0625, 4))
     return {
         BASELINE: dense,
-        "edge-diloco": EdgeGossip(inner=dense),
+        "edge-diloco": eg.EdgeGossip(inner=dense),
         "diloco-compressed": sparse,
-        "edge-diloco-compressed": EdgeGossip(inner=sparse),
-        "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=UNTIL_CUT_OFF, local_steps=8),
-        "all-reduce": AllReduce(**everyone),
+        "edge-diloco-compressed": eg.EdgeGossip(inner=sparse),
+        "gossip": eg.Gossip(
+            topology=eg.ring(NUM_WORKERS), num_rounds=eg.UNTIL_CUT_OFF, local_steps=8
+        ),
+        "all-reduce": eg.AllReduce(**everyone),
     }
 
 
@@ -97,13 +91,13 @@ class Books(Problem):
     """
 
     dataset: str = "books"
-    model: Callable[..., nn.Module] = gpt
+    model: Callable[..., nn.Module] = eg.gpt
     language: LanguageSettings = MODEL
     is_short: bool = False
 
-    def task(self, data_dir: Path) -> Task:
+    def task(self, data_dir: Path) -> eg.Task:
         context = self.language.context
-        dataset = _sources(context) if self.is_short else books(data_dir, context)
+        dataset = _sources(context) if self.is_short else eg.books(data_dir, context)
         if self.held_out:
             dataset = without_test_data(dataset, self.held_out)
         return language_task(dataset, replace(self.language, lr=self.settings.lr))
@@ -140,16 +134,16 @@ class LanguageContest(TunedContest):
     def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
         model, num_evaluations = self.problem.language, NUM_EVALUATIONS
         task = self.problem_of(attempt).task(data_dir)
-        platforms = uneven(NUM_WORKERS, model.throughput)
+        platforms = eg.uneven(NUM_WORKERS, model.throughput)
         seconds = slowest_seconds(model, task, platforms)
         if attempt.is_tuning:
             seconds, num_evaluations = TUNING_SHARE * seconds, NUM_TUNING_EVALUATIONS
         results = session.run(
-            Experiment(
+            eg.Experiment(
                 task=task,
                 algorithm=algorithms(model.local_steps)[attempt.run],
                 platforms=platforms,
-                links=Links(default=HOME_LINK),
+                links=eg.Links(default=HOME_LINK),
                 seed=attempt.seed,
                 max_seconds=seconds,
                 evaluation_interval=seconds / num_evaluations,
@@ -164,11 +158,11 @@ class LanguageContest(TunedContest):
         }
 
 
-def _sources(context: int) -> Dataset:
+def _sources(context: int) -> eg.Dataset:
     """Four files of this package, as if by four authors."""
     folder = Path(edgegossip.algorithms.gossip.__file__).parent
     named = ("gossip", "gosgd", "adpsgd", "diloco")
-    return texts("sources", [folder / f"{name}.py" for name in named], context)
+    return eg.texts("sources", [folder / f"{name}.py" for name in named], context)
 
 
 def authors(

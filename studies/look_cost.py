@@ -25,31 +25,21 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
-from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
-from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+import edgegossip as eg
 from edgegossip.contract.protocol import Epochs, Seconds, Train
-from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import TrainingResult
-from edgegossip.machine.contention import Contention
-from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.rehearsal import rehearse
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.scoreboard import grouped, median, middle
 from edgegossip.runs.study import Cell, Row, Session, Study
-from edgegossip.sim.link import Links
-from edgegossip.sim.machines import FORECAST_SECONDS, profile
-from edgegossip.sim.platform import Platform, paper
+from edgegossip.sim.machines import FORECAST_SECONDS
 from edgegossip.training.learner import Learner
 from edgegossip.training.sampling.accuracy_aware import PointLosses
-from edgegossip.training.sampling.aggregation import Aggregator
-from edgegossip.training.sampling.sampler import AccuracyAwareSampler
 from edgegossip.training.sampling.selection import Selection
-from edgegossip.training.task import Task, Workload
+from edgegossip.training.task import Workload
 from studies.aggregation import processor_seconds
 from studies.contest import StudySettings
 from studies.problems import CIFAR10_ALEXNET, DIGITS_MLP, MNIST_LENET5
@@ -62,7 +52,7 @@ _MANY = 100
 
 
 def measured_parts(
-    task: Task, aggregator: Aggregator, selection: Selection, seed: int
+    task: eg.Task, aggregator: eg.Aggregator, selection: Selection, seed: int
 ) -> tuple[dict[str, int], dict[str, Seconds]]:
     """Measure an epoch in which one of four workers looks at all points and keeps all samples.
 
@@ -88,11 +78,11 @@ def measured_parts(
         torch_device=torch.device("cpu"),
     )
     points = torch.arange(len(aggregated.y))
-    sampler = AccuracyAwareSampler(
+    sampler = eg.AccuracyAwareSampler(
         aggregated, batch_size=task.batch_size, selection=selection, key=seed
     )
     sampler.set_losses(look(learner.model.module, points))
-    gossip = EpochGossip(topology=complete(NUM_WORKERS), num_rounds=1)
+    gossip = eg.EpochGossip(topology=eg.complete(NUM_WORKERS), num_rounds=1)
     others = {rank: {"params": params} for rank in range(1, NUM_WORKERS)}
     state = gossip.init(0, params)
     parts = {
@@ -110,12 +100,12 @@ def measured_parts(
 
 def _forecasts() -> Callable[[], None]:
     """Return a function that forecasts many times, each time under a new load."""
-    predictor = PerformancePredictor().fit(profile(Platform(throughput=1.0)))
+    predictor = eg.PerformancePredictor().fit(eg.profile(eg.Platform(throughput=1.0)))
     random = np.random.default_rng(0)
 
     def forecast() -> None:
         for present, usual in random.random((_MANY, 2)):
-            predictor.forecast([Contention(cores=present)], [Contention(cores=usual)])
+            predictor.forecast([eg.Contention(cores=present)], [eg.Contention(cores=usual)])
 
     return forecast
 
@@ -123,7 +113,7 @@ def _forecasts() -> Callable[[], None]:
 def _shares() -> None:
     """Compute all workers' shares many times."""
     for _ in range(_MANY):
-        Balancer().balance([3.0, 3.0, 1.0, 1.0], [100.0] * NUM_WORKERS)
+        eg.Balancer().balance([3.0, 3.0, 1.0, 1.0], [100.0] * NUM_WORKERS)
 
 
 RATIOS = (5, 10, 20)
@@ -191,7 +181,7 @@ def _folder(ratio: float) -> str:
     return "" if ratio == DEFAULT_RATIO else f"ratio{ratio}/"
 
 
-def _aggregator(ratio: float) -> Aggregator:
+def _aggregator(ratio: float) -> eg.Aggregator:
     return replace(LOOKING_AT_ALL.aggregator, ratio=float(ratio))
 
 
@@ -207,19 +197,20 @@ def _accounted(
     problem: Problem, settings: StudySettings, ratio: float, seed: int, session: Session
 ) -> Row:
     """The simulator's charge over three epochs of EdgeGossip, and the last epoch's parts."""
-    platforms = paper(problem.settings.throughput / 12)
+    platforms = eg.paper(problem.settings.throughput / 12)
     session.run(
-        Experiment(
+        eg.Experiment(
             task=replace(
                 problem.task(settings.data_dir),
                 accuracy_aware=replace(LOOKING_AT_ALL, aggregator=_aggregator(ratio)),
                 trainer=_WithoutSteps,
             ),
-            algorithm=EdgeGossip(
-                inner=EpochGossip(topology=complete(4), num_rounds=3), **AS_PUBLISHED.balancing
+            algorithm=eg.EdgeGossip(
+                inner=eg.EpochGossip(topology=eg.complete(4), num_rounds=3),
+                **AS_PUBLISHED.balancing,
             ),
             platforms=platforms,
-            links=Links(default=HOME_LINK),
+            links=eg.Links(default=HOME_LINK),
             seed=seed,
             evaluation_interval=1e9,  # never: nothing is learned
         )

@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import edgegossip as eg
 from edgegossip.data.pictures import flip_and_crop
-from edgegossip.models import (
-    alexnet,
-    eight_layers,
-    mlp,
-    mobilenet_v2,
-    resnet20,
-    squeezenet,
-    vgg11,
-)
+from edgegossip.models import alexnet, mobilenet_v2, resnet20, squeezenet, vgg11
 from edgegossip.recipes import problems
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.tasks import Settings
@@ -46,7 +39,7 @@ CIFAR10_RESNET20 = Problem(
 IMAGENET8X8_EIGHT_LAYERS = Problem(
     name="imagenet8x8-eight-layers",
     dataset="imagenet8x8",
-    model=eight_layers,
+    model=eg.eight_layers,
     num_train=40_000,
     settings=Settings(num_epochs=40, throughput=1000.0),
     scaled_down="Four convolutions and four linear layers replace AlexNet; they learn from "
@@ -111,7 +104,7 @@ DIGITS_MLP = Problem(
     name="digits-mlp",
     dataset="digits",
     # All epochs of a smaller model would take less time than aggregation.
-    model=partial(mlp, hidden=(512, 512)),
+    model=partial(eg.mlp, hidden=(512, 512)),
     num_train=400,
     num_test=200,
     settings=Settings(
@@ -128,7 +121,7 @@ MNIST_MLP = replace(
 )
 SMALL_MLP = replace(
     DIGITS_MLP,
-    model=partial(mlp, hidden=(32,)),
+    model=partial(eg.mlp, hidden=(32,)),
     settings=replace(DIGITS_MLP.settings, momentum=0.0),
 )
 

@@ -17,23 +17,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from edgegossip.algorithms.gossip.alone import Alone
-from edgegossip.algorithms.stages.decoupled import Decoupled
+import edgegossip as eg
 from edgegossip.contract.ranges import check_range
 from edgegossip.models.blocks import initialize_like_he
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.exhibits import Exhibits, Figure, Table
-from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.scoreboard import curves, last_looks, median
 from edgegossip.runs.study import Cell, Row, Session, Study
-from edgegossip.sim.link import Link, Links
-from edgegossip.sim.platform import Platform
 from edgegossip.training.optimizer import StepDecay
-from edgegossip.training.stages.decoupled import DecoupledStage
-from edgegossip.training.stages.staged import staged
-from edgegossip.training.stages.teachers import SyntheticGradients
-from edgegossip.training.task import Task
 from studies.contest import Contest, StudySettings, contest_study
 
 BPROP, DNI, CDNI = "bprop", "dni", "cdni"
@@ -82,7 +74,7 @@ class PublishedModules(Contest):
 
     def _work(self, data_dir: Path, name: str, session: Session) -> Row:
         settings, dataset = self.problem.settings, self.problem.load(data_dir)
-        task = Task(
+        task = eg.Task(
             dataset=dataset,
             model=partial(
                 self.problem.model,
@@ -96,11 +88,11 @@ class PublishedModules(Contest):
             schedule=DECAY,
         )
         steps = len(dataset.train) // settings.batch_size
-        alone = Alone(num_rounds=settings.num_epochs, local_steps=steps)
-        experiment = Experiment(
+        alone = eg.Alone(num_rounds=settings.num_epochs, local_steps=steps)
+        experiment = eg.Experiment(
             task=task,
             algorithm=alone,
-            platforms=(Platform(throughput=1000.0),),
+            platforms=(eg.Platform(throughput=1000.0),),
             seed=self.seed,
             evaluation_epochs=1.0,
             name=name,
@@ -120,22 +112,22 @@ class PublishedModules(Contest):
             "accuracies": accuracies,
         }
 
-    def _apart(self, whole: Experiment, *, is_conditioned: bool) -> Experiment:
+    def _apart(self, whole: eg.Experiment, *, is_conditioned: bool) -> eg.Experiment:
         """Put each layer on its own machine, with nearly instant links."""
-        teacher = SyntheticGradients(lr=LR, width=self.width, is_conditioned=is_conditioned)
-        parts = staged(whole.task, range(1, self.num_layers), DecoupledStage, teacher)
-        algorithm = Decoupled(
+        teacher = eg.SyntheticGradients(lr=LR, width=self.width, is_conditioned=is_conditioned)
+        parts = eg.staged(whole.task, range(1, self.num_layers), eg.DecoupledStage, teacher)
+        algorithm = eg.Decoupled(
             inner=whole.algorithm,
             boundaries=parts.boundaries,
             num_classes=parts.num_classes,
             max_batch=whole.task.batch_size + 1,
             max_waiting=1,  # so that each module learns from the gradient of its last batch
         )
-        return Experiment(
+        return eg.Experiment(
             task=parts.task,
             algorithm=algorithm,
             platforms=whole.platforms * self.num_layers,
-            links=Links(default=Link(latency=1e-6, bandwidth=1e12)),
+            links=eg.Links(default=eg.Link(latency=1e-6, bandwidth=1e12)),
             seed=whole.seed,
             evaluation_epochs=whole.evaluation_epochs,
             name=whole.name,

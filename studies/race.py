@@ -22,14 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gossip.gosgd import GoSGD
-from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
-from edgegossip.contract.algorithm import UNTIL_CUT_OFF
+import edgegossip as eg
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges
-from edgegossip.contract.topology import complete
 from edgegossip.recipes.baselines import HOME_LINK, averaged, rounds_per_epoch
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
@@ -37,13 +33,9 @@ from edgegossip.recipes.tasks import ACCURACY_AWARE
 from edgegossip.runs.describe import describe
 from edgegossip.runs.events import EventReader
 from edgegossip.runs.exhibits import Exhibits
-from edgegossip.runs.experiment import Experiment, throughput_bound
-from edgegossip.runs.results import Results
+from edgegossip.runs.experiment import throughput_bound
 from edgegossip.runs.study import Cell, Row, Session, Study
-from edgegossip.sim.link import Links
-from edgegossip.sim.machines import profile
-from edgegossip.sim.platform import UNEVEN_SPEEDS, Platform, uneven
-from edgegossip.sim.traces import batch_jobs
+from edgegossip.sim.platform import UNEVEN_SPEEDS
 from edgegossip.training.sampling.accuracy_aware import PLAIN
 from edgegossip.training.sampling.selection import Ranked
 from edgegossip.training.task import Workload
@@ -52,7 +44,7 @@ from studies.contest import Contender, Contenders, Contest, StudySettings, conte
 
 def imbalanced(
     num_workers: int = 4, throughput: float = 1000.0, imbalance: float = 4.0
-) -> tuple[Platform, ...]:
+) -> tuple[eg.Platform, ...]:
     """Make platforms like `uneven`, with the fastest `imbalance` times as fast as the slowest.
 
     The speeds 1 : 0.8 : 0.33 : 0.25 are raised to the power log(imbalance) / log(4), which
@@ -72,19 +64,19 @@ def imbalanced(
     check_range("imbalance", imbalance, "at least 1 and finite")
     exponent = math.log(imbalance) / math.log(1 / min(UNEVEN_SPEEDS))
     speeds = [speed**exponent for speed in UNEVEN_SPEEDS]
-    return uneven(num_workers, throughput, speeds)
+    return eg.uneven(num_workers, throughput, speeds)
 
 
-def fast_and_slow(factor: float, throughput: float = 1000.0) -> tuple[Platform, ...]:
+def fast_and_slow(factor: float, throughput: float = 1000.0) -> tuple[eg.Platform, ...]:
     """Make two fast platforms, and two that are `factor` times slower.
 
     >>> [platform.throughput for platform in fast_and_slow(5)]
     [1000.0, 1000.0, 200.0, 200.0]
     """
-    return uneven(4, throughput, (1.0, 1.0, 1 / factor, 1 / factor))
+    return eg.uneven(4, throughput, (1.0, 1.0, 1 / factor, 1 / factor))
 
 
-def time_ratio(platforms: tuple[Platform, ...]) -> float:
+def time_ratio(platforms: tuple[eg.Platform, ...]) -> float:
     """T_max / T_min for equal shards on idle platforms.
 
     >>> time_ratio(fast_and_slow(5))
@@ -204,10 +196,12 @@ def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
     )
 
 
-EDGE_GOSSIP = Contender(algorithm=EpochGossip, topology=complete, accuracy_aware=ACCURACY_AWARE)
+EDGE_GOSSIP = Contender(
+    algorithm=eg.EpochGossip, topology=eg.complete, accuracy_aware=ACCURACY_AWARE
+)
 CONTROLS: Contenders = {
     "random": replace(EDGE_GOSSIP, accuracy_aware=PLAIN),
-    "gosgd": Contender(algorithm=GoSGD, topology=complete, draws_exchanges=True),
+    "gosgd": Contender(algorithm=eg.GoSGD, topology=eg.complete, draws_exchanges=True),
 }
 """Runs that EdgeGossip must beat: shares of data chosen at random, and no barrier."""
 
@@ -234,14 +228,14 @@ class Setup:
     """
 
     name: str
-    platforms: tuple[Platform, ...]
+    platforms: tuple[eg.Platform, ...]
     runs: Contenders
 
     def with_loads(self, seed: int) -> Setup:
         """The same machines, loaded by jobs like WordCount and Sort that `seed` draws."""
         first = seed * len(self.platforms)
         loaded = (
-            replace(each, trace=batch_jobs(seed=first + rank))
+            replace(each, trace=eg.batch_jobs(seed=first + rank))
             for rank, each in enumerate(self.platforms)
         )
         return replace(self, platforms=tuple(loaded))
@@ -295,16 +289,16 @@ class Race(Contest):
         workload = Workload(task, range(self.num_workers), self.seed)
         largest = max(len(shard) for shard in workload.shards.values())
         results = session.run(
-            Experiment(
+            eg.Experiment(
                 task=task,
                 algorithm=averaged(
-                    EpochGossip(
-                        topology=complete(self.num_workers), num_rounds=settings.num_epochs
+                    eg.EpochGossip(
+                        topology=eg.complete(self.num_workers), num_rounds=settings.num_epochs
                     ),
                     self.window,
                     rounds=1.0,
                 ),
-                platforms=(Platform(throughput=settings.throughput),) * self.num_workers,
+                platforms=(eg.Platform(throughput=settings.throughput),) * self.num_workers,
                 seed=self.seed,
                 # A hair after each epoch, when no worker has completed the next one.
                 evaluation_interval=largest / settings.throughput * (1 + 1e-9),
@@ -346,7 +340,7 @@ class Race(Contest):
         settings = self.problem.settings
         exchange = {"exchange_probability": settings.exchange_probability, "seed": self.seed}
         algorithm = contender.build(
-            self.num_workers, UNTIL_CUT_OFF, **exchange if contender.draws_exchanges else {}
+            self.num_workers, eg.UNTIL_CUT_OFF, **exchange if contender.draws_exchanges else {}
         )
         is_synchronous = algorithm.traits.is_synchronous
         if is_synchronous:
@@ -354,16 +348,16 @@ class Race(Contest):
         else:  # each round is a step
             num_train = session.rows[baseline]["num_train"]
             rounds = num_train / self.num_workers / settings.batch_size
-        profiles = {rank: profile(p, seed=rank) for rank, p in enumerate(setup.platforms)}
+        profiles = {rank: eg.profile(p, seed=rank) for rank, p in enumerate(setup.platforms)}
         # An unchanged model is not measured again; without rounds, models always change.
         looks = 10 if is_synchronous else 2
         results = session.run(
-            Experiment(
+            eg.Experiment(
                 task=contender.task(self.problem.task(data_dir)),
                 algorithm=averaged(algorithm, self.window, rounds),
                 platforms=setup.platforms,
                 profiles=profiles if contender.has_profiles else {},
-                links=Links(default=HOME_LINK),
+                links=eg.Links(default=HOME_LINK),
                 seed=self.seed,
                 max_seconds=self._max_seconds(times),
                 evaluation_interval=times["round_seconds"] / looks,
@@ -395,7 +389,7 @@ class Race(Contest):
         return min(whole, self.max_work * whole / float(times["throughput_bound"]))
 
 
-def _found(results: Results, folder: Path, problem: Problem) -> dict[str, Any]:
+def _found(results: eg.Results, folder: Path, problem: Problem) -> dict[str, Any]:
     """The results of a run: its curve, and shares and looks from its events."""
     events = TrainingEvents(folder / "events.jsonl")
     left = events.sent_by(problem.settings.num_epochs)
@@ -450,7 +444,9 @@ def race_study(
     **others: Any,  # noqa: ANN401
 ) -> Study:
     """Make a study of races; `others` are further arguments of `contest_study`."""
-    edge_gossip = describe(EdgeGossip(inner=EpochGossip(topology=complete(1), num_rounds=1)))
+    edge_gossip = describe(
+        eg.EdgeGossip(inner=eg.EpochGossip(topology=eg.complete(1), num_rounds=1))
+    )
     del edge_gossip["inner"]
     return contest_study(
         f"edgegossip/{name}",

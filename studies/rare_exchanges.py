@@ -15,11 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgegossip.algorithms.gossip.diloco import DiLoCo
-from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+import edgegossip as eg
 from edgegossip.contract.ranges import check_range
-from edgegossip.contract.topology import complete, directed_ring
 from edgegossip.data.partition import IID
 from edgegossip.runs.exhibits import Exhibits, Figure, Table, Unit
 from edgegossip.runs.scoreboard import last_looks, median
@@ -59,7 +56,7 @@ TUNING_SHARE = 1 / 3
 
 def _dense_push(local_steps: int) -> Contender:
     return Contender(
-        algorithm=StochasticGradientPush, topology=directed_ring, local_steps=local_steps
+        algorithm=eg.StochasticGradientPush, topology=eg.directed_ring, local_steps=local_steps
     )
 
 
@@ -77,11 +74,11 @@ RUNS: Contenders = {
     "dense push every 32 steps": _dense_push(RARE.local_steps),
     f"difference-push {RARE}": difference_push(RARE),
     "dense diloco every 32 steps": Contender(
-        algorithm=DiLoCo, topology=directed_ring, local_steps=FLOODED.local_steps
+        algorithm=eg.DiLoCo, topology=eg.directed_ring, local_steps=FLOODED.local_steps
     ),
     f"diloco {FLOODED}": replace(diloco(), lr_factor=1.0),
     f"dense double-squeeze every {SQUEEZED.local_steps} steps": Contender(
-        algorithm=DoubleSqueeze, topology=complete, local_steps=SQUEEZED.local_steps
+        algorithm=eg.DoubleSqueeze, topology=eg.complete, local_steps=SQUEEZED.local_steps
     ),
     f"double-squeeze {SQUEEZED}": replace(double_squeeze(), lr_factor=1.0),
 }

@@ -15,15 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgegossip.algorithms.server.adsp import ADSP
-from edgegossip.algorithms.server.reward import ConstrainedFit, LogSlope, PaperReward, Reward
-from edgegossip.contract.algorithm import UNTIL_CUT_OFF
+import edgegossip as eg
+from edgegossip.algorithms.server.reward import ConstrainedFit, Reward
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Seconds
 from edgegossip.runs.describe import describe
 from edgegossip.runs.events import EventReader
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
-from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.scoreboard import median
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.runs.tuning import slug
@@ -42,10 +40,10 @@ MOMENTUM = 0.9
 """Explicit momentum; together with much implicit momentum, training may diverge."""
 RATES = (0.2, 0.5)
 REWARDS: dict[str, tuple[Reward, float]] = {
-    "log-slope": (LogSlope(), 2.0),
+    "log-slope": (eg.LogSlope(), 2.0),
     "constrained-fit": (ConstrainedFit(), 2.0),
-    "log-slope, one more": (LogSlope(), 1.0),
-    "paper": (PaperReward(final_loss=0.2), 1.0),
+    "log-slope, one more": (eg.LogSlope(), 1.0),
+    "paper": (eg.PaperReward(final_loss=0.2), 1.0),
 }
 """Reward and growth of each run; the last run is the published search."""
 DEFAULTS = StudySettings(seeds=tuple(range(50)))
@@ -72,17 +70,17 @@ class Searches(Contest):
             folder = f"{self.group}/lr-{self.lr:g}/seed{self.seed}/{slug(name)}"
             yield self.cell(folder, partial(self._work, data_dir, name))
 
-    def experiment(self, data_dir: Path, name: str) -> Experiment:
+    def experiment(self, data_dir: Path, name: str) -> eg.Experiment:
         """Make the experiment of this name."""
         reward, growth = REWARDS[name]
         settings = replace(self.problem.settings, lr=self.lr, momentum=MOMENTUM)
         problem = replace(self.problem, settings=settings, validation_share=VALIDATION_SHARE)
         seconds = self.num_windows * WINDOW
-        return Experiment(
+        return eg.Experiment(
             task=problem.task(data_dir),
-            algorithm=ADSP(
+            algorithm=eg.ADSP(
                 num_workers=self.machines.num_workers,
-                num_rounds=UNTIL_CUT_OFF,
+                num_rounds=eg.UNTIL_CUT_OFF,
                 window=WINDOW,
                 min_interval=MIN_INTERVAL,
                 reward=reward,

@@ -20,26 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from edgegossip.algorithms.server.adacomm import ADACOMM
-from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
-from edgegossip.algorithms.server.methods import ASP, BSP, SSP, FixedADACOMM
-from edgegossip.algorithms.server.reward import PaperReward
-from edgegossip.algorithms.wrappers.batch_tune import BatchTune
-from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
-from edgegossip.contract.algorithm import Algorithm
+import edgegossip as eg
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Seconds
 from edgegossip.recipes.parameter_servers import LINK, heterogeneous
 from edgegossip.recipes.problems import Problem
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table, Unit
-from edgegossip.runs.experiment import Experiment, LossTarget
-from edgegossip.runs.results import Results
+from edgegossip.runs.experiment import LossTarget
 from edgegossip.runs.scoreboard import Measures, Score, contest_key, score
 from edgegossip.runs.study import Cell, Row, Session
 from edgegossip.runs.tuning import slug
-from edgegossip.sim.link import Links
-from edgegossip.sim.platform import Platform
 from studies.contest import (
     Attempt,
     Contender,
@@ -61,7 +52,7 @@ RATES = (0.15, 0.45, 0.05)
 STEPS = (5, 20, 80)
 
 
-def _around(wrapper: Callable[..., Algorithm[Any]], inner: Callable[..., Any]) -> Any:  # noqa: ANN401
+def _around(wrapper: Callable[..., eg.Algorithm[Any]], inner: Callable[..., Any]) -> Any:  # noqa: ANN401
     """A wrapper and what it is around, as one algorithm with the arguments of the inner one."""
     return lambda **options: wrapper(inner=inner(**options))
 
@@ -73,28 +64,30 @@ def methods(loss: float) -> Contenders:
     timed = {"window": WINDOW, "min_interval": MIN_INTERVAL}
     as_published = {
         "min_interval": MIN_INTERVAL,
-        "reward": PaperReward(final_loss=loss),
+        "reward": eg.PaperReward(final_loss=loss),
         "growth": 1.0,
         "waits_for_answer": True,
     }
     return {
-        "bsp": method(algorithm=BSP),
-        "bsp, batches tuned": method(algorithm=_around(BatchTune, BSP)),
-        "ssp": method(algorithm=SSP, option=Option("s", "slack", (4, 40, 160))),
-        "asp": method(algorithm=ASP),
-        "fixed-adacomm": method(algorithm=FixedADACOMM, option=tau),
+        "bsp": method(algorithm=eg.BSP),
+        "bsp, batches tuned": method(algorithm=_around(eg.BatchTune, eg.BSP)),
+        "ssp": method(algorithm=eg.SSP, option=Option("s", "slack", (4, 40, 160))),
+        "asp": method(algorithm=eg.ASP),
+        "fixed-adacomm": method(algorithm=eg.FixedADACOMM, option=tau),
         "fixed-adacomm, batches tuned": method(
-            algorithm=_around(BatchTune, FixedADACOMM), option=tau
+            algorithm=_around(eg.BatchTune, eg.FixedADACOMM), option=tau
         ),
         "fixed-adacomm, shares balanced": method(
-            algorithm=_around(EdgeGossip, FixedADACOMM), option=tau
+            algorithm=_around(eg.EdgeGossip, eg.FixedADACOMM), option=tau
         ),
-        "adacomm": method(algorithm=ADACOMM, options={"window": WINDOW}, option=tau),
+        "adacomm": method(algorithm=eg.ADACOMM, options={"window": WINDOW}, option=tau),
         "adsp-plus": method(
-            algorithm=ADSPPlus, options=timed, option=Option("rate", "rate", (2, 5, 12))
+            algorithm=eg.ADSPPlus, options=timed, option=Option("rate", "rate", (2, 5, 12))
         ),
-        "adsp": method(algorithm=ADSP, options={"min_interval": MIN_INTERVAL}, option=window),
-        "adsp, as published": method(algorithm=ADSP, options=as_published, option=window),
+        "adsp": method(
+            algorithm=eg.ADSP, options={"min_interval": MIN_INTERVAL}, option=window
+        ),
+        "adsp, as published": method(algorithm=eg.ADSP, options=as_published, option=window),
     }
 
 
@@ -136,8 +129,8 @@ class Cluster:
     """
 
     name: str
-    platforms: tuple[Platform, ...]
-    links: Links = Links(default=LINK)
+    platforms: tuple[eg.Platform, ...]
+    links: eg.Links = eg.Links(default=LINK)
 
     @property
     def num_workers(self) -> int:
@@ -166,13 +159,15 @@ def machines(
     """
     fastest = problem.settings.throughput
     speeds = heterogeneous(num_workers, fastest, heterogeneity)
-    server = Platform(name="server", throughput=SERVER_SPEED * fastest)
+    server = eg.Platform(name="server", throughput=SERVER_SPEED * fastest)
     return Cluster(
         name=name,
         platforms=tuple(
             replace(each, uplink=bandwidth, downlink=bandwidth) for each in (server, *speeds)
         ),
-        links=Links(default=replace(LINK, latency=LINK.latency + delay, bandwidth=bandwidth)),
+        links=eg.Links(
+            default=replace(LINK, latency=LINK.latency + delay, bandwidth=bandwidth)
+        ),
     )
 
 
@@ -234,7 +229,7 @@ def until_loss(
 ) -> Row:
     """Run a method until its goal; return the measured fields of its row."""
     problem = replace(problem, validation_share=goal.validation_share)
-    experiment = Experiment(
+    experiment = eg.Experiment(
         task=problem.task(data_dir),
         algorithm=methods(goal.loss)[name].build(machines.num_workers, value=value),
         platforms=machines.platforms,
@@ -258,7 +253,7 @@ _DIVERGED: Mapping[str, Any] = {
 }
 
 
-def _curve(results: Results) -> dict[str, Any]:
+def _curve(results: eg.Results) -> dict[str, Any]:
     """Return the measured fields of a run's row."""
     last = results.history[-1]
     is_there = results.reason == "target"

@@ -7,15 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from edgegossip.algorithms.gossip.gosgd import GoSGD
+import edgegossip as eg
 from edgegossip.contract.ranges import check_range
-from edgegossip.data.partition import BySubject, Dirichlet, LabelSkew
+from edgegossip.data.partition import LabelSkew
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.tasks import ACCURACY_AWARE
 from edgegossip.runs.exhibits import Exhibits, Figure
 from edgegossip.runs.scoreboard import bars
 from edgegossip.runs.study import Row, Study
-from edgegossip.sim.platform import uneven
 from edgegossip.training.sampling.selection import SELECTIONS
 from studies.contest import Contenders, StudySettings
 from studies.problems import (
@@ -63,7 +62,7 @@ CONTROLLED_RUNS: Contenders = {
     **CONTENDERS,
     **UNSELECTED,
     "as-published": AS_PUBLISHED,
-    "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=GoSGD, draws_exchanges=True),
+    "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=eg.GoSGD, draws_exchanges=True),
 }
 
 DEFAULTS = StudySettings(seeds=(0, 1, 2, 3, 4))
@@ -202,12 +201,12 @@ def _setups(
 
 _MNIST_10 = with_epochs(MNIST_LENET5, 10)
 SKEWED = (
-    replace(HAR_CNN, name="har-by-subject", partition=BySubject()),
-    replace(_MNIST_10, name="mnist-dirichlet-1", partition=Dirichlet(alpha=1.0)),
-    replace(_MNIST_10, name="mnist-dirichlet-0.1", partition=Dirichlet(alpha=0.1)),
+    replace(HAR_CNN, name="har-by-subject", partition=eg.BySubject()),
+    replace(_MNIST_10, name="mnist-dirichlet-1", partition=eg.Dirichlet(alpha=1.0)),
+    replace(_MNIST_10, name="mnist-dirichlet-0.1", partition=eg.Dirichlet(alpha=0.1)),
     replace(_MNIST_10, name="mnist-label-skew-0.8", partition=LabelSkew(0.8)),
 )
-SHORT_SKEWED = replace(DIGITS_MLP, name="digits-dirichlet-1", partition=Dirichlet(alpha=1.0))
+SHORT_SKEWED = replace(DIGITS_MLP, name="digits-dirichlet-1", partition=eg.Dirichlet(alpha=1.0))
 SKEW_RUNS: Contenders = {
     **CONTENDERS,
     **ALONE,
@@ -352,7 +351,7 @@ def setup_of_speeds(problem: Problem, speeds: tuple[float, ...], runs: Contender
     listed = " ".join(f"{speed:g}" for speed in speeds)
     return Setup(
         name=f"speeds {listed}" if len(speeds) <= 8 else f"{len(speeds)} speeds",
-        platforms=uneven(len(speeds), problem.settings.throughput, speeds),
+        platforms=eg.uneven(len(speeds), problem.settings.throughput, speeds),
         runs=runs,
     )
 

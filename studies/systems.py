@@ -15,37 +15,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from edgegossip.algorithms.gossip.all_reduce import AllReduce
-from edgegossip.algorithms.gossip.diloco import DiLoCo
-from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
-from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
-from edgegossip.algorithms.gossip.gosgd import GoSGD
-from edgegossip.algorithms.push_sum.sparse_push import SparsePush
-from edgegossip.algorithms.server.adsp import ADSP
-from edgegossip.algorithms.server.methods import BSP, SSP
-from edgegossip.algorithms.stages.decoupled import Decoupled
-from edgegossip.algorithms.stages.pipelined import Pipelined
-from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+import edgegossip as eg
 from edgegossip.contract.protocol import Seconds
-from edgegossip.contract.topology import complete, directed_ring
 from edgegossip.contract.trainer import Trainer
 from edgegossip.models.blocks import drawn_from
 from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.recipes.tasks import ACCURACY_AWARE
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Unit
-from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.scoreboard import Measures, Score, last_looks, score, score_table
 from edgegossip.runs.study import Row, Session, Study
 from edgegossip.runs.tuning import slug
-from edgegossip.sim.link import Link, Links
-from edgegossip.sim.platform import Platform
-from edgegossip.training.stages.cutting import blocks
-from edgegossip.training.stages.decoupled import DecoupledStage
-from edgegossip.training.stages.pipelined import PipelinedStage
-from edgegossip.training.stages.staged import staged
-from edgegossip.training.stages.teachers import Greedy, TeacherFactory
-from edgegossip.training.task import Task
+from edgegossip.training.stages.teachers import TeacherFactory
 from studies.contest import (
     Attempt,
     Contender,
@@ -81,20 +62,20 @@ class InTwoStages(Contender):
     def build(
         self,
         num_workers: int,
-        num_steps: int = UNTIL_CUT_OFF,
+        num_steps: int = eg.UNTIL_CUT_OFF,
         value: float | None = None,
         **others: Any,  # noqa: ANN401
-    ) -> Algorithm[Any]:
-        inner = EpochGossip(topology=complete(num_workers), num_rounds=UNTIL_CUT_OFF)
+    ) -> eg.Algorithm[Any]:
+        inner = eg.EpochGossip(topology=eg.complete(num_workers), num_rounds=eg.UNTIL_CUT_OFF)
         return self.algorithm(inner=inner, num_first=num_workers, precision="int8", **others)
 
     def on(
-        self, task: Task, num_workers: int, value: float | None
-    ) -> tuple[Task, Algorithm[Any]]:
+        self, task: eg.Task, num_workers: int, value: float | None
+    ) -> tuple[eg.Task, eg.Algorithm[Any]]:
         assert not isinstance(task.model, Mapping)  # the model is whole
         with drawn_from(0):
-            num_blocks = len(blocks(task.model()))
-        parts = staged(task, (num_blocks - 1,), self.stage, self.teacher)
+            num_blocks = len(eg.blocks(task.model()))
+        parts = eg.staged(task, (num_blocks - 1,), self.stage, self.teacher)
         return parts.task, self.build(
             num_workers,
             boundaries=parts.boundaries,
@@ -103,49 +84,51 @@ class InTwoStages(Contender):
         )
 
 
-_of_all = partial(Contender, topology=complete)
+_of_all = partial(Contender, topology=eg.complete)
 _with_server = partial(Contender, topology=None)
 SYSTEMS: Contenders = {
-    "all-reduce": _of_all(algorithm=AllReduce),
-    "epoch-gossip": _of_all(algorithm=EpochGossip),
+    "all-reduce": _of_all(algorithm=eg.AllReduce),
+    "epoch-gossip": _of_all(algorithm=eg.EpochGossip),
     "gosgd": _of_all(
-        algorithm=GoSGD, option=Option("p", "exchange_probability", (0.01, 0.05, 0.2))
+        algorithm=eg.GoSGD, option=Option("p", "exchange_probability", (0.01, 0.05, 0.2))
     ),
     "edge-gossip": _of_all(
-        algorithm=EpochGossip,
+        algorithm=eg.EpochGossip,
         accuracy_aware=ACCURACY_AWARE,
         option=Option("share of an epoch", "max_keep_ratio", (0.1, 0.3, 1.0)),
     ),
     "diloco": _of_all(
-        algorithm=DiLoCo, option=Option("local steps", "local_steps", (8, 32, 128))
+        algorithm=eg.DiLoCo, option=Option("local steps", "local_steps", (8, 32, 128))
     ),
     "double-squeeze": _of_all(
-        algorithm=DoubleSqueeze,
+        algorithm=eg.DoubleSqueeze,
         options={"compressor": compressor(0.1, 4)},
         option=Option("local steps", "local_steps", (2, 8, 32)),
     ),
     "sparse-push": Contender(
-        algorithm=lambda keep, **others: SparsePush(**others, compressor=compressor(keep, 32)),
-        topology=directed_ring,
+        algorithm=lambda keep, **others: eg.SparsePush(
+            **others, compressor=compressor(keep, 32)
+        ),
+        topology=eg.directed_ring,
         option=Option("share kept", "keep", (0.01, 0.05, 0.1)),
     ),
-    "bsp": _with_server(algorithm=BSP),
-    "ssp": _with_server(algorithm=SSP, option=Option("s", "slack", (4, 40, 160))),
+    "bsp": _with_server(algorithm=eg.BSP),
+    "ssp": _with_server(algorithm=eg.SSP, option=Option("s", "slack", (4, 40, 160))),
     "adsp": _with_server(
-        algorithm=ADSP,
+        algorithm=eg.ADSP,
         options={"min_interval": 0.1},
         option=Option("window", "window", (2.0, 5.0, 10.0)),
     ),
     "splitfed": InTwoStages(
-        algorithm=partial(Pipelined, in_flight=1),
-        topology=complete,
-        stage=partial(PipelinedStage, max_passed=MAX_PASSED),
+        algorithm=partial(eg.Pipelined, in_flight=1),
+        topology=eg.complete,
+        stage=partial(eg.PipelinedStage, max_passed=MAX_PASSED),
     ),
     "greedy-stages": InTwoStages(
-        algorithm=partial(Decoupled, gradient_every=None),
-        topology=complete,
-        stage=DecoupledStage,
-        teacher=Greedy(),
+        algorithm=partial(eg.Decoupled, gradient_every=None),
+        topology=eg.complete,
+        stage=eg.DecoupledStage,
+        teacher=eg.Greedy(),
     ),
 }
 
@@ -204,11 +187,13 @@ class SystemContest(TunedContest):
             problem.task(data_dir), NUM_WORKERS, attempt.settings["value"]
         )
         results = session.run(
-            Experiment(
+            eg.Experiment(
                 task=task,
                 algorithm=algorithm,
                 platforms=self._platforms(system),
-                links=Links(default=Link(latency=LATENCY, bandwidth=self.megabits * 1e6 / 8)),
+                links=eg.Links(
+                    default=eg.Link(latency=LATENCY, bandwidth=self.megabits * 1e6 / 8)
+                ),
                 seed=attempt.seed,
                 max_seconds=seconds,
                 evaluation_interval=seconds / NUM_EVALUATIONS,
@@ -223,12 +208,14 @@ class SystemContest(TunedContest):
             "samples": [each.samples_processed for each in results.history],
         }
 
-    def _platforms(self, system: Contender) -> tuple[Platform, ...]:
+    def _platforms(self, system: Contender) -> tuple[eg.Platform, ...]:
         throughput = self.problem.settings.throughput
         speed = self.megabits * 1e6 / 8
         workers = imbalanced(NUM_WORKERS, throughput, IMBALANCE)
-        server = (Platform(name="server", throughput=throughput),) * (system.topology is None)
-        cloud = (Platform(name="cloud", throughput=throughput),) * isinstance(
+        server = (eg.Platform(name="server", throughput=throughput),) * (
+            system.topology is None
+        )
+        cloud = (eg.Platform(name="cloud", throughput=throughput),) * isinstance(
             system, InTwoStages
         )
         machines = (*server, *workers, *cloud)

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import edgegossip as eg
 from edgegossip.recipes.problems import Problem
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel
 from edgegossip.runs.scoreboard import Score, bars, curves
 from edgegossip.runs.study import Row, Study
-from edgegossip.sim.platform import paper, uneven
-from edgegossip.training.sampling.aggregation import aggregator
 from studies.contest import Contender, Contenders, StudySettings
 from studies.problems import (
     CIFAR10_ALEXNET_QUARTER,
@@ -125,7 +124,7 @@ def fig6(settings: StudySettings = StudySettings(), *, loaded: bool = False) -> 
     setups = [
         Setup(
             name=f"{number} platforms",
-            platforms=uneven(number, problem.settings.throughput),
+            platforms=eg.uneven(number, problem.settings.throughput),
             runs=_runs(WITH_PAPER, loaded),
         )
         for number in numbers
@@ -223,7 +222,7 @@ def _with_aggregator(
     name: str, ratio: float = 10, contender: Contender = EDGE_GOSSIP
 ) -> Contender:
     assert contender.accuracy_aware is not None
-    aware = replace(contender.accuracy_aware, aggregator=aggregator(name, ratio))
+    aware = replace(contender.accuracy_aware, aggregator=eg.aggregator(name, ratio))
     return replace(contender, accuracy_aware=aware)
 
 
@@ -238,7 +237,9 @@ def _only(setup: Setup, problem: Problem) -> tuple[Setup, ...]:
 def _paper_machines(problem: Problem, runs: Contenders) -> Setup:
     # `paper` takes the samples per second of one executor of a slow platform.
     return Setup(
-        name="two fast, two slow", platforms=paper(problem.settings.throughput / 12), runs=runs
+        name="two fast, two slow",
+        platforms=eg.paper(problem.settings.throughput / 12),
+        runs=runs,
     )
 
 
