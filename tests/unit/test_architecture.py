@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
 from tests.tiers import thorough
 
 from edgegossip.recipes.registry import RECIPES

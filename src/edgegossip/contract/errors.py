@@ -60,7 +60,7 @@ def no_validation_data(rank: int) -> LocalProtocolError:
     )
 
 
-def waits_for_ever(now: float, ranks: list[int]) -> LocalProtocolError:
+def deadlock_error(now: float, ranks: list[int]) -> LocalProtocolError:
     """No event is left at `now`, but these workers have not finished."""
     return LocalProtocolError(
         f"at {now:g} s no event is left, but workers {ranks[:8]} have not finished: "

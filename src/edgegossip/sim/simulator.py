@@ -11,7 +11,7 @@ from typing import Any, Generic
 from torch import Tensor
 
 from edgegossip.contract.algorithm import Algorithm
-from edgegossip.contract.errors import LocalProtocolError, no_validation_data, waits_for_ever
+from edgegossip.contract.errors import LocalProtocolError, deadlock_error, no_validation_data
 from edgegossip.contract.metrics import staleness
 from edgegossip.contract.observer import UNOBSERVED, Observer
 from edgegossip.contract.protocol import (
@@ -232,7 +232,7 @@ class Simulator(Generic[State]):
     def _report_hang(self) -> None:
         ranks = (rank for rank, record in enumerate(self._records) if not record.has_finished)
         waiting = [rank for rank in ranks if self._membership.is_online[rank]]
-        raise waits_for_ever(self.now, waiting)
+        raise deadlock_error(self.now, waiting)
 
     # Checkpoints.
 

@@ -100,7 +100,7 @@ class Pipelined(Stages):
 
     def handle(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, TimerFired) and event.name == _PATIENCE:
-            return self._despair(state)
+            return self._give_up_waiting(state)
         # The clock runs only while the stage has work that it cannot do: one that waits for
         # batches from below is not stuck.
         was_stuck = self._is_stuck(state)
@@ -116,7 +116,7 @@ class Pipelined(Stages):
         is_lost = self.above(state.rank) in state.lost
         return is_lost and (state.piece is not None or bool(state.waiting))
 
-    def _despair(self, state: StageState) -> list[Effect]:
+    def _give_up_waiting(self, state: StageState) -> list[Effect]:
         if self._is_stuck(state):
             raise ServerLostError(
                 f"worker {state.rank} has waited {self.patience:g} s for worker "

@@ -260,7 +260,8 @@ class EdgeGossip(Wrapper[BalancedState]):
 
     def _use_forecast(self, state: BalancedState, now: Seconds) -> list[Effect]:
         if state.plan is not None:  # a forecast between two blocks, for this worker alone
-            return self._go_on(state, now)
+            block = state.plan.next(state.throughput, now)
+            return self._finish_epoch(state, now) if block is None else [block]
         if state.rests_on(self.balancer.min_throughput, now):
             return [SetTimer("rest", now + state.rest_seconds)]  # no news to announce
         if self.spread == "gossip":
@@ -359,11 +360,6 @@ class EdgeGossip(Wrapper[BalancedState]):
             return self._pass_on(state, event, now)
         state.plan.account(event)
         return self._finish_epoch(state, now) if state.plan.is_done else [Predict()]
-
-    def _go_on(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        assert state.plan is not None
-        block = state.plan.next(state.throughput, now)
-        return self._finish_epoch(state, now) if block is None else [block]
 
     def _finish_epoch(self, state: BalancedState, now: Seconds) -> list[Effect]:
         return self._pass_on(state, state.take_plan().result(now), now)
