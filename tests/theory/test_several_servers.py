@@ -35,6 +35,7 @@ from edgegossip.contract.protocol import (
 )
 from edgegossip.contract.trainer import Trainer
 from edgegossip.real.final_average import FinalAverage
+from edgegossip.runs.experiment import algorithm_name
 from edgegossip.sim.fault import Crash, Drop, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.simulator import Simulator
@@ -250,3 +251,9 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         EdgeGossip(inner=several)
     with pytest.raises(ValueError, match="num_servers must be at least 2"):
         Shards(inner=served, num_servers=1)
+
+
+def test_runs_are_named_after_the_method_and_not_after_its_servers() -> None:
+    served = BSP(num_workers=3, num_rounds=5)
+    for algorithm in (served, Standby(inner=served), Shards(inner=served, num_servers=2)):
+        assert algorithm_name(algorithm) == "bsp"

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from torch import Tensor
 
@@ -164,6 +164,8 @@ class Wrapper(Algorithm[State]):
         inner: The algorithm inside.
     """
 
+    keeps_name: ClassVar[bool] = False
+    """Whether a run is named after the inner algorithm, because both train alike."""
     inner: Algorithm[Any]
 
     @property

@@ -85,6 +85,11 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_ranges(self, seconds="above 0", num_workers="at least 1")
         check_ranges(self, num_servers="at least 1")
+        if not 0 <= self.standby <= self.num_workers:
+            raise ValueError(
+                f"standby must be in [0, num_workers], got {self.standby} of "
+                f"{self.num_workers}; it is the number of workers to keep up to date"
+            )
         if self.num_servers > 1 and self.standby:
             raise ValueError(
                 f"num_servers must be 1 with standby={self.standby}, got {self.num_servers}; "

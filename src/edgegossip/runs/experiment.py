@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from edgegossip.contract.algorithm import Algorithm, Setting
+from edgegossip.contract.algorithm import Algorithm, Setting, Wrapper
 from edgegossip.contract.errors import UsageError, unknown_name
 from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
@@ -164,6 +164,8 @@ def algorithm_name(algorithm: Algorithm[Any]) -> str:
     >>> algorithm_name(GoSGD(topology=complete(4), num_rounds=10))
     'gosgd'
     """
+    while isinstance(algorithm, Wrapper) and algorithm.keeps_name:
+        algorithm = algorithm.inner
     # A hyphen before a word, but none within GoSGD and DiLoCo.
     return re.sub(r"(?<=[a-z])(?=[A-Z][a-z]{2})", "-", type(algorithm).__name__).lower()
 

@@ -76,13 +76,7 @@ class CommitSearch:
     """State of the search, which is part of a server's state.
 
     A window tries a rate. While rewards rise, the next window tries a higher rate. The first
-    window without improvement ends the search, and the best rate is kept. Until the loss falls
-    in some window, the search continues upward, at most to the highest rate: more commits mean
-    less implicit momentum, which stops a divergence.
-
-    A later search begins at the current rate. Searches that began below it ended at a rate of 1
-    in most of 36 runs, because rewards differ by less than their noise once the loss falls
-    slowly.
+    window without improvement ends the search, and the best rate is kept.
 
     Attributes:
         growth: Ratio of the next rate to the current one; the next rate is higher by at least
@@ -105,10 +99,14 @@ class CommitSearch:
 
     def begin(self) -> None:
         """Start a new search from the current rate."""
+        # Searches that began below it ended at a rate of 1 in most of 36 runs, because rewards
+        # differ by less than their noise once the loss falls slowly.
         self.is_searching, self.best_reward, self.best_rate = True, -math.inf, self.rate
 
     def judge(self, reward: float, max_rate: int) -> None:
         """Record the reward of the window that tried `rate`, and choose the next rate."""
+        # Until the loss has fallen in some window, the search continues upward: more commits
+        # mean less implicit momentum, which stops a divergence.
         if reward > self.best_reward:
             self.best_reward, self.best_rate = reward, self.rate
         elif self.best_reward > 0:

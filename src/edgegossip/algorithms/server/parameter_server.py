@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, ClassVar, TypeAlias
 
@@ -238,38 +238,27 @@ class ParameterServer(Committer, Algorithm[CommitState]):
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         """Commits, pulls, reports of a worker's newest model, and the server's answers."""
         counts = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=MAX_COUNT)
-        ahead = self.num_rounds
-        # Answers count each merged commit, so no number may exceed a count.
-        numbers, trained = range(MAX_COUNT + 1), range(params.numel() + 1)
         model: dict[str, TensorSpec | Tensor] = {"params": params, "counts": counts}
-        memory = {**self.limits, **self.optional_limits}
-        return {
-            "commit": MessageSpec(
-                {"update": params},
-                numbers={
-                    "number": numbers[1:],
-                    "num_steps": numbers,
-                    "num_trained": trained,
-                    "version": range(MAX_COUNT * self.num_workers + 1),
-                },
-                max_round=ahead,
-            ),
-            "pull": MessageSpec(max_round=ahead),
-            "show": MessageSpec(max_round=ahead),
-            "again": MessageSpec(max_round=ahead),
-            "copy": MessageSpec(
-                model,
-                numbers={"number": numbers},
-                optional_numbers=memory,
-                max_round=ahead,
-            ),
-            "params": MessageSpec(
-                model,
-                numbers=self.limits,
-                optional_numbers=self.optional_limits,
-                max_round=ahead,
-            ),
+        # Answers count each merged commit, so no number may exceed a count.
+        numbers = range(MAX_COUNT + 1)
+        commit: dict[str, Limits] = {
+            "number": numbers[1:],
+            "num_steps": numbers,
+            "num_trained": range(params.numel() + 1),
+            "version": range(MAX_COUNT * self.num_workers + 1),
         }
+        required, optional = self.limits, self.optional_limits
+        # A report repeats what the answer of an earlier server said, if there was one.
+        memory = {**required, **optional}
+        specs = {
+            "commit": MessageSpec({"update": params}, numbers=commit),
+            "pull": MessageSpec(),
+            "show": MessageSpec(),
+            "again": MessageSpec(),
+            "copy": MessageSpec(model, numbers={"number": numbers}, optional_numbers=memory),
+            "params": MessageSpec(model, numbers=required, optional_numbers=optional),
+        }
+        return {kind: replace(spec, max_round=self.num_rounds) for kind, spec in specs.items()}
 
     def handle(self, state: CommitState, event: Event, now: Seconds) -> list[Effect]:
         if state.rank == SERVER:

@@ -58,8 +58,9 @@ class LogSlope:
         times, losses = np.array(looks, dtype=float).T
         if not np.isfinite(losses).all():
             return -math.inf
-        times = times - times.mean()
+        times = times - times.mean()  # large times would cancel digits of the slope
         logs = np.log(np.maximum(losses, 1e-12))
+        # Rounded, so that equal losses have a slope of 0 and not of the sum's rounding error.
         slope = round(float(times @ -logs / (times @ times)), 12) + 0.0
         return slope if losses[-1] < losses[0] else min(slope, 0.0)
 

@@ -210,7 +210,7 @@ class Committer:
         # could not tell a repeated commit from a new one.
         if state.commit is None and state.num_asked and self.is_due(state):
             commit = self._commit(state, now)
-        # A worker finishes only with its last answer; the server counts rounds, not workers.
+        # Not before the last answer: the commit may be lost, and must then be sent again.
         if state.round >= self.num_rounds and state.commit is None:
             return [*commit, Finish()]
         if not state.has_server or (state.commit is not None and not self.trains_on(state)):
@@ -229,7 +229,7 @@ class Committer:
         return [*commit, train]
 
     def gives_up(self, who: str, whom: str) -> ServerLostError:
-        """Build the error of `who` has waited for `whom` in vain."""
+        """Build the error for `who`, which has waited for `whom` in vain."""
         return ServerLostError(
             f"{who} has waited {self.patience:g} s for {whom}, which is lost; start it again, "
             "and continue with --resume"

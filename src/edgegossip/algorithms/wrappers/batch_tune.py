@@ -104,6 +104,8 @@ class BatchTune(Wrapper[BatchTuneState]):
 
     def handle(self, state: BatchTuneState, event: Event, now: Seconds) -> list[Effect]:
         match event:
+            # Speeds and ratios travel with messages that are sent anyway. The inner algorithm
+            # must not see them, because it keeps messages and reports their numbers.
             case Received(message=Message(kind="commit")):
                 state.speeds[event.sender] = event.message.numbers[_SPEED]
                 event = without_numbers(event, (_SPEED,))
@@ -115,6 +117,8 @@ class BatchTune(Wrapper[BatchTuneState]):
                 weight = self.smoothing if state.speed else 0.0
                 state.speed = weight * state.speed + (1 - weight) * speed
             case WorkerLost():
+                # The others share the batch size that it leaves, and must not wait for its
+                # speed if it returns with another one.
                 state.speeds.pop(event.rank, None)
         effects = [self._tuned(state, e) for e in self.inner.handle(state.inner, event, now)]
         state.params, state.round = state.inner.params, state.inner.round
@@ -134,6 +138,7 @@ class BatchTune(Wrapper[BatchTuneState]):
         assert isinstance(state.inner, ServerState)
         speeds = [state.speeds.get(j, 0.0) for j in self.inner.training(state.inner)]
         own = state.speeds.get(rank, 0.0)
+        # With some speeds unknown, batches of the known ones would not add up to the total.
         if not own or not all(speeds):
             return 1.0
         ratio = own * len(speeds) / math.fsum(speeds) if speeds else 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -91,6 +91,7 @@ class Shards(Wrapper[ShardsState]):
         ValueError: If `num_servers` is out of range, or `inner` is no parameter server.
     """
 
+    keeps_name: ClassVar[bool] = True
     inner: ParameterServer
     num_servers: int
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -130,6 +131,7 @@ class Standby(Wrapper[StandbyState]):
         ValueError: If `num_standbys` is out of range, or `inner` is no parameter server.
     """
 
+    keeps_name: ClassVar[bool] = True
     inner: ParameterServer
     num_standbys: int = 1
 
