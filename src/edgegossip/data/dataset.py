@@ -70,6 +70,7 @@ class ArraySplit:
     Raises:
         DataError: If `x` holds anything but numeric tensors and arrays, or they differ in
             length.
+        ValueError: If `num_workers` is negative.
 
     >>> split = ArraySplit({"ids": torch.arange(6).view(3, 2), "mask": np.ones((3, 2))})
     >>> len(split), split.batch(torch.tensor([2]))["ids"]
@@ -83,6 +84,7 @@ class ArraySplit:
         *,
         num_workers: int = 0,
     ) -> None:
+        check_range("num_workers", num_workers, "at least 0")
         self._given = x, y, num_workers
         self._num_samples = num_samples(x, _ARRAYS)
         self._pages: list[Pages] = []
@@ -171,6 +173,9 @@ class TorchSplit:
         has_classes: Whether samples are such pairs.
         collate: Makes a batch from a list of samples without classes.
         num_workers: Number of processes that read training batches ahead.
+
+    Raises:
+        ValueError: If `num_workers` is negative.
     """
 
     def __init__(
@@ -181,6 +186,7 @@ class TorchSplit:
         collate: Collate = default_collate,
         num_workers: int = 0,
     ) -> None:
+        check_range("num_workers", num_workers, "at least 0")
         self._dataset = dataset
         self._has_classes = has_classes
         self._collate = collate
@@ -592,8 +598,6 @@ def from_torch(
             tensor, such as a PIL picture, or with classes is not a pair; see also `Dataset`.
         ValueError: If `num_workers` is negative.
     """
-    check_range("num_workers", num_workers, "at least 0")
-
     def split(where: str, dataset: TorchDataset[Any], num_workers: int) -> TorchSplit:
         is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if isinstance(dataset, IterableDataset) or not is_map_style:
@@ -671,8 +675,6 @@ def from_numpy(
             checked for non-finite numbers; training stops at a non-finite loss.
         ValueError: If `num_workers` is negative; see also `Dataset`.
     """
-    check_range("num_workers", num_workers, "at least 0")
-
     def split(arrays: Nested, num_workers: int) -> ArraySplit:
         if not num_classes:
             return ArraySplit(arrays, num_workers=num_workers)
