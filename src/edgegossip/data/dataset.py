@@ -85,7 +85,7 @@ class ArraySplit:
         num_workers: int = 0,
     ) -> None:
         check_range("num_workers", num_workers, "at least 0")
-        self._given = x, y, num_workers
+        self._given, self.num_workers = (x, y), num_workers
         self._num_samples = num_samples(x, _ARRAYS)
         self._pages: list[Pages] = []
         self.is_mapped = False
@@ -135,11 +135,11 @@ class ArraySplit:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A process that receives this split maps the files itself, instead of getting a copy.
-        x, y, num_workers = self._given
+        x, y = self._given
         return _reopened, (
             map_leaves(_sent, x, _ARRAYS),
             y if y is None else _sent(y),
-            num_workers,
+            self.num_workers,
         )
 
 
@@ -507,7 +507,13 @@ class Dataset:
                 f"label {int(labels[index])} of sample {index} is out of range; "
                 f"expected 0 .. {self.num_classes - 1}"
             )
-        self._validate_samples(split)
+        x = _checked_part(split)[0]
+        if x.shape[1:] != self.input_shape or x.dtype not in SAMPLE_DTYPES:
+            raise DataError(
+                f"samples have shape {list(x.shape[1:])} and {x.dtype}; expected "
+                f"{list(self.input_shape)} and one of {', '.join(map(str, SAMPLE_DTYPES))}"
+            )
+        _require_finite(x)
 
     def _validate_nested(self, split: Split) -> None:
         """Check that samples without classes are finite and match the training samples."""
@@ -528,15 +534,6 @@ class Dataset:
                     "convert them with .float()"
                 )
             _require_finite(leaf, path)
-
-    def _validate_samples(self, split: Split) -> None:
-        x = _checked_part(split)[0]
-        if x.shape[1:] != self.input_shape or x.dtype not in SAMPLE_DTYPES:
-            raise DataError(
-                f"samples have shape {list(x.shape[1:])} and {x.dtype}; expected "
-                f"{list(self.input_shape)} and one of {', '.join(map(str, SAMPLE_DTYPES))}"
-            )
-        _require_finite(x)
 
 
 def _checked_part(split: Split) -> Nested:
@@ -598,6 +595,7 @@ def from_torch(
             tensor, such as a PIL picture, or with classes is not a pair; see also `Dataset`.
         ValueError: If `num_workers` is negative.
     """
+
     def split(where: str, dataset: TorchDataset[Any], num_workers: int) -> TorchSplit:
         is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if isinstance(dataset, IterableDataset) or not is_map_style:
@@ -675,6 +673,7 @@ def from_numpy(
             checked for non-finite numbers; training stops at a non-finite loss.
         ValueError: If `num_workers` is negative; see also `Dataset`.
     """
+
     def split(arrays: Nested, num_workers: int) -> ArraySplit:
         if not num_classes:
             return ArraySplit(arrays, num_workers=num_workers)
