@@ -41,11 +41,12 @@ from edgegossip.contract import (
     WorkerLost,
     WorkerState,
 )
-from edgegossip.data.dataset import TrainingData
+from edgegossip.data.dataset import WorkerData
 from edgegossip.models.flat import FlatModel
 from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
+from edgegossip.training.learner import LearnerSettings
 from edgegossip.training.loss import prepare_batch
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.task import Task
@@ -132,20 +133,11 @@ class SplitLearning(Algorithm[SplitState]):
 class PartTrainer(Trainer):
     """Trains one part; made from the arguments of `Learner`, of which it uses few."""
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        dataset: TrainingData,
-        shard: Tensor,
-        batch_size: int,
-        has_buffers: bool,
-        **others: Any,  # noqa: ANN401
-    ) -> None:
-        self.model = FlatModel(copy.deepcopy(model), has_buffers=has_buffers)
-        self.data = dataset
-        self.shard = shard
-        self.batch_size = batch_size
+    def __init__(self, settings: LearnerSettings, data: WorkerData, **others: Any) -> None:  # noqa: ANN401
+        model = copy.deepcopy(settings.model)
+        self.model = FlatModel(model, has_buffers=settings.has_buffers)
+        self.data, self.shard = data.dataset, data.shard
+        self.batch_size = settings.batch_size
         self.position = 0
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -22,14 +23,16 @@ from torch import Tensor, nn
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.errors import DataError
+from edgegossip.contract.protocol import Steps, Train
 from edgegossip.contract.topology import complete
 from edgegossip.data.dataset import ArraySplit, Dataset, Split, from_numpy, from_torch
 from edgegossip.data.hold_out import hold_out
+from edgegossip.data.local import Local
 from edgegossip.data.read_ahead import Reader, ReadingPool
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.runner import run
 from edgegossip.sim.platform import uneven
-from edgegossip.training.task import Task
+from edgegossip.training.task import Task, Workload
 
 NUM_SAMPLES = 60
 RANDOM = np.random.default_rng(0)
@@ -176,6 +179,17 @@ def test_held_out_samples_are_read_ahead_too() -> None:
     expected = data.train.batch(cut[1])
     assert torch.equal(x, expected[0])
     assert torch.equal(y, expected[1])
+
+
+def test_data_that_stays_with_a_worker_is_read_ahead_too() -> None:
+    own = from_numpy("rows", (X, Y), (X, Y), num_classes=3, num_workers=1)
+    local = Local("rows", load=lambda rank: own, num_classes=3, input_shape=(4,))
+    task = Task(dataset=local, model=partial(nn.Linear, 4, 3), batch_size=4)
+    workload = Workload(task, [0], seed=0)
+    before = set(threading.enumerate())
+    workload.make_trainer(0).train(Train(workload.initial_params(), Steps(2)))
+    begun = set(threading.enumerate()) - before
+    assert [each.name.startswith("read-ahead") for each in begun] == [True]
 
 
 def test_learners_that_begin_at_once_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ class ArraySplit:
     Raises:
         DataError: If `x` holds anything but numeric tensors and arrays, or they differ in
             length.
+        ValueError: If `num_workers` is negative.
 
     >>> split = ArraySplit({"ids": torch.arange(6).view(3, 2), "mask": np.ones((3, 2))})
     >>> len(split), split.batch(torch.tensor([2]))["ids"]
@@ -83,7 +84,8 @@ class ArraySplit:
         *,
         num_workers: int = 0,
     ) -> None:
-        self._given = x, y, num_workers
+        check_range("num_workers", num_workers, "at least 0")
+        self._given, self.num_workers = (x, y), num_workers
         self._num_samples = num_samples(x, _ARRAYS)
         self._pages: list[Pages] = []
         self.is_mapped = False
@@ -133,11 +135,11 @@ class ArraySplit:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A process that receives this split maps the files itself, instead of getting a copy.
-        x, y, num_workers = self._given
+        x, y = self._given
         return _reopened, (
             map_leaves(_sent, x, _ARRAYS),
             y if y is None else _sent(y),
-            num_workers,
+            self.num_workers,
         )
 
 
@@ -171,6 +173,9 @@ class TorchSplit:
         has_classes: Whether samples are such pairs.
         collate: Makes a batch from a list of samples without classes.
         num_workers: Number of processes that read training batches ahead.
+
+    Raises:
+        ValueError: If `num_workers` is negative.
     """
 
     def __init__(
@@ -181,6 +186,7 @@ class TorchSplit:
         collate: Collate = default_collate,
         num_workers: int = 0,
     ) -> None:
+        check_range("num_workers", num_workers, "at least 0")
         self._dataset = dataset
         self._has_classes = has_classes
         self._collate = collate
@@ -501,7 +507,13 @@ class Dataset:
                 f"label {int(labels[index])} of sample {index} is out of range; "
                 f"expected 0 .. {self.num_classes - 1}"
             )
-        self._validate_samples(split)
+        x = _checked_part(split)[0]
+        if x.shape[1:] != self.input_shape or x.dtype not in SAMPLE_DTYPES:
+            raise DataError(
+                f"samples have shape {list(x.shape[1:])} and {x.dtype}; expected "
+                f"{list(self.input_shape)} and one of {', '.join(map(str, SAMPLE_DTYPES))}"
+            )
+        _require_finite(x)
 
     def _validate_nested(self, split: Split) -> None:
         """Check that samples without classes are finite and match the training samples."""
@@ -522,15 +534,6 @@ class Dataset:
                     "convert them with .float()"
                 )
             _require_finite(leaf, path)
-
-    def _validate_samples(self, split: Split) -> None:
-        x = _checked_part(split)[0]
-        if x.shape[1:] != self.input_shape or x.dtype not in SAMPLE_DTYPES:
-            raise DataError(
-                f"samples have shape {list(x.shape[1:])} and {x.dtype}; expected "
-                f"{list(self.input_shape)} and one of {', '.join(map(str, SAMPLE_DTYPES))}"
-            )
-        _require_finite(x)
 
 
 def _checked_part(split: Split) -> Nested:
@@ -592,7 +595,6 @@ def from_torch(
             tensor, such as a PIL picture, or with classes is not a pair; see also `Dataset`.
         ValueError: If `num_workers` is negative.
     """
-    check_range("num_workers", num_workers, "at least 0")
 
     def split(where: str, dataset: TorchDataset[Any], num_workers: int) -> TorchSplit:
         is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -671,7 +673,6 @@ def from_numpy(
             checked for non-finite numbers; training stops at a non-finite loss.
         ValueError: If `num_workers` is negative; see also `Dataset`.
     """
-    check_range("num_workers", num_workers, "at least 0")
 
     def split(arrays: Nested, num_workers: int) -> ArraySplit:
         if not num_classes:

@@ -84,5 +84,6 @@ def some_of(split: Split, indices: Tensor) -> Split:
     """Take some samples of a split, int64 indices [n]."""
     if isinstance(split, ArraySplit) and not split.is_mapped:
         some = split.batch(indices)
-        return ArraySplit(some) if split.y is None else ArraySplit(*some)
+        x, y = (some, None) if split.y is None else some
+        return ArraySplit(x, y, num_workers=split.num_workers)
     return JoinedSplit((split, indices))

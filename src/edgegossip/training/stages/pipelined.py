@@ -78,7 +78,13 @@ class PipelinedStage(StageLearner):
         self.model.module.train()
         inputs = request.inputs
         if "gradient" in inputs:
-            passed = self._recall(int(inputs["batch"]))
+            number = int(inputs["batch"])
+            if number not in self._passed:
+                raise LocalProtocolError(
+                    f"worker {self.rank} was given a gradient of batch {number}, but remembers "
+                    f"{[*self._passed]} only"
+                )
+            passed = self._passed.pop(number)
             gradient = self.own(inputs["gradient"])
             return self._go_back(request, progress, passed, gradient=gradient)
         x, y = self.batch(inputs, request)
@@ -110,14 +116,6 @@ class PipelinedStage(StageLearner):
             )
         self._passed = {n: each for n, each in self._passed.items() if n in waiting}
         self._passed[int(inputs["batch"])] = passed
-
-    def _recall(self, number: int) -> _Passed:
-        if number not in self._passed:
-            raise LocalProtocolError(
-                f"worker {self.rank} was given a gradient of batch {number}, but remembers "
-                f"{[*self._passed]} only"
-            )
-        return self._passed.pop(number)
 
     def start_over(self) -> None:
         """Forget momentum, and the batches that wait for a gradient."""

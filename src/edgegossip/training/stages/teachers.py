@@ -222,7 +222,10 @@ class LocalLoss(Teacher):
         parts: nn.ModuleDict = self._parts
         loss = outputs.new_zeros(())
         if self._similarity < 1:
-            predicted = parts["prediction"](self._pooled(outputs))
+            pooled = outputs
+            if self._is_picture:
+                pooled = F.adaptive_avg_pool2d(outputs, self._side)
+            predicted = parts["prediction"](pooled.flatten(1))
             loss = loss + (1 - self._similarity) * F.cross_entropy(predicted, labels)
         if self._similarity > 0:
             given = outputs if self._is_picture else outputs.flatten(1)
@@ -230,11 +233,6 @@ class LocalLoss(Teacher):
             wanted = similarities(one_hot(labels, self._num_classes))
             loss = loss + self._similarity * F.mse_loss(similarities(features), wanted)
         return loss
-
-    def _pooled(self, outputs: Tensor) -> Tensor:
-        if self._is_picture:
-            outputs = F.adaptive_avg_pool2d(outputs, self._side)
-        return outputs.flatten(1)
 
 
 def similarities(features: Tensor) -> Tensor:
