@@ -49,7 +49,10 @@ class Introduction:
     def text(self) -> str:
         """The introduction as JSON of at most `MAX_BYTES`; hashes replace long values."""
         settings = {"network protocol": PROTOCOL, **self.settings}
-        short = {name: _shorten(value) for name, value in settings.items()}
+        short = {
+            name: _hash(value) if isinstance(value, str) and len(value) > MAX_TEXT else value
+            for name, value in settings.items()
+        }
         text = json.dumps([short, dict(self.versions)])
         # A message has a limit. Hashes of groups still tell which group differs.
         if len(text) <= MAX_BYTES:
@@ -194,10 +197,6 @@ def _list(differences: Sequence[str]) -> str:
     shown = "; ".join(islice(differences, _MAX_NAMED))
     more = len(differences) - _MAX_NAMED
     return f"{shown}; and {more} more that differ" if more > 0 else shown
-
-
-def _shorten(value: Setting) -> Setting:
-    return _hash(value) if isinstance(value, str) and len(value) > MAX_TEXT else value
 
 
 def _hash(value: object) -> str:
