@@ -29,7 +29,6 @@ def difference(one: Task, other: Task) -> str:
     """Return the message to a worker with the first task about one with the second."""
     own, theirs = (experiment(each) for each in (one, other))
     met = Introductions(2, introduce(own, own.workload()))
-    met.appeared(1, 1)
     met.take(1, introduce(theirs, theirs.workload()).message())
     return met.difference(1)
 

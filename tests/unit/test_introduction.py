@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.hosts import EPOCHS, make_host
 
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Message, Rank
@@ -17,6 +18,8 @@ from edgegossip.net.host.introduction import (
     Introduction,
     Introductions,
 )
+from edgegossip.net.host.receiving import Appeared
+from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real.introducing import sketch
 
 OWN: dict[str, Any] = {"lr": 0.1, "parameters": [5.0, 0.25, -0.5], "seed": 0}
@@ -32,7 +35,6 @@ def meet(num_workers: int, **others: dict[str, Any]) -> Introductions:
     introductions = Introductions(num_workers, own)
     for name, changes in others.items():
         rank = int(name.rpartition("_")[2])
-        introductions.appeared(rank, 1)
         introductions.take(rank, account(**changes))
     return introductions
 
@@ -73,7 +75,6 @@ def test_other_versions_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     introductions = meet(2)
     other = Introduction(settings=OWN, versions={"torch": "2.6"})
     for _ in range(2):  # once more when its link is back
-        introductions.appeared(1, 1)
         introductions.take(1, other.message())
     introductions.require_majority(is_waiting=False)
     assert caplog.text.count('worker 1 has torch "2.6", this one "2.5": numbers may') == 1
@@ -136,11 +137,13 @@ def test_a_worker_whose_settings_most_do_not_have_ends(
 
 
 def test_another_process_of_a_rank_may_have_the_right_settings() -> None:
-    introductions = meet(2, worker_1=DIFFERENT)
-    introductions.appeared(1, 1)  # its link was cut for a moment
-    assert introductions.difference(1)
-    introductions.appeared(1, 2)
-    assert not introductions.difference(1)
+    receiving = make_host(EPOCHS, 0, MemoryNetwork()).receiving
+    receiving.take(Appeared(1, 5), 0, 0.0)
+    receiving.introductions.take(1, account(lr=0.5))
+    receiving.take(Appeared(1, 5), 0, 0.0)  # its link was cut for a moment
+    assert receiving.introductions.difference(1)
+    receiving.take(Appeared(1, 6), 0, 0.0)
+    assert not receiving.introductions.difference(1)
 
 
 @pytest.mark.parametrize("num_settings", [10, 5000])

@@ -53,7 +53,6 @@ def on(experiment: Experiment, **changes: Any) -> Experiment:  # noqa: ANN401
 
 def difference(own: Experiment, other: Experiment) -> str:
     met = Introductions(2, introduce(own, own.workload()))
-    met.appeared(1, 1)
     met.take(1, introduce(other, other.workload()).message())
     return met.difference(1)
 

@@ -79,6 +79,7 @@ def parse(name: str, endpoint: str, lowest_port: int = 1) -> tuple[str, str, int
     host, port = match["host"], int(match["port"])
     if not lowest_port <= port < 2**16:
         raise ValueError(f"{name} has {endpoint!r}; its port must be in {lowest_port}..65535")
+    # The pattern knows only the characters of an IPv6 address, not its form.
     if host.startswith("["):
         try:
             ipaddress.IPv6Address(host[1:-1])
@@ -99,4 +100,4 @@ def is_loopback(endpoint: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host == "localhost"  # any other name may lead anywhere

@@ -165,8 +165,7 @@ class TrainingLoop:
             )
         self._algorithm = algorithm
         services = HostServices(forecaster=forecaster, evaluate=judge)
-        host = partial(Host, settings=settings, services=services)
-        self._host: Host[Any] = host(
+        self._host: Host[Any] = partial(Host, settings=settings, services=services)(
             algorithm, rank, num_workers, params, self._work, transport
         )
         self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)

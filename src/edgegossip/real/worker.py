@@ -213,9 +213,8 @@ class _Worker:
         return reason
 
     def _make_host(self, transport: Transport, forecaster: Forecaster | None) -> Host[Any]:
-        experiment, settings = self._experiment, self._settings
+        experiment = self._experiment
         workload = self._workload = experiment.workload((self._rank,))
-        validator = workload.validator(self._rank)
         checkpoint = kept_checkpoint(self._checkpoint)
         # A resumed worker goes on with its random streams, another gets new ones.
         kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
@@ -226,8 +225,7 @@ class _Worker:
             lambda: host.state.estimate if host.state.is_evaluated else nothing,
             lambda: self._checkpoint.stat().st_size if self._checkpoint.exists() else 0,
         )
-        is_watched = settings.snapshots and experiment.algorithm.role(self._rank).is_evaluated
-        chores = [self._show, *self._tracking.chores]
+        services = self._services(workload, forecaster)
         trainer = workload.make_trainer(self._rank, self._incarnation)
         self._diary.write("data", time=0.0, rank=self._rank, num_samples=trainer.num_samples)
         initial = workload.initial_params(self._rank)
@@ -242,13 +240,7 @@ class _Worker:
                 trainer,
                 transport,
                 settings=self._host_settings(workload),
-                services=HostServices(
-                    forecaster=forecaster,
-                    evaluate=validator.evaluate if validator else None,
-                    observer=self._diary,
-                    chores=(*chores, *([self._snapshots.due] if is_watched else [])),
-                    save=self._save,
-                ),
+                services=services,
                 checkpoint=checkpoint,
             )
             _require_like(host.state, algorithm.init(self._rank, initial))
@@ -256,6 +248,19 @@ class _Worker:
         self._model = ReservedFile(self._out / "params.safetensors", num_bytes + _MARGIN)
         self._summary = ReservedFile(self._out / "summary.json", _MARGIN)
         return host
+
+    def _services(self, workload: Workload, forecaster: Forecaster | None) -> HostServices:
+        role = self._experiment.algorithm.role(self._rank)
+        validator = workload.validator(self._rank)
+        is_watched = self._settings.snapshots and role.is_evaluated
+        chores = [self._show, *self._tracking.chores]
+        return HostServices(
+            forecaster=forecaster,
+            evaluate=validator.evaluate if validator else None,
+            observer=self._diary,
+            chores=(*chores, *([self._snapshots.due] if is_watched else [])),
+            save=self._save,
+        )
 
     @property
     def _limit(self) -> Seconds:

@@ -133,7 +133,11 @@ class Plausibility:
             usual = max(self._usual, median_low(others)) if others else self._usual
             # Reading all own parameters takes time, so they are asked only if in doubt.
             if size > FACTOR * usual:
-                usual = max(usual, self._own_size())
+                if self._sound_size is None:
+                    self._sound_size = (
+                        TensorSpec.like(self._sound).magnitude(self._sound) or 0.0
+                    )
+                usual = max(usual, self._sound_size)
             excess = None
             if size > FACTOR * usual:
                 text = f"tensor {name!r} has {size:.3g} where {usual:.3g} is usual"
@@ -172,11 +176,6 @@ class Plausibility:
         if any(self._role(rank) == role for rank in others):
             return Excess(text, is_lie=False)
         return None
-
-    def _own_size(self) -> float:
-        if self._sound_size is None:
-            self._sound_size = TensorSpec.like(self._sound).magnitude(self._sound) or 0.0
-        return self._sound_size
 
     def _note(self, sender: Rank, ratio: float) -> None:
         # Damage may show long after the message, but not for ever.

@@ -16,7 +16,6 @@ import torch
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Message, Rank
 from edgegossip.contract.schema import MessageSpec, TensorSpec
-from edgegossip.net.transport import Incarnation
 
 _LOG = logging.getLogger("edgegossip.net")
 INTRODUCTION = "net/introduction"
@@ -49,7 +48,10 @@ class Introduction:
     def text(self) -> str:
         """The introduction as JSON of at most `MAX_BYTES`; hashes replace long values."""
         settings = {"network protocol": PROTOCOL, **self.settings}
-        short = {name: _shorten(value) for name, value in settings.items()}
+        short = {
+            name: _hash(value) if isinstance(value, str) and len(value) > MAX_TEXT else value
+            for name, value in settings.items()
+        }
         text = json.dumps([short, dict(self.versions)])
         # A message has a limit. Hashes of groups still tell which group differs.
         if len(text) <= MAX_BYTES:
@@ -78,17 +80,13 @@ class Introductions:
     """
 
     def __init__(self, num_workers: int, own: Introduction) -> None:
-        self.message = own.message()
         self._num_workers = num_workers
         self._settings, self._versions = json.loads(own.text())
-        self._incarnations: dict[Rank, Incarnation] = {}
         self._differences: dict[Rank, list[str]] = {}
 
-    def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
+    def forget(self, rank: Rank) -> None:
         """Forget the introduction of `rank`, whose new process may have other settings."""
-        if self._incarnations.get(rank) != incarnation:
-            self._incarnations[rank] = incarnation
-            self._differences.pop(rank, None)
+        self._differences.pop(rank, None)
 
     def take(self, rank: Rank, message: Message) -> None:
         """Compare the introduction of `rank`; warn about different versions."""
@@ -99,6 +97,7 @@ class Introductions:
         else:
             differences = _differences(settings, self._settings)
             is_first = rank not in self._differences
+            # Only once, and not where other settings already say that the two do not fit.
             others = _differences(versions, self._versions)
             if others and is_first and not differences:
                 _LOG.warning(
@@ -135,6 +134,7 @@ class Introductions:
 
 
 def _parse(message: Message) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    # The schema has checked only that it is bytes; everything else is up to a stranger.
     told = json.loads(bytes(message.payload["text"].tolist()).decode())
     if not isinstance(told, list) or len(told) != 2:
         raise ValueError("no settings and versions")
@@ -158,6 +158,7 @@ def _is_setting(value: object) -> bool:
 def _differences(others: Mapping[str, Setting], own: Mapping[str, Setting]) -> list[str]:
     """Describe each difference."""
     found = []
+    # Own names first: what a liar adds cannot push them out of the few that are named.
     for name in {**own, **others}:
         theirs, ours = others.get(name), own.get(name)
         if not _agree(theirs, ours):
@@ -194,10 +195,6 @@ def _list(differences: Sequence[str]) -> str:
     shown = "; ".join(islice(differences, _MAX_NAMED))
     more = len(differences) - _MAX_NAMED
     return f"{shown}; and {more} more that differ" if more > 0 else shown
-
-
-def _shorten(value: Setting) -> Setting:
-    return _hash(value) if isinstance(value, str) and len(value) > MAX_TEXT else value
 
 
 def _hash(value: object) -> str:

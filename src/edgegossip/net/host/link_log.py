@@ -65,6 +65,7 @@ class LinkLog:
             how = "" if link.incarnation == incarnation else ", which was started again,"
             away = now - link.lost_at
             _LOG.warning("link with worker %d%s is back after %.1f s", rank, how, away)
+        # The new process may run on another machine, or with another lease.
         if link.incarnation != incarnation:
             link.num_losses = 0
         link.incarnation, link.has_said_lost, link.num_bytes = incarnation, False, 0
@@ -79,6 +80,7 @@ class LinkLog:
         link.lost_at = now
         if phase in (Phase.RUNNING, Phase.FINISHED):
             self._advise(rank, link, now)
+        # A link that comes and goes must not fill the log; the next line tells how often.
         if now < link.said_at + _QUIET:
             link.num_unsaid += 1
             return

@@ -245,8 +245,8 @@ class Receiving:
                     self._strikes.forgive(rank)
                     self._plausibility.acquit(rank)
                     self._buckets[rank].refill(self._clock.read())
+                    self.introductions.forget(rank)
                 self._peers.appeared(rank, incarnation)
-                self.introductions.appeared(rank, incarnation)
                 self._sending.appeared(rank, incarnation)
                 return []
             case Disappeared(rank, incarnation):

@@ -98,7 +98,7 @@ class HostSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class HostServices:
-    """What a machine offers a host, beyond training and messages.
+    """Services of a machine for its host, beyond training and messages.
 
     Args:
         forecaster: Answers `Predict` and learns how long training takes; None if unused.

@@ -113,12 +113,29 @@ def zenoh_security(
 
 def _access_control(runs: Mapping[str | None, _Keys], num_workers: int) -> dict[str, object]:
     rules, subjects, policies = [], [], []
+    both, watch = ["ingress", "egress"], ["declare_liveliness_subscriber", "liveliness_query"]
     for run_name, keys in runs.items():
-        common = _common_rules(run_name, keys)
+        # A name that differs from any holder's, so that the rules of the two are never
+        # confused.
+        where = "any run" if run_name is None else f"run {run_name}"
+        common = [
+            # Signs of life of all runs may be watched: a worker reports those of other runs.
+            _allow(f"watch in {where}", both, watch, ["edgegossip/*/alive/**"]),
+            _allow(f"alive in {where}", ["egress"], ["liveliness_token"], keys.alive("*/*")),
+            _allow(f"inbox in {where}", ["egress"], ["declare_subscriber"], keys.data("*/*")),
+        ]
         rules += common
         for rank in (*range(num_workers), None):
-            name = holder_name(rank, run_name)
-            own = _own_rules(name, "*" if rank is None else str(rank), keys)
+            name, own_rank = holder_name(rank, run_name), "*" if rank is None else str(rank)
+            own_alive, own_inbox = keys.alive(f"{own_rank}/*"), keys.data(f"{own_rank}/*")
+            # Each rule speaks of the other end of a link: what comes from it must name its
+            # rank, and only what is for its rank goes to it.
+            own = [
+                _allow(f"alive {name}", ["ingress"], ["liveliness_token"], own_alive),
+                _allow(f"inbox {name}", ["ingress"], ["declare_subscriber"], own_inbox),
+                _allow(f"from {name}", ["ingress"], ["put"], keys.data(f"*/{own_rank}")),
+                _allow(f"to {name}", ["egress"], ["put"], own_inbox),
+            ]
             rules += own
             subjects.append({"id": name, "cert_common_names": [name]})
             policies.append(
@@ -131,27 +148,6 @@ def _access_control(runs: Mapping[str | None, _Keys], num_workers: int) -> dict[
         "subjects": subjects,
         "policies": policies,
     }
-
-
-def _common_rules(run_name: str | None, keys: _Keys) -> list[_Rule]:
-    both = ["ingress", "egress"]
-    watch = ["declare_liveliness_subscriber", "liveliness_query"]
-    # This name differs from any holder's, so that the rules of the two cannot be confused.
-    where = "any run" if run_name is None else f"run {run_name}"
-    return [
-        _allow(f"watch in {where}", both, watch, ["edgegossip/*/alive/**"]),
-        _allow(f"alive in {where}", ["egress"], ["liveliness_token"], keys.alive("*/*")),
-        _allow(f"inbox in {where}", ["egress"], ["declare_subscriber"], keys.data("*/*")),
-    ]
-
-
-def _own_rules(name: str, rank: str, keys: _Keys) -> list[_Rule]:
-    return [
-        _allow(f"alive {name}", ["ingress"], ["liveliness_token"], keys.alive(f"{rank}/*")),
-        _allow(f"inbox {name}", ["ingress"], ["declare_subscriber"], keys.data(f"{rank}/*")),
-        _allow(f"from {name}", ["ingress"], ["put"], keys.data(f"*/{rank}")),
-        _allow(f"to {name}", ["egress"], ["put"], keys.data(f"{rank}/*")),
-    ]
 
 
 def _allow(name: str, flows: list[str], messages: list[str], keys: list[str]) -> _Rule:

@@ -211,7 +211,9 @@ def issue(
             key = ec.generate_private_key(ec.SECP256R1())
             signed = _sign(rank, key, run_name, names, lifetime, authority, authority_key)
             # Recorded first, so that the authority knows of every certificate in use.
-            _remember(folder, signed)
+            path = folder / _ISSUED
+            known = read_file(path) if path.exists() else b""
+            write_file(path, known + signed.public_bytes(Encoding.PEM), mode=0o644)
             publish(folder, pair[0].parent)
             _write_pair(pair, signed, key)
     return [certificate for certificate, _ in paths]
@@ -281,12 +283,6 @@ def issued(folder: Path) -> list[x509.Certificate]:
     """
     path = folder / _ISSUED
     return load_certificates(path) if path.exists() else []
-
-
-def _remember(folder: Path, certificate: x509.Certificate) -> None:
-    path = folder / _ISSUED
-    known = read_file(path) if path.exists() else b""
-    write_file(path, known + certificate.public_bytes(Encoding.PEM), mode=0o644)
 
 
 def load_certificate(path: Path) -> x509.Certificate:

@@ -217,6 +217,7 @@ class TLS:
         """Contents of the files, valid or not; None for a file that cannot be read."""
         contents: list[bytes | None] = []
         for path in (self.ca, self.certificate, self.key, self.revoked):
+            # A file that is just being replaced may be missing for a moment.
             try:
                 contents.append(None if path is None else path.read_bytes())
             except OSError:
@@ -248,6 +249,7 @@ class TLS:
                 f"{self.certificate} is valid from {_moment(begin)} to {_moment(end)}, and it "
                 f"is {_moment(now)} here; set the clock, or issue another"
             )
+        # The signature comes before the key, because its error names the more likely mistake.
         self._check_signature(certificate, parse_certificates(identity.ca, self.ca))
         if not is_pair(certificate, parse_key(identity.key, self.key)):
             raise NetworkError(
@@ -263,6 +265,8 @@ class TLS:
         Raises:
             NetworkError: See `check`.
         """
+        # A missing file is no error, as most authorities have revoked nothing. `parse_lists`
+        # refuses it once a list has been in force.
         if self.revoked is None:
             return {}
         content = read_file(self.revoked) if self.revoked.exists() else b""
@@ -467,6 +471,7 @@ def require_tls(address: Address, tls: TLS | None, *, insecure: bool) -> None:
         raise NetworkError(
             f"{encrypted[0]} needs certificates; make them with: edgegossip certs init"
         )
+    # One plain endpoint would be a way around the certificates of all others.
     if tls is not None and len(encrypted) < len(endpoints):
         plain = next(endpoint for endpoint in endpoints if endpoint not in encrypted)
         raise NetworkError(

@@ -277,6 +277,7 @@ def report_strangers(
         holders: Ranks of the permitted certificates, by common name.
         refused: Called once for each stranger.
     """
+    # A link names a certificate, a sign of life names a rank: either may be the first to show.
     report_links(session, holders, lambda reason: refused(None, reason))
     report = _once(refused)
 
@@ -324,6 +325,8 @@ def report_links(
                 None,
                 f"a link from {name[:80]!r}, which is not one of the {num_workers} workers",
             )
+        # One session with links of two certificates: the second link uses the rights of the
+        # first.
         elif names.setdefault(session_id, name) != name:
             report(None, f"a link from {name!r} in a session of {names[session_id]!r}")
 

@@ -106,6 +106,8 @@ class Router:
         return open_session(settings, self._address, self._num_workers, keep_trying)
 
     def _enter(self, session: zenoh.Session) -> None:
+        # No dead links here: a router calls no worker, so no worker's session can be stuck in
+        # it.
         self._expired_links.follow(session)
         holders = known_holders(self._num_workers, self._run_names)
         report_links(
