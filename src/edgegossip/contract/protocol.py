@@ -23,6 +23,8 @@ Span: TypeAlias = tuple[Seconds, Seconds]
 """Start and end of an interval."""
 Payload: TypeAlias = Mapping[str, Tensor]
 """Named tensors, as in a state dict; never written to once sent."""
+PARAMS, COMMIT = "params", "commit"
+"""Kinds of messages that logs and reports count: parameters of a round, updates to a server."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +34,8 @@ class Message:
     Each number adds about 25 bytes to the header, and each tensor about 60 bytes.
 
     Attributes:
-        kind: Purpose of the message, in the algorithm's own words ("params", "commit").
+        kind: Purpose of the message, in the algorithm's own words; `PARAMS` and `COMMIT` are
+            counted.
         round: The sender's round at the time of sending, or another count that the algorithm
             keeps.
         payload: Named tensors; may be empty.

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from edgegossip.report.style import (
@@ -24,7 +24,8 @@ from edgegossip.report.style import (
     Picture,
     figure_style,
     new_figure,
-    render,
+    picture,
+    write_axis,
 )
 from edgegossip.report.units import NO_BREAK, listing, number, written
 
@@ -49,15 +50,8 @@ def study_picture(figure: Mapping[str, Any]) -> Picture:
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
         _draw_legend(canvas, colors)
-        png, svg = render(canvas, "png"), render(canvas, "svg")
-    return Picture(
-        name=figure["name"],
-        heading=figure["heading"],
-        caption=figure["caption"],
-        alt=_alt(figure),
-        png=png,
-        svg=svg,
-    )
+        words = {name: figure[name] for name in ("name", "heading", "caption")}
+        return picture(canvas, alt=_alt(figure), **words)
 
 
 def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -116,7 +110,7 @@ def draw_panel(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str]) 
         draw_map(axes, panel)
         return
     unit = panel["y_unit"]
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, unit)))
+    write_axis(axes.yaxis, lambda value: _tick(value, unit))
     if panel["kind"] == "lines":
         _draw_lines(axes, panel, colors)
     else:
@@ -164,7 +158,7 @@ def _draw_lines(axes: Axes, panel: Mapping[str, Any], colors: Mapping[str, str])
     else:
         axes.set_xlim(left=0)
     if unit != "number" and not panel["is_x_log"]:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
+        write_axis(axes.xaxis, lambda value: written(value, unit))
 
 
 def _draw_bars(
@@ -242,7 +236,7 @@ def _words(panel: Mapping[str, Any]) -> list[str]:
     return words
 
 
-# Drawing a panel of colored cells, with a number for each pair of settings.
+# Maps.
 
 
 Doubles: TypeAlias = NDArray[np.float64]
@@ -290,7 +284,7 @@ def _draw_cells(
     bar = axes.figure.colorbar(mesh, ax=axes)
     bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     bar.ax.yaxis.set_minor_locator(NullLocator())
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
+    write_axis(bar.ax.yaxis, lambda value: written(value, unit))
 
 
 def map_words(panel: Mapping[str, Any]) -> list[str]:

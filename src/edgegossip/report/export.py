@@ -11,17 +11,21 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
 from edgegossip.contract.errors import RunFolderError, UsageError, unknown_name
 from edgegossip.report.figures import metric_pictures
-from edgegossip.report.folder import EVENTS, ReportData, Run, read_folder
-from edgegossip.report.page import DRAWING_ERRORS, FIGURES, platform_groups, setting_text
+from edgegossip.report.folder import ReportData, Run, read_folder, run_folders
+from edgegossip.report.page import (
+    DRAWING_ERRORS,
+    FIGURES,
+    platform_groups,
+    setting_text,
+    template,
+)
 from edgegossip.report.prose import notices, story
 from edgegossip.report.style import Picture, run_colors
 from edgegossip.report.timeline import timeline_pictures
-from edgegossip.report.units import data_size, metric_value, number, seconds
 from edgegossip.runs.files import make_folder, to_json, write_atomically, write_json
 
 EXPORT = "export"
@@ -75,16 +79,12 @@ def export(run: Path | str, out: Path | str | None = None, *, only: str | None =
 
 def _find(run: Path, only: str | None) -> Path:
     """Folder of the single run to export."""
-    if (run / EVENTS).is_file():
+    folders = run_folders(run)
+    if folders == [run]:
         if only is not None:
             raise UsageError(f"{run} holds a single run, so leave out --only")
         return run
-    names = [events.parent.name for events in sorted(run.glob(f"*/{EVENTS}"))]
-    if not names:
-        raise RunFolderError(
-            f"no run in {run}: expected {EVENTS} there or in its subfolders - give the folder "
-            "that a run or a comparison wrote"
-        )
+    names = [folder.name for folder in folders]
     if only is None:
         raise UsageError(
             f"{run} holds several runs; choose one with --only: {', '.join(names)}"
@@ -147,24 +147,9 @@ def _card(data: ReportData, tensors: Mapping[str, Tensor], pictures: list[Pictur
     last = run.log.evaluations[-1] if run.log.evaluations else None
     values = {spec: last.metrics[spec.name] for spec in run.log.metrics} if last else {}
     recipe = header.get("recipe")
-    environment = Environment(
-        loader=PackageLoader("edgegossip", "report"),
-        autoescape=False,  # Markdown; the filters escape what comes from the run
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "yaml": to_json,  # YAML contains JSON
-        "plain": _plain,
-        "setting": setting_text,
-        "of_metric": metric_value,
-        "number": number,
-        "seconds": seconds,
-        "data_size": data_size,
-    }
-    return environment.get_template("model_card.md").render(
+    # Markdown: the filters escape what comes from the run. YAML contains JSON.
+    card = template("model_card.md", autoescape=False, yaml=to_json, plain=_plain)
+    return card.render(
         title=f"{recipe}: {run.name}" if recipe else run.name,
         run=run,
         story=story(data),

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.path import Path
 from matplotlib.text import Annotation
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
 from edgegossip.contract.metrics import MetricSpec
 from edgegossip.report.folder import ReportData, Run
-from edgegossip.report.style import MUTED, Picture, figure_style, new_figure, render
+from edgegossip.report.style import (
+    MUTED,
+    Picture,
+    figure_style,
+    new_figure,
+    picture,
+    write_axis,
+)
 from edgegossip.report.units import (
     capitalized,
     data_size,
@@ -28,6 +38,10 @@ from edgegossip.runs.results import Evaluation
 
 # Above this ratio between the most and the least data sent, a linear axis hides the least.
 LOG_RATIO = 10
+
+
+Color: TypeAlias = str | tuple[float, float, float, float]
+"""A color's name, or its red, green, blue and opacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,36 +116,34 @@ def _picture(
         _label_ends(axes, quantity, runs, target, colors)
         if target is not None:
             label_target(axes, target, metric)
-        png, svg = render(figure, "png"), render(figure, "svg")
-    caption = quantity.caption.format(metric=metric.name)
-    if is_log:
-        caption += " The axis is logarithmic: each grid line is ten times the one before."
-    if any(run.log.first_at(target) for run in runs):
-        beyond = "above" if metric.higher_is_better else "below"
-        caption += f" A ring marks the first evaluation at the target or {beyond}."
-    return Picture(
-        name=f"{metric.key.replace('_', '-')}-{quantity.name}",
-        heading=heading,
-        caption=caption,
-        alt=_alt(heading, quantity, runs, target),
-        png=png,
-        svg=svg,
-    )
+        caption = quantity.caption.format(metric=metric.name)
+        if is_log:
+            caption += " The axis is logarithmic: each grid line is ten times the one before."
+        if any(run.log.first_at(target) for run in runs):
+            beyond = "above" if metric.higher_is_better else "below"
+            caption += f" A ring marks the first evaluation at the target or {beyond}."
+        return picture(
+            figure,
+            name=f"{metric.key.replace('_', '-')}-{quantity.name}",
+            heading=heading,
+            caption=caption,
+            alt=_alt(heading, quantity, runs, target),
+        )
 
 
 def _scale(axes: Axes, quantity: Quantity, runs: Sequence[Run], metric: MetricSpec) -> bool:
     """Set the axes' scales and ticks; return whether the horizontal axis is logarithmic."""
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: metric_value(value, metric)))
+    write_axis(axes.yaxis, lambda value: metric_value(value, metric))
     if quantity is not DATA:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        write_axis(axes.xaxis, number)
         return False
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: data_size(value)))
+    write_axis(axes.xaxis, data_size)
     finals = [run.log.evaluations[-1].bytes_sent for run in runs]
     if min(finals) <= 0 or max(finals) < LOG_RATIO * min(finals):
         return False
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(numticks=12))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: data_size(value)))
+    write_axis(axes.xaxis, data_size)
     axes.xaxis.set_minor_formatter(NullFormatter())
     return True
 
@@ -235,6 +247,49 @@ def _vertical(
     if not metric.higher_is_better:
         low, high = -high, -low
     return (max(-0.01, low), min(1.01, high)) if metric.is_share else (low, high)
+
+
+def run_panels(
+    runs: Sequence[Run],
+    colors: Mapping[str, str],
+    draw: Callable[[Run, Sequence[Axes]], None],
+    titles: Sequence[str],
+    legend: Mapping[str, Color],
+) -> Figure:
+    """Draw axes over time for each run and title.
+
+    Args:
+        runs: Runs, at least one; the axes of a single run show `titles` instead of its name.
+        colors: Colors of the runs.
+        draw: Draws a run into its axes.
+        titles: Titles for the axes of a run.
+        legend: Names below the axes and their colors.
+    """
+    width = len(titles)
+    num_columns = width if width > 1 else min(3 if len(runs) > 4 else 2, len(runs))
+    num_rows = -(-len(runs) * width // num_columns)
+    figure = new_figure(9.6, 0.7 + (3.6 if len(runs) == 1 else 2.4 * num_rows))
+    grid = [*figure.subplots(num_rows, num_columns, squeeze=False).flat]
+    used = len(runs) * width
+    for index, run in enumerate(runs):
+        own = grid[index * width : (index + 1) * width]
+        draw(run, own)
+        for axes, title in zip(own, titles, strict=True):
+            if len(runs) == 1:
+                axes.set_title(title)
+            else:
+                axes.set_title(run.name, color=colors[run.name], fontsize=11, pad=8)
+            axes.set_xlim(0, run.log.duration)
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+            write_axis(axes.xaxis, number)
+    for axes in grid[used:]:
+        axes.set_axis_off()
+    for axes in grid[max(0, used - num_columns) : used]:
+        axes.set_xlabel("time (s)")
+    handles = [Line2D([], [], color=color, label=name) for name, color in legend.items()]
+    columns = min(len(handles), 8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+    return figure
 
 
 LEADER = {"arrowstyle": "-", "alpha": 0.6, "shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)}

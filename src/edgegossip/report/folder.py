@@ -127,15 +127,26 @@ def read_folder(path: Path) -> ReportData:
     Raises:
         RunFolderError: If there is no run in `path`, or a file is missing or damaged.
     """
-    if (path / EVENTS).is_file():
+    folders = run_folders(path)
+    if folders == [path]:
         return _read_single(path)
-    names = [events.parent.name for events in sorted(path.glob(f"*/{EVENTS}"))]
-    if not names:
-        raise RunFolderError(
-            f"no run in {path}: expected {EVENTS} there or in its subfolders - "
-            "give the folder that a run or a comparison wrote"
-        )
-    return _read_comparison(path, names)
+    return _read_comparison(path, [folder.name for folder in folders])
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The folder of a single run itself, or the folders of a comparison's runs.
+
+    Raises:
+        RunFolderError: If there is no run in `path`.
+    """
+    if (path / EVENTS).is_file():
+        return [path]
+    if folders := [events.parent for events in sorted(path.glob(f"*/{EVENTS}"))]:
+        return folders
+    raise RunFolderError(
+        f"no run in {path}: expected {EVENTS} there or in its subfolders - "
+        "give the folder that a run or a comparison wrote"
+    )
 
 
 def _read_single(path: Path) -> ReportData:

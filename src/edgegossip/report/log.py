@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
-from edgegossip.contract.protocol import WORKER, Rank, Seconds, Span
+from edgegossip.contract.protocol import PARAMS, WORKER, Rank, Seconds, Span
 from edgegossip.report.units import percent
 from edgegossip.runs.describe import rank_name, stage_number
 from edgegossip.runs.events import Commits, EventReader
@@ -202,7 +202,7 @@ class RunLog:
                 span = (_seconds(event, "start"), _seconds(event, "end"))
                 worker = self._worker(event)
                 kind, round = event["kind"], _count(event, "round")
-                if kind == "params":
+                if kind == PARAMS:
                     worker.num_rounds = round + 1
                     worker.round_samples = worker.num_samples
                 elif self._commits.add(event["rank"], kind, round):

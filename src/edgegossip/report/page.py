@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,16 +89,26 @@ def write_report(folder: Path | str) -> Path:
             f"what {folder} holds cannot be drawn ({error!r:.300}); a file in it is damaged - "
             "run the experiment again"
         ) from error
+    return write_page(folder, page, [*curves, *commits, *stages, *timelines])
+
+
+def write_page(folder: Path, page: str, pictures: Sequence[Picture]) -> Path:
+    """Write a page and the files of its pictures; return the page's path.
+
+    Raises:
+        RunFolderError: If a file cannot be written.
+    """
     try:
         (folder / FIGURES).mkdir(exist_ok=True)
-        for picture in (*curves, *commits, *stages, *timelines):
+        for picture in pictures:
             write_whole(folder / FIGURES / f"{picture.name}.png", picture.png)
             write_whole(folder / FIGURES / f"{picture.name}.svg", picture.svg)
         write_whole(folder / REPORT, page.encode())
     except OSError as error:
         raise RunFolderError(
-            f"cannot write {error.filename or folder} ({error.strerror}); the run itself is "
-            "complete: make room, or copy its folder elsewhere, and report it again"
+            f"cannot write {error.filename or folder} ({error.strerror}); the results are "
+            "complete without it: make room, or copy their folder elsewhere, and report it "
+            "again"
         ) from error
     return folder / REPORT
 
@@ -140,14 +150,15 @@ def render_page(
     )
 
 
-def template(name: str) -> Template:
-    """Load a template with the report's filters."""
+def template(name: str, *, autoescape: bool = True, **filters: Callable[..., str]) -> Template:
+    """Load a template with the report's filters and further ones."""
     environment = Environment(
         loader=PackageLoader("edgegossip", "report"),
-        autoescape=True,
+        autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= {
         "number": number,
@@ -161,6 +172,7 @@ def template(name: str) -> Template:
         "setting": setting_text,
         "data_uri": _data_uri,
         "with_code": _with_code,
+        **filters,
     }
     return environment.get_template(name)
 
@@ -219,7 +231,7 @@ def _data_uri(picture: Picture) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(picture.svg).decode()}"
 
 
-# A report that a notebook shows.
+# Notebooks.
 
 
 class Report:

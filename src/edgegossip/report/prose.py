@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from edgegossip.contract.metrics import ACCURACY
 from edgegossip.report.folder import ReportData, Run
@@ -57,14 +56,13 @@ def disagreements(folder: ReportData) -> list[str]:
 
 def faults(folder: ReportData) -> list[str]:
     """Describe crashes and lost messages, once for all runs with equal faults."""
-    told: dict[str, list[str]] = {}
+    by_sentence: dict[str, list[str]] = {}
     for run in folder.runs:
-        sentence = _faults(run)
-        if sentence:
-            told.setdefault(sentence, []).append(run.name)
+        if sentence := _faults(run):
+            by_sentence.setdefault(sentence, []).append(run.name)
     return [
         sentence if len(names) == len(folder.runs) else f"{listing(names)}: {sentence}"
-        for sentence, names in told.items()
+        for sentence, names in by_sentence.items()
     ]
 
 
@@ -80,36 +78,34 @@ def _time_tile(folder: ReportData) -> Tile | None:
         return None
     first = next(iter(reached))
     who = f"{first} to" if folder.is_comparison else "to"
-    factor = _head_start(folder)
-    lead = "" if factor is None else f", {times(factor)} sooner than {folder.baseline}"
-    return seconds(reached[first]), f"{who} {named_value(folder.target, folder.metric)}{lead}"
+    label = f"{who} {named_value(folder.target, folder.metric)}"
+    if factor := _head_start(folder):
+        label += f"; {folder.baseline} took {times(factor)} as long"
+    return seconds(reached[first]), label
 
 
 def _end_tile(folder: ReportData) -> Tile | None:
     """The value at the end; the best value during the run may be a chance peak."""
-    name, value = _best(folder, {run.name: run.summary.final_value for run in folder.runs})
+    name, value = _best(folder, "final_value")
     if value is None:
         return None
     label = f"{folder.metric.name} at the end" + (f", {name}" if folder.is_comparison else "")
-    peak, best = _best(folder, {run.name: run.summary.best_value for run in folder.runs})
-    if best is None or not folder.metric.shortfall(value, best) > 0:
-        return metric_value(value, folder.metric), label
-    where = f" of {peak}" if peak != name else ""
-    return (
-        metric_value(value, folder.metric),
-        f"{label}; best on the way{where} {metric_value(best, folder.metric)}",
-    )
+    peak, best = _best(folder, "best_value")
+    if best is not None and folder.metric.shortfall(value, best) > 0:
+        where = f" of {peak}" if peak != name else ""
+        label += f"; best on the way{where} {metric_value(best, folder.metric)}"
+    return metric_value(value, folder.metric), label
 
 
 def _data_tile(folder: ReportData) -> Tile | None:
-    sent = _data_to_target(folder)
-    if folder.is_comparison and sent and folder.target is not None:
-        least = next(iter(sent))
-        return data_size(sent[least]), f"least data to {_goal(folder)}, {least}"
-    total = folder.runs[0].summary.bytes_sent
-    if folder.is_comparison or total is None:
+    if not folder.is_comparison:
+        total = folder.runs[0].summary.bytes_sent
+        return None if total is None else (data_size(total), "data sent")
+    if not (sent := _data_to_target(folder)):
         return None
-    return data_size(total), "data sent"
+    least = next(iter(sent))
+    goal = metric_value(folder.target, folder.metric)
+    return data_size(sent[least]), f"least data to {goal}, {least}"
 
 
 def _waiting_tile(folder: ReportData) -> Tile | None:
@@ -151,7 +147,8 @@ def _setting(folder: ReportData) -> str:
     data = f" on {number(samples)} training samples" if samples else ""
     if len(speeds) == 1 and len(run.log.workers) == 1:
         return f"1 worker trained{data}, at {number(speeds[0])} samples/s."
-    who = f"{_crew(run)} trained one model {_how(run)}{data}"
+    how = f"in {len(run.log.stages)} stages" if run.log.stages else "together"
+    who = f"{_crew(run)} trained one model {how}{data}"
     if speeds[0] == speeds[-1]:
         return f"{who}, each at {number(speeds[0])} samples/s."
     if len(speeds) <= MAX_SPEEDS:
@@ -161,10 +158,6 @@ def _setting(folder: ReportData) -> str:
     return (
         f"{who}, {pace}: the fastest is {times(speeds[0] / speeds[-1])} as fast as the slowest."
     )
-
-
-def _how(run: Run) -> str:
-    return f"in {len(run.log.stages)} stages" if run.log.stages else "together"
 
 
 def _crew(run: Run) -> str:
@@ -181,21 +174,20 @@ def _crew(run: Run) -> str:
 
 def _race(folder: ReportData) -> str:
     """State which runs reached the target first, later and never."""
-    target, baseline = folder.target, folder.baseline
-    if target is None:
+    if folder.target is None:
         return _best_run(folder)
     reached = _times_to_target(folder)
     if not reached:
-        return f"No run reached the target of {_goal(folder)}. {_best_run(folder)}"
-    first, goal = next(iter(reached)), named_value(target, folder.metric)
-    lead = f"{first} reached {goal} first, after {seconds(reached[first])}"
-    factor = _head_start(folder)
-    if factor is not None and baseline is not None:
-        lead += f", {times(factor)} sooner than the baseline {baseline}"
-    sentences = [f"{lead}."]
-    later = [f"{name} ({seconds(time)})" for name, time in reached.items() if name != first]
-    if later:
-        sentences.append(f"Then came {listing(later)}.")
+        goal = metric_value(folder.target, folder.metric)
+        return f"No run reached the target of {goal}. {_best_run(folder)}"
+    first, *others = reached
+    goal = named_value(folder.target, folder.metric)
+    text = f"{first} reached {goal} first, after {seconds(reached[first])}"
+    if factor := _head_start(folder):
+        text += f"; the baseline {folder.baseline} took {times(factor)} as long"
+    sentences = [f"{text}."]
+    if later := [f"{name} ({seconds(reached[name])})" for name in others]:
+        sentences.append(f"It was followed by {listing(later)}.")
     missed = [
         f"{run.name} (best {metric_value(run.summary.best_value, folder.metric)})"
         for run in folder.runs
@@ -208,31 +200,20 @@ def _race(folder: ReportData) -> str:
 
 def _times_to_target(folder: ReportData) -> dict[str, float]:
     """The time to the target of each run that reached it, fastest first."""
-    reached = {
-        run.name: run.summary.time_to_target
-        for run in folder.runs
-        if run.summary.time_to_target is not None
-    }
-    return dict(sorted(reached.items(), key=lambda item: item[1]))
+    known = {run.name: run.summary.time_to_target for run in folder.runs}
+    reached = [(name, time) for name, time in known.items() if time is not None]
+    return dict(sorted(reached, key=lambda item: item[1]))
 
 
 def _head_start(folder: ReportData) -> float | None:
     """The baseline's time to the target divided by the fastest run's; None unless above 1."""
     reached = _times_to_target(folder)
-    if folder.baseline is None or folder.baseline not in reached:
-        return None
-    soonest = next(iter(reached.values()))
-    return (
-        reached[folder.baseline] / soonest if 0 < soonest < reached[folder.baseline] else None
-    )
-
-
-def _goal(folder: ReportData) -> str:
-    return metric_value(folder.target, folder.metric)
+    soonest, own = min(reached.values(), default=0.0), reached.get(folder.baseline or "", 0.0)
+    return own / soonest if 0 < soonest < own else None
 
 
 def _best_run(folder: ReportData) -> str:
-    name, value = _best(folder, {run.name: run.summary.final_value for run in folder.runs})
+    name, value = _best(folder, "final_value")
     if value is None:
         return "No run was evaluated."
     if folder.metric == ACCURACY:
@@ -240,23 +221,23 @@ def _best_run(folder: ReportData) -> str:
     return f"The best at the end was {name} with {named_value(value, folder.metric)}."
 
 
-def _best(folder: ReportData, values: Mapping[str, float | None]) -> tuple[str, float | None]:
-    """The run with the best of these values, and that value; None if no value is known."""
-    known = {name: value for name, value in values.items() if value is not None}
+def _best(
+    folder: ReportData, field: Literal["final_value", "best_value"]
+) -> tuple[str, float | None]:
+    """The run whose summary is best in this field, and the value; None if none is known."""
+    values = [(run.name, getattr(run.summary, field)) for run in folder.runs]
+    known = [(name, value) for name, value in values if value is not None]
     if not known:
         return folder.runs[0].name, None
-    best = folder.metric.best(known.values())
-    return next((name, value) for name, value in known.items() if value == best)
+    best = folder.metric.best(value for _, value in known)
+    return next(each for each in known if each[1] == best)
 
 
 def _data_to_target(folder: ReportData) -> dict[str, float]:
     """Bytes that each run had sent when it reached the target, fewest first."""
-    sent = {
-        run.name: reached.bytes_sent
-        for run in folder.runs
-        if (reached := run.log.first_at(folder.target)) is not None
-    }
-    return dict(sorted(sent.items(), key=lambda item: item[1]))
+    reached = [(run.name, run.log.first_at(folder.target)) for run in folder.runs]
+    sent = [(name, first.bytes_sent) for name, first in reached if first is not None]
+    return dict(sorted(sent, key=lambda item: item[1]))
 
 
 def _traffic(folder: ReportData) -> str:
@@ -264,13 +245,13 @@ def _traffic(folder: ReportData) -> str:
     sent = _data_to_target(folder)
     if len(sent) < 2:
         return ""
-    least, most = next(iter(sent)), next(reversed(sent))
-    goal = _goal(folder)
-    lead = f"On the way to {goal}, {least} sent the least data ({data_size(sent[least])})"
-    if not 0 < sent[least] < sent[most]:
-        return f"{lead}."
-    factor = times(sent[most] / sent[least])
-    return f"{lead} and {most} the most ({data_size(sent[most])}, {factor} as much)."
+    least, *_, most = sent
+    goal = metric_value(folder.target, folder.metric)
+    text = f"Until it reached {goal}, {least} sent the least data ({data_size(sent[least])})"
+    if 0 < sent[least] < sent[most]:
+        factor = times(sent[most] / sent[least])
+        text += f" and {most} the most ({data_size(sent[most])}, {factor} as much)"
+    return f"{text}."
 
 
 def _bound(folder: ReportData) -> str:
@@ -288,21 +269,20 @@ def _outcome(folder: ReportData) -> str:
     if summary.final_value is None:
         return f"{run.name} was not evaluated."
     value = named_value(summary.final_value, folder.metric)
-    final = f"{value} after {seconds(summary.virtual_seconds)}"
+    end = f"ended at {value} after {seconds(summary.virtual_seconds)}{_clock(run)}"
     if target is None:
-        return f"{run.name} came to {final}{_clock(run)}."
+        return f"{run.name} {end}."
+    goal = metric_value(target, folder.metric)
     if summary.time_to_target is None:
-        return f"{run.name} came to {final} and did not reach its target of {_goal(folder)}."
-    return (
-        f"{run.name} reached its target of {_goal(folder)} after "
-        f"{seconds(summary.time_to_target)} and came to {final}{_clock(run)}."
-    )
+        return f"{run.name} {end} and did not reach its target of {goal}."
+    reached = f"reached its target of {goal} after {seconds(summary.time_to_target)}"
+    return f"{run.name} {reached} and {end}."
 
 
 def _time_spent(run: Run) -> str:
     if not run.trainers:
         return ""
-    return f"Time of its workers on average: {described(mean_shares(run.trainers))}."
+    return f"Its workers spent their time, on average: {described(mean_shares(run.trainers))}."
 
 
 def _faults(run: Run) -> str:

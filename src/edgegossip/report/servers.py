@@ -1,4 +1,4 @@
-"""Workers' commits to a server, and the search for the commit rate, in numbers."""
+"""Workers' commits to a server, and the search for the commit rate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import TypeAlias
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from edgegossip.contract.protocol import Rank, Seconds
-from edgegossip.report.figures import LOG_RATIO, spread_out, write_name
+from edgegossip.report.figures import LOG_RATIO, run_panels, spread_out, write_name
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.log import SERVER, Noted
 from edgegossip.report.style import (
@@ -29,7 +28,8 @@ from edgegossip.report.style import (
     Picture,
     figure_style,
     new_figure,
-    render,
+    picture,
+    write_axis,
 )
 from edgegossip.report.units import listing, number, seconds
 from edgegossip.runs.describe import rank_spans
@@ -174,9 +174,6 @@ def _sentence(run: Run) -> str:
     return f"{text} The implicit momentum was {number(momentum)} in the median window{beside}."
 
 
-# Workers' commits to a server over time, and the search for their rate.
-
-
 NUM_POINTS = 240
 """Maximum number of points of a line; more would not be visible."""
 COMMITS_PER_BIN = 4
@@ -194,47 +191,28 @@ def commit_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[P
     for run in runs:
         if notes := windows(run):
             name = f"search-{run.name}" if folder.is_comparison else "search"
-            yield _search_of_commit_figures(name, run, notes, colors[run.name])
+            yield _draw_search(name, run, notes, colors[run.name])
 
 
 # Commits.
 
 
 def _commits(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
-    num_columns = min(3 if len(runs) > 4 else 2, len(runs))
-    num_rows = -(-len(runs) // num_columns)
-    with figure_style():
-        figure = new_figure(9.6, 0.5 + (4.2 if len(runs) == 1 else 2.5 * num_rows))
-        grid = figure.subplots(num_rows, num_columns, squeeze=False)
-        for axes, run in zip(grid.flat, runs, strict=False):
-            _draw_commits(axes, run, colors[run.name])
-        if len(runs) == 1:
-            grid[0, 0].set_title("Commits of each worker", color=INK, fontsize=12, pad=12)
-        for axes in [*grid.flat][len(runs) :]:
-            axes.set_axis_off()
-        for axes in grid[:, 0]:
-            axes.set_ylabel("commits of a worker")
-        for column in range(num_columns):
-            last = [axes for axes in grid[:, column] if axes.axison][-1]
-            last.set_xlabel("time (s)")
-        names = ("slowest worker", "median", "fastest worker")
-        handles = [
-            Line2D([], [], color=SPEEDS(share), label=name)
-            for share, name in zip((0.0, 0.5, 1.0), names, strict=True)
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-        png, svg = render(figure, "png"), render(figure, "svg")
+    heading = "Commits of each worker"
     counts = [f"{run.name}: {_span(_counts(run))}" for run in runs]
-    return Picture(
-        name="commits",
-        heading="Commits of each worker",
-        caption="A line for each worker, the darker the faster. Where lines overlap, "
-        "workers commit equally often, regardless of their speed."
-        + (" Panels have separate scales." if len(runs) > 1 else ""),
-        alt=f"Commits of the workers to {server_words(runs)} by the end. {'; '.join(counts)}.",
-        png=png,
-        svg=svg,
-    )
+    speeds = {"slowest worker": 0.0, "median": 0.5, "fastest worker": 1.0}
+    legend = {name: SPEEDS(share) for name, share in speeds.items()}
+    with figure_style():
+        return picture(
+            run_panels(runs, colors, _draw_commits, [heading], legend),
+            name="commits",
+            heading=heading,
+            caption="A line for each worker, the darker the faster. Where lines overlap, "
+            "workers commit equally often, regardless of their speed."
+            + (" Panels have separate scales." if len(runs) > 1 else ""),
+            alt=f"Commits of the workers to {server_words(runs)} by the end. "
+            f"{'; '.join(counts)}.",
+        )
 
 
 def _counts(run: Run) -> list[int]:
@@ -246,27 +224,21 @@ def _span(counts: Sequence[int]) -> str:
     return f"{number(low)} to {number(high)}" if low < high else f"{number(low)} each"
 
 
-def _draw_commits(axes: Axes, run: Run, color: str) -> None:
+def _draw_commits(run: Run, panel: Sequence[Axes]) -> None:
+    [axes] = panel
     times = np.linspace(0, run.log.duration, NUM_POINTS)
     by_speed = sorted(run.log.trainers, key=run.throughputs.__getitem__)
     for place, rank in enumerate(by_speed):
         made = np.searchsorted(run.log.workers[rank].commits, times, side="right")
         shade = SPEEDS(place / max(1, len(by_speed) - 1))
         axes.plot(times, made, color=shade, linewidth=1.2, drawstyle="steps-post")
-    axes.set_title(run.name, color=color, fontsize=11, pad=8)
-    axes.text(
-        *(0.04, 0.96, _span(_counts(run))),
-        transform=axes.transAxes,
-        va="top",
-        color=MUTED,
-        fontsize=9,
-    )
-    axes.set_xlim(0, run.log.duration)
+    words = _span(_counts(run))
+    axes.text(0.04, 0.96, words, transform=axes.transAxes, va="top", color=MUTED, fontsize=9)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    write_axis(axes.yaxis, number)
+    if (place_in_grid := axes.get_subplotspec()) and place_in_grid.is_first_col():
+        axes.set_ylabel("commits of a worker")
 
 
 # Rates.
@@ -274,6 +246,8 @@ def _draw_commits(axes: Axes, run: Run, color: str) -> None:
 
 def _rates(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
     curves = {run.name: _rate(run) for run in runs}
+    words = [f"{run.name}: {number(_mean_rate(run))} on average" for run in runs]
+    caption = "Mean over the workers; each step spans several commits."
     with figure_style():
         figure = new_figure(9.0, 4.2)
         axes = figure.add_subplot()
@@ -283,30 +257,23 @@ def _rates(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
         for run in runs:
             axes.stairs(*curves[run.name], baseline=None, color=colors[run.name], linewidth=2)
         known = np.concatenate([rates[rates > 0] for rates, _ in curves.values()])
-        is_log = known.max() >= LOG_RATIO * known.min()
-        if is_log:
+        if known.max() >= LOG_RATIO * known.min():
             axes.set_yscale("log")
             axes.set_ylim(known.min() / 1.4, known.max() * 1.4)
+            caption += " The axis is logarithmic."
         else:
             axes.set_ylim(0, 1.1 * known.max())
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        write_axis(axes.xaxis, number)
+        write_axis(axes.yaxis, number)
         axes.set_xlim(0, max(run.log.duration for run in runs))
         _name_rates(axes, runs, curves, colors)
-        png, svg = render(figure, "png"), render(figure, "svg")
-    means = {run.name: _mean_rate(run) for run in runs}
-    caption = "Mean over the workers; each step spans several commits."
-    if is_log:
-        caption += " The axis is logarithmic."
-    words = [f"{name}: {number(mean)} on average" for name, mean in means.items()]
-    return Picture(
-        name="commit-rate",
-        heading="Commit rate over time",
-        caption=caption,
-        alt=f"Commits per second and worker over time. {'; '.join(words)}.",
-        png=png,
-        svg=svg,
-    )
+        return picture(
+            figure,
+            name="commit-rate",
+            heading="Commit rate over time",
+            caption=caption,
+            alt=f"Commits per second and worker over time. {'; '.join(words)}.",
+        )
 
 
 Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -343,10 +310,13 @@ def _name_rates(
 # The search.
 
 
-def _search_of_commit_figures(
-    name: str, run: Run, notes: Sequence[Noted], color: str
-) -> Picture:
+def _draw_search(name: str, run: Run, notes: Sequence[Noted], color: str) -> Picture:
     found = searches(notes)
+    kept = [number(each.chosen) for each in found if each.chosen is not None]
+    outcome = f"It kept {listing(kept)}." if kept else "It has kept none yet."
+    tried = [
+        f"{number(rate)}: {number(reward)}" for each in found for rate, reward in each.rewards
+    ]
     with figure_style():
         figure = new_figure(9.6, 6.6)
         (rewards, rates), (losses, momenta) = figure.subplots(2, 2)
@@ -357,21 +327,14 @@ def _search_of_commit_figures(
         for axes in (rates, losses, momenta):
             axes.set_xlabel("time (s)")
             axes.set_xlim(0, run.log.duration)
-        png, svg = render(figure, "png"), render(figure, "svg")
-    kept = [number(each.chosen) for each in found if each.chosen is not None]
-    outcome = f"It kept {listing(kept)}." if kept else "It has kept none yet."
-    tried = [
-        f"{number(rate)}: {number(reward)}" for each in found for rate, reward in each.rewards
-    ]
-    return Picture(
-        name=name,
-        heading=f"The search of {run.name}",
-        caption=_search_caption(found),
-        alt=f"Search for the commit rate in {run.name}. Reward of each rate tried: "
-        f"{'; '.join(tried)}. {outcome}",
-        png=png,
-        svg=svg,
-    )
+        return picture(
+            figure,
+            name=name,
+            heading=f"The search of {run.name}",
+            caption=_search_caption(found),
+            alt=f"Search for the commit rate in {run.name}. Reward of each rate tried: "
+            f"{'; '.join(tried)}. {outcome}",
+        )
 
 
 def _search_caption(found: Sequence[Search]) -> str:
@@ -414,7 +377,7 @@ def _draw_rewards(axes: Axes, found: Sequence[Search], color: str) -> None:
             axes.plot(*kept[-1], "o", mfc="none", mec=INK, mew=1.8, markersize=12, alpha=age)
     axes.margins(x=0.12, y=0.15)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    write_axis(axes.yaxis, number)
 
 
 def _draw_rates(axes: Axes, run: Run, notes: Sequence[Noted], color: str) -> None:
@@ -449,7 +412,7 @@ def _draw_losses(axes: Axes, notes: Sequence[Noted], color: str) -> None:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    write_axis(axes.yaxis, number)
 
 
 def _draw_momenta(axes: Axes, run: Run, notes: Sequence[Noted], color: str) -> None:

@@ -1,24 +1,26 @@
-"""The stages of a model in a run: work, waits and queues, in numbers."""
+"""The stages of a model in a run: work, waits, queues and the quality of gradients."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from edgegossip.contract.protocol import Rank, Span
+from edgegossip.report.figures import run_panels
 from edgegossip.report.folder import ReportData, Run
 from edgegossip.report.log import Activity, Noted, Spans, merged, total
-from edgegossip.report.style import MUTED, WAITING, Picture, figure_style, new_figure, render
+from edgegossip.report.style import MUTED, WAITING, Picture, figure_style, picture, write_axis
 from edgegossip.report.units import number, percent
 from edgegossip.runs.describe import rank_spans
 
@@ -182,9 +184,6 @@ def worked_shares(workers: Sequence[Activity], edges: Spans) -> Spans:
     return np.asarray(np.diff(covered) / np.diff(edges) / len(workers))
 
 
-# Stages over time: work, queues and the quality of gradients.
-
-
 NUM_POINTS = 240
 """Maximum number of points of a line; more would not be visible."""
 NUM_MEANS = 30
@@ -225,77 +224,32 @@ def _each_rank(run: Run) -> Iterator[tuple[int, Rank]]:
     return ((stage, rank) for stage, ranks in run.log.stages.items() for rank in ranks)
 
 
-# Panels.
-
-
 Palette: TypeAlias = Mapping[int, str]
 """The color of each stage."""
-Draw: TypeAlias = Callable[[Run, Sequence[Axes], Palette], None]
-"""Draws a run into its axes, with the given colors of stages."""
 
 
 def _panels(
     runs: Sequence[Run],
     colors: Mapping[str, str],
-    draw: Draw,
+    draw: Callable[[Run, Sequence[Axes], Palette], None],
     titles: Sequence[str],
     shown: Iterable[int],
-) -> tuple[bytes, bytes]:
-    """Draw axes for each run and title; return PNG and SVG.
-
-    Args:
-        runs: Runs, at least one; the axes of a single run show `titles` instead of its name.
-        colors: Colors of the runs.
-        draw: Called for each run.
-        titles: Titles for the axes of a run.
-        shown: Stages in the legend.
-    """
-    width = len(titles)
-    num_columns = width if width > 1 else min(3 if len(runs) > 4 else 2, len(runs))
-    num_rows = -(-len(runs) * width // num_columns)
+) -> Figure:
+    """Draw axes for each run and title, with the stages in `shown` as the legend."""
     palette = stage_colors(stage for run in runs for stage in run.log.stages)
-    with figure_style():
-        figure = new_figure(9.6, 0.7 + (3.4 if len(runs) == 1 else 2.3 * num_rows))
-        grid = [*figure.subplots(num_rows, num_columns, squeeze=False).flat]
-        for index, run in enumerate(runs):
-            own = grid[index * width : (index + 1) * width]
-            draw(run, own, palette)
-            for axes, title in zip(own, titles, strict=True):
-                if len(runs) == 1:
-                    axes.set_title(title)
-                else:
-                    axes.set_title(run.name, color=colors[run.name], fontsize=11, pad=8)
-                _dress(axes, run)
-        used = len(runs) * width
-        for axes in grid[used:]:
-            axes.set_axis_off()
-        for axes in grid[max(0, used - num_columns) : used]:
-            axes.set_xlabel("time (s)")
-        handles = [
-            Line2D([], [], color=palette[stage], label=f"stage {stage}")
-            for stage in sorted({*shown})
-        ]
-        num_columns = min(len(handles), 8)
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=num_columns, frameon=False
-        )
-        return render(figure, "png"), render(figure, "svg")
-
-
-def _dress(axes: Axes, run: Run) -> None:
-    axes.set_xlim(0, run.log.duration)
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    legend = {f"stage {stage}": palette[stage] for stage in sorted({*shown})}
+    return run_panels(
+        runs, colors, lambda run, panel: draw(run, panel, palette), titles, legend
+    )
 
 
 def _alt(rows: Sequence[StageRow], runs: Sequence[Run], say: Callable[[StageRow], str]) -> str:
     """Collect the texts of `say` for each stage of the runs."""
     words = []
     for run in runs:
-        said = [
-            f"stage {row.stage} {text}" for row in rows if row.run is run and (text := say(row))
-        ]
-        words.append(f"{run.name}: {', '.join(said)}.")
+        own = [row for row in rows if row.run is run]
+        texts = [f"stage {row.stage} {text}" for row in own if (text := say(row))]
+        words.append(f"{run.name}: {', '.join(texts)}.")
     return " ".join(words)
 
 
@@ -304,18 +258,18 @@ def _alt(rows: Sequence[StageRow], runs: Sequence[Run], say: Callable[[StageRow]
 
 def _work(runs: Sequence[Run], rows: Sequence[StageRow], colors: Mapping[str, str]) -> Picture:
     heading = "Who worked, over time"
-    png, svg = _panels(runs, colors, _draw_work, [heading], [row.stage for row in rows])
-    return Picture(
-        name="stage-work",
-        heading=heading,
-        caption="Share of time in which each stage trained; otherwise it waited for a batch "
-        "from below, or for an answer or space above. A stage at 100\u00a0% is never idle, and "
-        "sets the pace. On gray, stages still fill or drain: the table excludes these times.",
-        alt="Share of time in which each stage trained. "
-        + _alt(rows, runs, lambda row: f"worked {percent(row.worked, 0)}"),
-        png=png,
-        svg=svg,
-    )
+    with figure_style():
+        return picture(
+            _panels(runs, colors, _draw_work, [heading], [row.stage for row in rows]),
+            name="stage-work",
+            heading=heading,
+            caption="Share of time in which each stage trained; otherwise it waited for a "
+            "batch from below, or for an answer or space above. A stage at 100\u00a0% is never "
+            "idle, and sets the pace. On gray, stages still fill or drain: the table excludes "
+            "these times.",
+            alt="Share of time in which each stage trained. "
+            + _alt(rows, runs, lambda row: f"worked {percent(row.worked, 0)}"),
+        )
 
 
 def _draw_work(run: Run, panel: Sequence[Axes], palette: Palette) -> None:
@@ -334,7 +288,7 @@ def _draw_work(run: Run, panel: Sequence[Axes], palette: Palette) -> None:
     for start, stop in ((0.0, begin), (end, run.log.duration)):
         axes.axvspan(start, stop, color=WAITING, linewidth=0, zorder=0)
     axes.set_ylim(0, 1.04)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value, 0)))
+    write_axis(axes.yaxis, partial(percent, digits=0))
     axes.set_ylabel("time worked")
 
 
@@ -345,21 +299,20 @@ def _queues(
     runs: Sequence[Run], rows: Sequence[StageRow], colors: Mapping[str, str]
 ) -> Picture:
     titles = ["Come from below, waiting", "Sent up, not answered"]
-    png, svg = _panels(runs, colors, _draw_queues, titles, [row.stage for row in rows])
-    return Picture(
-        name="stage-queues",
-        heading="What waited, over time",
-        caption="Left: batches from below that wait for training; a slow stage has a long "
-        "queue. Right: unanswered batches that a stage has sent up. Thick lines show the "
-        "maximum over ten training steps, thin lines the length at their end. The first stage "
-        "has no stage below it, and the last none above.",
-        alt="Longest queues of each stage. " + _alt(rows, runs, _said_of_queues),
-        png=png,
-        svg=svg,
-    )
+    with figure_style():
+        return picture(
+            _panels(runs, colors, _draw_queues, titles, [row.stage for row in rows]),
+            name="stage-queues",
+            heading="What waited, over time",
+            caption="Left: batches from below that wait for training; a slow stage has a long "
+            "queue. Right: unanswered batches that a stage has sent up. Thick lines show the "
+            "maximum over ten training steps, thin lines the length at their end. The first "
+            "stage has no stage below it, and the last none above.",
+            alt="Longest queues of each stage. " + _alt(rows, runs, _queue_words),
+        )
 
 
-def _said_of_queues(row: StageRow) -> str:
+def _queue_words(row: StageRow) -> str:
     below, above = row.most_waiting, row.most_pending
     words = [] if below is None else [f"{number(below)} waiting"]
     words += [] if above is None else [f"{number(above)} unanswered"]
@@ -371,9 +324,9 @@ def _draw_queues(run: Run, panel: Sequence[Axes], palette: Palette) -> None:
     last = max(run.log.stages)
     for stage, rank in _each_rank(run):
         if stage > 0:
-            _draw_queue(below, stage_notes(run, rank, "waiting"), "waiting", stage, palette)
+            _draw_queue(below, run, stage, rank, "waiting", palette[stage])
         if stage < last:
-            _draw_queue(above, stage_notes(run, rank, "pending"), "pending", stage, palette)
+            _draw_queue(above, run, stage, rank, "pending", palette[stage])
     below.set_ylabel("batches from below")
     above.set_ylabel("batches unanswered")
     for axes in panel:
@@ -382,16 +335,14 @@ def _draw_queues(run: Run, panel: Sequence[Axes], palette: Palette) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
-def _draw_queue(
-    axes: Axes, notes: Sequence[Noted], name: str, stage: int, palette: Palette
-) -> None:
-    if not notes:
+def _draw_queue(axes: Axes, run: Run, stage: int, rank: Rank, name: str, color: str) -> None:
+    if not (notes := stage_notes(run, rank, name, f"most_{name}")):
         return
-    color, width = palette[stage], max(1.2, 3.0 - 0.7 * stage)  # equal ones stay visible
+    width = max(1.2, 3.0 - 0.7 * stage)  # equal queues stay visible
     times = _chunks([note.time for note in notes], NUM_POINTS, np.max)
     lengths = _chunks([note.numbers[name] for note in notes], NUM_POINTS, np.mean)
     [thin] = axes.plot(times, lengths, color=color, linewidth=0.7, alpha=0.7)
-    most = [note.numbers.get(f"most_{name}", note.numbers[name]) for note in notes]
+    most = [note.numbers[f"most_{name}"] for note in notes]
     longest = _chunks(most, NUM_POINTS, np.max)
     [thick] = axes.plot(times, longest, color=color, linewidth=width)
     for line in (thin, thick):
@@ -414,19 +365,19 @@ def _gradients(
 ) -> Picture:
     heading = "Synthetic and true gradients"
     shown = [row.stage for row in rows if row.cosine is not None]
-    png, svg = _panels(runs, colors, _draw_gradients, [heading], shown)
-    return Picture(
-        name="stage-gradients",
-        heading=heading,
-        caption="Cosine between the gradient that a stage predicts and the one that comes back "
-        "for the same batch: 1 means the same direction; at 0 the prediction is useless. Dots "
-        "are single batches, lines their moving means. The second-to-last stage gets the true "
-        "gradient; gradients further down depend on the predictions of the stages above.",
-        alt="Cosine of synthetic and true gradient, median of the second half. "
-        + _alt(rows, runs, lambda row: "" if row.cosine is None else f"{row.cosine:.2f}"),
-        png=png,
-        svg=svg,
-    )
+    with figure_style():
+        return picture(
+            _panels(runs, colors, _draw_gradients, [heading], shown),
+            name="stage-gradients",
+            heading=heading,
+            caption="Cosine between the gradient that a stage predicts and the one that comes "
+            "back for the same batch: 1 means the same direction; at 0 the prediction is "
+            "useless. Dots are single batches, lines their moving means. The second-to-last "
+            "stage gets the true gradient; gradients further down depend on the predictions of "
+            "the stages above.",
+            alt="Cosine of synthetic and true gradient, median of the second half. "
+            + _alt(rows, runs, lambda row: "" if row.cosine is None else f"{row.cosine:.2f}"),
+        )
 
 
 def _draw_gradients(run: Run, panel: Sequence[Axes], palette: Palette) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edgegossip.contract.errors import RunFolderError
-from edgegossip.machine.files import write_whole
 from edgegossip.report.charts import study_picture
-from edgegossip.report.page import DRAWING_ERRORS, FIGURES, REPORT, template
-from edgegossip.report.style import Picture
+from edgegossip.report.page import DRAWING_ERRORS, template, write_page
 
 STUDY = "study.json"
 _MAX_PANELS = 24
@@ -54,14 +52,7 @@ def write_study_report(folder: Path) -> Path:
             f"{folder / STUDY} is damaged ({error!r:.300}); continue the "
             "study, which writes it again"
         ) from error
-    try:
-        _write(folder, page, pictures)
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write {error.filename or folder} ({error.strerror}); the study itself is "
-            "there: make room, or copy its folder elsewhere, and report it again"
-        ) from error
-    return folder / REPORT
+    return write_page(folder, page, pictures)
 
 
 def _require_drawable(figures: Sequence[Mapping[str, Any]]) -> None:
@@ -81,14 +72,6 @@ def _require_drawable(figures: Sequence[Mapping[str, Any]]) -> None:
                 f"figure {figure['name']!r} has {len(panels)} panels and {num_values} values; "
                 f"expected 1 .. {_MAX_PANELS} and at most {_MAX_VALUES}"
             )
-
-
-def _write(folder: Path, page: str, pictures: list[Picture]) -> None:
-    (folder / FIGURES).mkdir(exist_ok=True)
-    for picture in pictures:
-        write_whole(folder / FIGURES / f"{picture.name}.png", picture.png)
-        write_whole(folder / FIGURES / f"{picture.name}.svg", picture.svg)
-    write_whole(folder / REPORT, page.encode())
 
 
 def _read(path: Path) -> Mapping[str, Any]:

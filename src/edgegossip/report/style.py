@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import matplotlib as mpl
 import matplotlib.style
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 INK = "#22272e"
 MUTED = "#6a737d"
@@ -78,6 +80,17 @@ class Picture:
     alt: str
     png: bytes
     svg: bytes
+
+
+def picture(figure: Figure, *, name: str, heading: str, caption: str, alt: str) -> Picture:
+    """Encode a figure within `figure_style`; the attributes are those of `Picture`."""
+    png, svg = render(figure, "png"), render(figure, "svg")
+    return Picture(name=name, heading=heading, caption=caption, alt=alt, png=png, svg=svg)
+
+
+def write_axis(axis: Axis, words: Callable[[float], str]) -> None:
+    """Write the numbers on an axis as `words` does, for example with units."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: words(value)))
 
 
 @contextmanager

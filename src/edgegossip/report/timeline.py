@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import FuncFormatter
 
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.report.folder import ReportData, Run
@@ -21,7 +20,8 @@ from edgegossip.report.style import (
     Picture,
     figure_style,
     new_figure,
-    render,
+    picture,
+    write_axis,
 )
 from edgegossip.report.units import capitalized, listing, number, percent, seconds
 
@@ -79,15 +79,13 @@ def _picture(name: str, run: Run, color: str) -> Picture:
             ncols=len(kinds),
             frameon=False,
         )
-        png, svg = render(figure, "png"), render(figure, "svg")
-    return Picture(
-        name=name,
-        heading=run.name,
-        caption=_caption(run, ranks, window),
-        alt=_alt(run, ranks),
-        png=png,
-        svg=svg,
-    )
+        return picture(
+            figure,
+            name=name,
+            heading=run.name,
+            caption=_caption(run, ranks, window),
+            alt=_alt(run, ranks),
+        )
 
 
 def _styles(color: str) -> dict[str, dict[str, Any]]:
@@ -164,7 +162,7 @@ def _dress(left: Axes, right: Axes, run: Run, ranks: list[Rank], window: Seconds
     left.set_xlim(0, window)
     left.set_ylim(len(ranks) - 0.5, -0.5)
     left.set_xlabel("time (s)")
-    left.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    write_axis(left.xaxis, number)
     left.set_yticks(range(len(ranks)), [_worker_label(run, rank) for rank in ranks])
     left.tick_params(axis="y", labelcolor=INK)
     right.tick_params(axis="y", labelleft=False)
@@ -219,7 +217,7 @@ def _alt(run: Run, ranks: list[Rank]) -> str:
     return f"Timeline of each worker in {run.name}. Share of the run: {'; '.join(rows)}."
 
 
-# Workers' waits and the effect of balancing, as text.
+# Balancing.
 
 
 MAX_NAMED = 8

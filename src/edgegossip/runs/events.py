@@ -91,7 +91,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
-from edgegossip.contract.protocol import Message, Note, Rank, Seconds, Trained
+from edgegossip.contract.protocol import COMMIT, Message, Note, Rank, Seconds, Trained
 from edgegossip.runs.files import read_json, to_json
 from edgegossip.runs.results import Evaluation
 
@@ -511,10 +511,6 @@ def _unwritable(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(
         f"cannot write {path}: {error.strerror}; free some space or choose another --out"
     )
-
-
-COMMIT = "commit"
-"""The kind of a worker's commit to a server."""
 
 
 @dataclass(slots=True)
