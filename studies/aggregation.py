@@ -33,13 +33,14 @@ import edgegossip as eg
 from edgegossip.contract.protocol import Seconds, Steps, Train
 from edgegossip.contract.randomness import generator
 from edgegossip.recipes.problems import Problem
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.exhibits import Exhibits, Panel
 from edgegossip.runs.process import one_intra_op_thread
 from edgegossip.runs.scoreboard import grouped, middle
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.training.sampling.aggregation import COMBINATIONS, AggregatedData
 from edgegossip.training.task import Workload
 from studies.contest import StudySettings
+from studies.exhibits import Line, figure_and_tables, panel, table
 from studies.problems import (
     CIFAR10_ALEXNET_QUARTER,
     CIFAR10_LENET5,
@@ -128,21 +129,12 @@ CLOCK = "Processor time on one thread of this machine; the paper's machine is di
 
 def steps_panel(title: str, groups: Mapping[str, Iterable[Row]]) -> Panel:
     """Stack the times of the three steps, for each group of rows that differ only in seed."""
-    return Panel(
-        title=title,
-        kind="stacked",
-        x_label="",
-        y_label="processor time",
-        y_unit="seconds",
-        series=tuple(
-            Series(
-                name=step,
-                x=tuple(groups),
-                y=tuple(middle(some, f"wall_{step}") for some in groups.values()),
-            )
-            for step in STEPS
-        ),
-    )
+    series = {
+        step: (groups, [middle(some, f"wall_{step}") for some in groups.values()])
+        for step in STEPS
+    }
+    labels = {"y_label": "processor time", "y_unit": "seconds"}
+    return panel(title, series, kind="stacked", **labels)
 
 
 # Figure 3.
@@ -291,72 +283,43 @@ def _learn(
 
 
 def _fig3_exhibits(rows: Mapping[str, Row]) -> Exhibits:
-    parts = grouped(rows.values(), "problem", "ratio")
-    if not parts:
-        return Exhibits()
-    figure = Figure(
-        name="fig3",
-        heading="Eight combinations of reduction and division",
-        caption="Left: time to aggregate. Right: accuracy learned from the points alone; "
-        "higher is better. Medians over the seeds.",
-        panels=tuple(
-            panel
-            for (problem, ratio), some in parts.items()
-            for panel in _fig3_panels(f"{problem}, ratio {ratio:g}", some)
+    panels, lines = list[Panel](), list[Line]()
+    for (problem, ratio), some in grouped(rows.values(), "problem", "ratio").items():
+        groups = {technique: own for (technique,), own in grouped(some, "technique").items()}
+        timed = {name: own for name, own in groups.items() if name in COMBINATIONS}
+        part = f"{problem}, ratio {ratio:g}"
+        if timed:
+            panels.append(steps_panel(f"Time, {part}", timed))
+        accuracies = groups, [middle(own, "accuracy") for own in groups.values()]
+        labels = {"y_label": "accuracy", "y_unit": "percent"}
+        panels.append(
+            panel(f"Accuracy, {part}", {"accuracy": accuracies}, kind="bars", **labels)
+        )
+        lines += [_fig3_line(own) for own in groups.values()]
+    return figure_and_tables(
+        "fig3",
+        "Eight combinations of reduction and division",
+        "Left: time to aggregate. Right: accuracy learned from the points alone; higher is "
+        "better. Medians over the seeds.",
+        panels,
+        table(
+            "Our results and the paper's statements",
+            lines,
+            "Medians over the seeds. Random and all samples are controls, not in the paper.",
         ),
     )
-    table = _fig3_table([some for each in parts.values() for some in _by_technique(each)])
-    return Exhibits(figures=(figure,), tables=(table,))
 
 
-def _by_technique(rows: Sequence[Row]) -> list[list[Row]]:
-    return [*grouped(rows, "technique").values()]
-
-
-def _fig3_panels(part: str, rows: Sequence[Row]) -> list[Panel]:
-    groups = {some[0]["technique"]: some for some in _by_technique(rows)}
-    timed = {name: some for name, some in groups.items() if name in COMBINATIONS}
-    accuracy = Panel(
-        title=f"Accuracy, {part}",
-        kind="bars",
-        x_label="",
-        y_label="accuracy",
-        y_unit="percent",
-        series=(
-            Series(
-                name="accuracy",
-                x=tuple(groups),
-                y=tuple(middle(some, "accuracy") for some in groups.values()),
-            ),
-        ),
-    )
-    return [steps_panel(f"Time, {part}", timed), accuracy] if timed else [accuracy]
-
-
-def _fig3_table(groups: Sequence[list[Row]]) -> Table:
-    return Table(
-        heading="Our results and the paper's statements",
-        columns=(
-            ("model", "text"),
-            ("ratio", "number"),
-            ("technique", "text"),
-            *((step, "seconds") for step in STEPS),
-            ("points", "number"),
-            ("accuracy", "percent"),
-            ("paper", "text"),
-        ),
-        rows=tuple(
-            (
-                *(some[0][field] for field in ("problem", "ratio", "technique")),
-                *(middle(some, f"wall_{step}") for step in STEPS),
-                some[0]["num_points"],
-                middle(some, "accuracy"),
-                _verdict(some[0]["technique"]),
-            )
-            for some in groups
-        ),
-        note="Medians over the seeds. Random and all samples are controls, not in the paper.",
-    )
+def _fig3_line(some: Sequence[Row]) -> Line:
+    return {
+        "model": ("text", some[0]["problem"]),
+        "ratio": ("number", some[0]["ratio"]),
+        "technique": ("text", some[0]["technique"]),
+        **{step: ("seconds", middle(some, f"wall_{step}")) for step in STEPS},
+        "points": ("number", some[0]["num_points"]),
+        "accuracy": ("percent", middle(some, "accuracy")),
+        "paper": ("text", _verdict(some[0]["technique"])),
+    }
 
 
 def _verdict(technique: str) -> str:
@@ -438,34 +401,23 @@ def _fig7_exhibits(rows: Mapping[str, Row]) -> Exhibits:
         by_ratio = grouped(some, "technique", "ratio")
         bars = {f"{technique} {ratio}": own for (technique, ratio), own in by_ratio.items()}
         panels.append(steps_panel(str(dataset), bars))
-    if not panels:
-        return Exhibits()
-    figure = Figure(
-        name="fig7",
-        heading="Time to generate aggregated points",
-        caption="Technique and samples per aggregated point; medians over the seeds of the "
-        "median of three measurements.",
-        panels=tuple(panels),
+    kinds = grouped(rows.values(), "dataset", "technique", "ratio").values()
+    return figure_and_tables(
+        "fig7",
+        "Time to generate aggregated points",
+        "Technique and samples per aggregated point; medians over the seeds of the median of "
+        "three measurements.",
+        panels,
+        table("Ours (the paper prints no numbers)", map(_fig7_line, kinds)),
     )
-    return Exhibits(figures=(figure,), tables=(_fig7_table(rows),))
 
 
-def _fig7_table(rows: Mapping[str, Row]) -> Table:
-    return Table(
-        heading="Ours (the paper prints no numbers)",
-        columns=(
-            ("data", "text"),
-            ("samples", "number"),
-            ("technique", "text"),
-            ("ratio", "number"),
-            *((step, "seconds") for step in STEPS),
-            ("time", "seconds"),
-        ),
-        rows=tuple(
-            (
-                *(some[0][field] for field in ("dataset", "num_samples", "technique", "ratio")),
-                *(middle(some, f"wall_{step}") for step in (*STEPS, "generation")),
-            )
-            for some in grouped(rows.values(), "dataset", "technique", "ratio").values()
-        ),
-    )
+def _fig7_line(some: Sequence[Row]) -> Line:
+    return {
+        "data": ("text", some[0]["dataset"]),
+        "samples": ("number", some[0]["num_samples"]),
+        "technique": ("text", some[0]["technique"]),
+        "ratio": ("number", some[0]["ratio"]),
+        **{step: ("seconds", middle(some, f"wall_{step}")) for step in STEPS},
+        "time": ("seconds", middle(some, "wall_generation")),
+    }

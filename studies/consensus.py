@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,10 +25,11 @@ from edgegossip.contract.protocol import Payload, Train
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.schema import TensorSpec
 from edgegossip.contract.trainer import TrainingResult
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.exhibits import Exhibits, Panel
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.training.quadratic import QuadraticTrainer
 from studies.contest import StudySettings
+from studies.exhibits import Line, figure_and_tables, panel, table
 
 NUM_WORKERS = 8
 ALGORITHMS: Mapping[str, Callable[..., eg.Algorithm[Any]]] = {
@@ -174,66 +175,58 @@ class Unpacked(eg.TopK):
 
 
 def _exhibit(grid: Grid, rows: Mapping[str, Row]) -> Exhibits:
-    panels = tuple(
-        _panel(grid, name, lr, cells)
-        for name in ALGORITHMS
-        for lr in grid.lrs
-        if (cells := [r for r in rows.values() if (r["run"], r["lr"]) == (name, lr)])
+    return figure_and_tables(
+        "consensus",
+        "Final distance between workers",
+        "Root mean square distance of the workers from their mean after the last round, "
+        "divided by that of their optima; hatched: diverged. The line is the default step, the "
+        "compressor's own. With lr 0 workers only average; otherwise each pulls toward its own "
+        "optimum, so some distance must remain.",
+        (
+            _panel(grid, name, lr, cells)
+            for name in ALGORITHMS
+            for lr in grid.lrs
+            if (cells := [r for r in rows.values() if (r["run"], r["lr"]) == (name, lr)])
+        ),
+        table(
+            "The best of the tried steps",
+            (_line(grid, row) for row in rows.values()),
+            "The workers' distance from their mean, divided by that of their optima.",
+        ),
     )
-    if not panels:
-        return Exhibits()
-    figure = Figure(
-        name="consensus",
-        heading="Final distance between workers",
-        caption="Root mean square distance of the workers from their mean after the last "
-        "round, divided by that of their optima; hatched: diverged. The line is the default "
-        "step, the compressor's own. With lr 0 workers only average; otherwise each pulls "
-        "toward its own optimum, so some distance must remain.",
-        panels=panels,
-    )
-    return Exhibits(figures=(figure,), tables=(_table(grid, rows),))
 
 
 def _panel(grid: Grid, name: str, lr: float, cells: list[Row]) -> Panel:
     errors = {row["keep_ratio"]: row["errors"] for row in cells}
-    kept = tuple(errors)
-    levels = tuple(
-        Series(name=f"{step:g}", x=kept, y=tuple(errors[each][place] for each in kept))
+    levels: dict[str, tuple[Iterable[float], Iterable[float]]] = {
+        f"{step:g}": (errors, [each[place] for each in errors.values()])
         for place, step in enumerate(grid.steps)
-    )
-    rule = tuple(eg.TopK(each).consensus_step(grid.dim) for each in kept)
-    return Panel(
-        title=f"{name}, lr {lr:g}",
+    }
+    rule = [eg.TopK(each).consensus_step(grid.dim) for each in errors]
+    return panel(
+        f"{name}, lr {lr:g}",
+        levels | {"default step": (errors, rule)},
+        mark="default step",
         kind="map",
         x_label="share of entries kept",
         y_label="consensus step",
         y_unit="number",
-        series=(*levels, Series(name="default step", x=kept, y=rule, is_mark=True)),
     )
 
 
-def _table(grid: Grid, rows: Mapping[str, Row]) -> Table:
-    """Compare the best step of each row with the default."""
-    lines = []
-    for row in rows.values():
-        known = [
-            (error, step)
-            for error, step in zip(row["errors"], grid.steps, strict=True)
-            if error is not None
-        ]
-        error, step = min(known, default=(None, None))
-        largest = max((step for _, step in known), default=None)
-        lines.append((row["run"], row["lr"], row["keep_ratio"], step, error, largest))
-    return Table(
-        heading="The best of the tried steps",
-        columns=(
-            ("run", "text"),
-            ("lr", "number"),
-            ("kept", "percent"),
-            ("best step", "number"),
-            ("distance left", "number"),
-            ("largest that holds", "number"),
-        ),
-        rows=tuple(lines),
-        note="The workers' distance from their mean, divided by that of their optima.",
-    )
+def _line(grid: Grid, row: Row) -> Line:
+    """The best step of a row and the largest that did not diverge."""
+    known = [
+        (error, step)
+        for error, step in zip(row["errors"], grid.steps, strict=True)
+        if error is not None
+    ]
+    error, step = min(known, default=(None, None))
+    return {
+        "run": ("text", row["run"]),
+        "lr": ("number", row["lr"]),
+        "kept": ("percent", row["keep_ratio"]),
+        "best step": ("number", step),
+        "distance left": ("number", error),
+        "largest that holds": ("number", max((step for _, step in known), default=None)),
+    }

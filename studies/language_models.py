@@ -26,7 +26,7 @@ from edgegossip.recipes.language import LanguageSettings, language_task, slowest
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.runs.describe import describe
-from edgegossip.runs.exhibits import Exhibits, Figure
+from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.experiment import throughput_bound
 from edgegossip.runs.scoreboard import (
     Measures,
@@ -41,6 +41,7 @@ from edgegossip.runs.scoreboard import (
 from edgegossip.runs.study import Row, Session, Study
 from edgegossip.runs.tuning import without_test_data
 from studies.contest import Attempt, StudySettings, Tried, TunedContest
+from studies.exhibits import figure_and_tables
 
 NUM_WORKERS = 4
 BASELINE = "diloco"
@@ -248,16 +249,16 @@ def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
         ("bytes", "sent per worker", "bytes", True),
         ("samples", "samples trained on", "number", False),
     )
-    figure = Figure(
-        name="authors",
-        heading="Bits per character against time, bytes and samples",
-        caption=f"{first[1].capitalize()}; one seed.",
-        panels=tuple(
+    return figure_and_tables(
+        "authors",
+        "Bits per character against time, bytes and samples",
+        f"{first[1].capitalize()}; one seed.",
+        (
             curves(results, first, label.capitalize(), label, x=x, x_unit=unit, is_x_log=is_log)  # type: ignore[arg-type]
             for x, label, unit, is_log in axes
         ),
+        score_table(found, heading="Ours", note=NOTE),
     )
-    return Exhibits(figures=(figure,), tables=(score_table(found, heading="Ours", note=NOTE),))
 
 
 def _measures(

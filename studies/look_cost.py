@@ -32,7 +32,7 @@ from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.rehearsal import rehearse
 from edgegossip.runs.describe import describe
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.exhibits import Exhibits, Panel
 from edgegossip.runs.scoreboard import grouped, median, middle
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.machines import FORECAST_SECONDS
@@ -42,6 +42,7 @@ from edgegossip.training.sampling.selection import Selection
 from edgegossip.training.task import Workload
 from studies.aggregation import processor_seconds
 from studies.contest import StudySettings
+from studies.exhibits import figure_and_tables, panel, table
 from studies.problems import CIFAR10_ALEXNET, DIGITS_MLP, MNIST_LENET5
 from studies.race import AS_PUBLISHED, TrainingEvents
 
@@ -256,30 +257,75 @@ def _measured(
 
 def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
     cases = grouped(rows.values(), "problem", "ratio")
-    if not cases:
-        return Exhibits()
-    figure = Figure(
-        name="fig8",
-        heading="Share of an epoch for looks at aggregated points",
-        caption="Accounted: what the simulator charges, a third of a training sample for each "
-        "point; over all workers (slow ones look at as many points but train less), and for "
-        "the fastest, which trains on all of its data. Measured: on one thread of this "
-        "machine. Shares are of looks plus training. Paper: its average over all cases. The "
-        "parts are those of the fastest worker; measurements do not include exchanges.",
-        panels=(
-            _shares_panel(cases),
-            _parts_panel(cases, "accounted", ACCOUNTED_PARTS),
-            _parts_panel(cases, "measured", MEASURED_PARTS),
+    shares = _share_curves(cases)
+    names = [f"{problem} {ratio}" for problem, ratio in cases]
+    labels = {"x_label": "samples per aggregated point", "y_unit": "percent"}
+
+    def parts_panel(kind: str, parts: tuple[str, ...]) -> Panel:
+        series = {
+            part: (names, [_part(some, kind, part) for some in cases.values()])
+            for part in parts
+        }
+        y_label = "share of an epoch's time"
+        return panel(
+            f"Parts of an epoch, {kind}", series, kind="stacked", y_label=y_label, **labels
+        )
+
+    return figure_and_tables(
+        "fig8",
+        "Share of an epoch for looks at aggregated points",
+        "Accounted: what the simulator charges, a third of a training sample for each point; "
+        "over all workers (slow ones look at as many points but train less), and for the "
+        "fastest, which trains on all of its data. Measured: on one thread of this machine. "
+        "Shares are of looks plus training. Paper: its average over all cases. The parts are "
+        "those of the fastest worker; measurements do not include exchanges.",
+        (
+            panel(
+                "Share of an epoch's time",
+                {name: (names, y) for name, y in shares.items()},
+                mark="paper",
+                kind="bars",
+                y_label="looking at aggregated points",
+                **labels,
+            ),
+            parts_panel("accounted", ACCOUNTED_PARTS),
+            parts_panel("measured", MEASURED_PARTS),
+        ),
+        table(
+            "Ours and the paper's",
+            (
+                {
+                    "model": ("text", problem),
+                    "ratio": ("number", ratio),
+                    **{name: ("percent", y[index]) for name, y in shares.items()},
+                }
+                for index, (problem, ratio) in enumerate(cases)
+            ),
+            "Medians over the seeds; the paper's are averages over all its cases.",
+        ),
+        table(
+            "Parts of an epoch",
+            (
+                {
+                    "model": ("text", problem),
+                    "ratio": ("number", ratio),
+                    "kind": ("text", kind),
+                    **{part: ("percent", _part(some, kind, part)) for part in PARTS},
+                }
+                for (problem, ratio), some in cases.items()
+                for kind in dict.fromkeys(row["kind"] for row in some)
+            ),
+            "Shares of an epoch of the fastest worker, medians over the seeds; a dash: not "
+            "accounted, or not measured.",
         ),
     )
-    return Exhibits(figures=(figure,), tables=(_shares_table(cases), _parts_table(cases)))
 
 
 def _of(rows: list[Row], kind: str) -> list[Row]:
     return [row for row in rows if row["kind"] == kind]
 
 
-def _shares_of_look_cost(cases: Cases) -> dict[str, tuple[float | None, ...]]:
+def _share_curves(cases: Cases) -> dict[str, tuple[float | None, ...]]:
     kinds = {
         "accounted, all": ("accounted", "share"),
         "accounted, fastest": ("accounted", "fastest_share"),
@@ -290,25 +336,6 @@ def _shares_of_look_cost(cases: Cases) -> dict[str, tuple[float | None, ...]]:
         name: tuple(middle(_of(some, kind), field) for some in cases.values())
         for name, (kind, field) in kinds.items()
     }
-
-
-def _names(cases: Cases) -> tuple[str, ...]:
-    return tuple(f"{problem} {ratio}" for problem, ratio in cases)
-
-
-def _shares_panel(cases: Cases) -> Panel:
-    x = _names(cases)
-    return Panel(
-        title="Share of an epoch's time",
-        kind="bars",
-        x_label="samples per aggregated point",
-        y_label="looking at aggregated points",
-        y_unit="percent",
-        series=tuple(
-            Series(name=name, x=x, y=y, is_mark=name == "paper")
-            for name, y in _shares_of_look_cost(cases).items()
-        ),
-    )
 
 
 def _part(rows: list[Row], kind: str, part: str) -> float | None:
@@ -325,52 +352,3 @@ def _part(rows: list[Row], kind: str, part: str) -> float | None:
         if all(field in row for field in fields.values())
     ]
     return median(shares) if shares else None
-
-
-def _parts_panel(cases: Cases, kind: str, parts: tuple[str, ...]) -> Panel:
-    return Panel(
-        title=f"Parts of an epoch, {kind}",
-        kind="stacked",
-        x_label="samples per aggregated point",
-        y_label="share of an epoch's time",
-        y_unit="percent",
-        series=tuple(
-            Series(
-                name=part,
-                x=_names(cases),
-                y=tuple(_part(some, kind, part) for some in cases.values()),
-            )
-            for part in parts
-        ),
-    )
-
-
-def _shares_table(cases: Cases) -> Table:
-    shares = _shares_of_look_cost(cases)
-    return Table(
-        heading="Ours and the paper's",
-        columns=(
-            ("model", "text"),
-            ("ratio", "number"),
-            *((name, "percent") for name in shares),
-        ),
-        rows=tuple(
-            (*case, *(y[index] for y in shares.values())) for index, case in enumerate(cases)
-        ),
-        note="Medians over the seeds; the paper's are averages over all its cases.",
-    )
-
-
-def _parts_table(cases: Cases) -> Table:
-    columns: tuple[tuple[str, Any], ...] = tuple((part, "percent") for part in PARTS)
-    return Table(
-        heading="Parts of an epoch",
-        columns=(("model", "text"), ("ratio", "number"), ("kind", "text"), *columns),
-        rows=tuple(
-            (*case, kind, *(_part(some, kind, part) for part in PARTS))
-            for case, some in cases.items()
-            for kind in dict.fromkeys(row["kind"] for row in some)
-        ),
-        note="Shares of an epoch of the fastest worker, medians over the seeds; a dash: not "
-        "accounted, or not measured.",
-    )

@@ -22,11 +22,12 @@ from edgegossip.contract.ranges import check_range
 from edgegossip.models.blocks import initialize_like_he
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.tasks import Settings
-from edgegossip.runs.exhibits import Exhibits, Figure, Table
-from edgegossip.runs.scoreboard import curves, last_looks, median
+from edgegossip.runs.exhibits import Exhibits
+from edgegossip.runs.scoreboard import curves, grouped, last_looks, middle
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.training.optimizer import StepDecay
 from studies.contest import Contest, StudySettings, contest_study
+from studies.exhibits import figure_and_tables, table
 
 BPROP, DNI, CDNI = "bprop", "dni", "cdni"
 PUBLISHED: Mapping[str, Mapping[int, float]] = {
@@ -202,41 +203,29 @@ def published(
 
 
 def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
-    found: dict[tuple[int, str], list[float]] = {}
-    for row in rows.values():
-        found.setdefault((row["num_layers"], row["run"]), []).append(row["error"])
-    if not found:
-        return Exhibits()
-    table = Table(
-        heading="Test error",
-        columns=(
-            ("layers", "text"),
-            ("run", "text"),
-            ("error", "percent"),
-            ("published", "percent"),
+    first = min((row["seed"] for row in rows.values()), default=0)
+    settings = dict.fromkeys((row["group"], row["setting"]) for row in rows.values())
+    return figure_and_tables(
+        "published",
+        "Accuracy of dense layers that are trained separately",
+        "One seed.",
+        (
+            curves(rows.values(), (*each, first), each[1], "passes over the data", x="epochs")
+            for each in settings
         ),
-        rows=tuple(
-            (f"{num_layers}", run, median(errors), PUBLISHED[run][num_layers])
-            for (num_layers, run), errors in found.items()
-        ),
-        note="Medians over the seeds of the mean of the last five evaluations, one per epoch.",
-    )
-    first = min(row["seed"] for row in rows.values())
-    figure = Figure(
-        name="published",
-        heading="Accuracy of dense layers that are trained separately",
-        caption="One seed.",
-        panels=tuple(
-            curves(
-                rows.values(),
-                (group, setting, first),
-                setting,
-                "passes over the data",
-                x="epochs",
-            )
-            for group, setting in dict.fromkeys(
-                (row["group"], row["setting"]) for row in rows.values()
-            )
+        table(
+            "Test error",
+            (
+                {
+                    "layers": ("text", f"{num_layers}"),
+                    "run": ("text", run),
+                    "error": ("percent", middle(some, "error")),
+                    "published": ("percent", PUBLISHED[run][num_layers]),
+                }
+                for (num_layers, run), some in grouped(
+                    rows.values(), "num_layers", "run"
+                ).items()
+            ),
+            "Medians over the seeds of the mean of the last five evaluations, one per epoch.",
         ),
     )
-    return Exhibits(figures=(figure,), tables=(table,))

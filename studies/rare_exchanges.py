@@ -18,7 +18,7 @@ from typing import Any
 import edgegossip as eg
 from edgegossip.contract.ranges import check_range
 from edgegossip.data.partition import IID
-from edgegossip.runs.exhibits import Exhibits, Figure, Table, Unit
+from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.scoreboard import last_looks, median
 from edgegossip.runs.study import Row, Session, Study
 from studies.compressed_push import (
@@ -47,6 +47,7 @@ from studies.contest import (
     check_factors,
     contest_study,
 )
+from studies.exhibits import Line, figure_and_tables, table
 from studies.problems import with_epochs
 
 SETTING = "even data"
@@ -176,43 +177,22 @@ NOTE = (
 
 def control_exhibits(rows: Mapping[str, Row]) -> Exhibits:
     found = [row for row in rows.values() if not row["is_tuning"]]
+    seed = min((row["seed"] for row in found), default=0)
     kinds = dict.fromkeys((row["group"], row["run"]) for row in found)
-    columns: tuple[tuple[str, Unit], ...] = (
-        ("part", "text"),
-        ("run", "text"),
-        ("learning rate", "number"),
-        ("seeds", "number"),
-        ("accuracy", "percent"),
-        ("lost", "points"),
-        ("least lost", "points"),
-        ("most lost", "points"),
-        ("sent per worker", "bytes"),
-        ("less", "times"),
-    )
-    told = tuple(_summary(*kind, found) for kind in kinds)
-    if not told:
-        return Exhibits()
-    table = Table(heading="Ours", columns=columns, rows=told, note=NOTE)
-    return Exhibits(figures=(_figure(found),), tables=(table,))
-
-
-def _figure(rows: list[Row]) -> Figure:
-    seed = min(row["seed"] for row in rows)
-    groups = dict.fromkeys(row["group"] for row in rows)
-    panels = [
-        replace(panel, title=f"{group}: {panel.title}")
-        for group in groups
-        for panel in contest_curves(rows, (group, SETTING, seed))
-    ]
-    return Figure(
-        name="controls",
-        heading="Accuracy against bytes and time",
-        caption=f"The averaged model, seed {seed}.",
-        panels=tuple(panels),
+    return figure_and_tables(
+        "controls",
+        "Accuracy against bytes and time",
+        f"The averaged model, seed {seed}.",
+        (
+            replace(panel, title=f"{group}: {panel.title}")
+            for group in dict.fromkeys(row["group"] for row in found)
+            for panel in contest_curves(found, (group, SETTING, seed))
+        ),
+        table("Ours", (_summary(*kind, found) for kind in kinds), NOTE),
     )
 
 
-def _summary(group: str, run: str, rows: list[Row]) -> tuple[Any, ...]:
+def _summary(group: str, run: str, rows: list[Row]) -> Line:
     mine = {row["seed"]: row for row in rows if (row["group"], row["run"]) == (group, run)}
     control = CONTROLS.get(run)
     pairs = [
@@ -222,19 +202,18 @@ def _summary(group: str, run: str, rows: list[Row]) -> tuple[Any, ...]:
     ]
     lost = [_accuracy(theirs) - _accuracy(own) for own, theirs in pairs]
     less = [_sent(theirs) / _sent(own) for own, theirs in pairs]
-    first = next(iter(mine.values()))
-    return (
-        group,
-        run,
-        first["lr"],
-        len(mine),
-        statistics.median(map(_accuracy, mine.values())),
-        median(lost) if lost else None,
-        min(lost, default=None),
-        max(lost, default=None),
-        statistics.median(map(_sent, mine.values())),
-        median(less) if less else None,
-    )
+    return {
+        "part": ("text", group),
+        "run": ("text", run),
+        "learning rate": ("number", next(iter(mine.values()))["lr"]),
+        "seeds": ("number", len(mine)),
+        "accuracy": ("percent", statistics.median(map(_accuracy, mine.values()))),
+        "lost": ("points", median(lost) if lost else None),
+        "least lost": ("points", min(lost, default=None)),
+        "most lost": ("points", max(lost, default=None)),
+        "sent per worker": ("bytes", statistics.median(map(_sent, mine.values()))),
+        "less": ("times", median(less) if less else None),
+    }
 
 
 def _accuracy(row: Row) -> float:

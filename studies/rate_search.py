@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import edgegossip as eg
 from edgegossip.algorithms.server.reward import ConstrainedFit, Reward
@@ -21,11 +20,12 @@ from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Seconds
 from edgegossip.runs.describe import describe
 from edgegossip.runs.events import EventReader
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.scoreboard import median
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.runs.tuning import slug
 from studies.contest import Contest, StudySettings, contest_study
+from studies.exhibits import Line, figure_and_tables, panel, table
 from studies.problems import MNIST_MLP, SMALL_MLP
 from studies.servers import MIN_INTERVAL, Cluster, machines
 
@@ -185,41 +185,47 @@ NOTE = (
 
 
 def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
-    if not rows:
-        return Exhibits()
     kinds = dict.fromkeys((row["run"], row["lr"]) for row in rows.values())
-    table = Table(
-        heading="Ours",
-        columns=(
-            ("search", "text"),
-            ("learning rate", "number"),
-            ("runs", "number"),
-            ("diverged", "number"),
-            ("rate at the end", "number"),
-            ("implicit momentum", "number"),
-            ("test loss at the end", "number"),
-        ),
-        rows=tuple(_summary(*kind, rows) for kind in kinds),
-        note=NOTE,
-    )
+    lines = table("Ours", (_summary(*kind, rows) for kind in kinds), NOTE)
     first = next((row for row in rows.values() if row.get("search")), None)
-    figures = () if first is None else (_figure(first["lr"], first["seed"], rows),)
-    return Exhibits(figures=figures, tables=(table,))
+    if first is None:
+        return Exhibits(tables=(lines,)) if rows else Exhibits()
+    lr, seed = first["lr"], first["seed"]
+    mine = [row for row in rows.values() if (row["lr"], row["seed"]) == (lr, seed)]
+    return figure_and_tables(
+        "search",
+        "The rates that the searches try, and their rewards",
+        f"Learning rate {lr:g}, seed {seed}. Rewards are shown during a search.",
+        (
+            panel(
+                label.capitalize(),
+                {row["run"]: _curve(row, field) for row in mine if row.get("search")},
+                kind="lines",
+                x_label="virtual time",
+                x_unit="seconds",
+                y_label=label,
+                y_unit="number",
+            )
+            for field, label in FIELDS.items()
+        ),
+        lines,
+    )
 
 
-def _summary(run: str, lr: float, rows: Mapping[str, Row]) -> tuple[Any, ...]:
+def _summary(run: str, lr: float, rows: Mapping[str, Row]) -> Line:
     mine = [row for row in rows.values() if (row["run"], row["lr"]) == (run, lr)]
     ends = [row["search"][-1] for row in mine if row.get("search")] or [{}]
     losses = [row["losses"][-1] for row in mine if row["losses"]] or [None]
-    return (
-        run,
-        lr,
-        len(mine),
-        sum(row["has_diverged"] for row in mine),
-        median([each.get("rate") for each in ends]),
-        median([each.get("implicit_momentum") for each in ends]),
-        median(losses),
-    )
+    momentum = median([each.get("implicit_momentum") for each in ends])
+    return {
+        "search": ("text", run),
+        "learning rate": ("number", lr),
+        "runs": ("number", len(mine)),
+        "diverged": ("number", sum(row["has_diverged"] for row in mine)),
+        "rate at the end": ("number", median([each.get("rate") for each in ends])),
+        "implicit momentum": ("number", momentum),
+        "test loss at the end": ("number", median(losses)),
+    }
 
 
 FIELDS = {
@@ -230,27 +236,6 @@ FIELDS = {
 }
 
 
-def _figure(lr: float, seed: int, rows: Mapping[str, Row]) -> Figure:
-    mine = [row for row in rows.values() if (row["lr"], row["seed"]) == (lr, seed)]
-    return Figure(
-        name="search",
-        heading="The rates that the searches try, and their rewards",
-        caption=f"Learning rate {lr:g}, seed {seed}. Rewards are shown during a search.",
-        panels=tuple(
-            Panel(
-                title=label.capitalize(),
-                kind="lines",
-                x_label="virtual time",
-                x_unit="seconds",
-                y_label=label,
-                y_unit="number",
-                series=tuple(_series(row, field) for row in mine if row.get("search")),
-            )
-            for field, label in FIELDS.items()
-        ),
-    )
-
-
-def _series(row: Row, field: str) -> Series:
-    points = [(each["time"], each[field]) for each in row["search"] if field in each]
-    return Series(name=row["run"], x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
+def _curve(row: Row, field: str) -> tuple[list[Seconds], list[float]]:
+    known = [each for each in row["search"] if field in each]
+    return [each["time"] for each in known], [each[field] for each in known]

@@ -26,7 +26,7 @@ from edgegossip.contract.protocol import Seconds
 from edgegossip.recipes.parameter_servers import LINK, heterogeneous
 from edgegossip.recipes.problems import Problem
 from edgegossip.runs.describe import describe
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table, Unit
+from edgegossip.runs.exhibits import Exhibits, Panel
 from edgegossip.runs.experiment import LossTarget
 from edgegossip.runs.scoreboard import Measures, Score, contest_key, score
 from edgegossip.runs.study import Cell, Row, Session
@@ -40,6 +40,7 @@ from studies.contest import (
     Tried,
     TunedContest,
 )
+from studies.exhibits import Line, figure_and_tables, panel, table
 
 WINDOW: Seconds = 20.0
 """Check period where it is not tuned: 40 steps of the fastest worker; 60 s in the paper."""
@@ -302,18 +303,15 @@ def _measures(row: Row, adsp: Row | None) -> Measures:
 
 def loss_curves(rows: Iterable[Row], group: str, setting: str, seed: int) -> Panel:
     """Plot the losses of a contest's runs against time."""
-    return Panel(
-        title=f"{group}, {setting}",
+    mine = [row for row in rows if contest_key(row) == (group, setting, seed)]
+    return panel(
+        f"{group}, {setting}",
+        {row["run"]: (row["times"], row["losses"]) for row in mine},
         kind="lines",
         x_label="virtual time",
         x_unit="seconds",
         y_label="loss",
         y_unit="number",
-        series=tuple(
-            Series(name=row["run"], x=tuple(row["times"]), y=tuple(row["losses"]))
-            for row in rows
-            if contest_key(row) == (group, setting, seed)
-        ),
     )
 
 
@@ -410,54 +408,40 @@ def _merit(trial: Row) -> tuple[bool, float]:
 
 def tuning_exhibits(contests: Sequence[Contest], rows: Mapping[str, Row]) -> Exhibits:
     """Show the time of each candidate, and the best one of each method."""
-    groups = dict.fromkeys(each.group for each in contests)
-    told = [line for group in groups for line in _candidates(group, rows.values())]
-    columns: tuple[tuple[str, Unit], ...] = (
-        ("problem", "text"),
-        ("method", "text"),
-        ("learning rate", "number"),
-        ("setting", "text"),
-        ("time to loss", "seconds"),
-        ("loss at its end", "number"),
-        ("", "text"),
+    lines, panels = list[Line](), []
+    for group in dict.fromkeys(each.group for each in contests):
+        own = [row for row in rows.values() if row["group"] == group]
+        best = {}
+        for name, option in OPTIONS.items():
+            mine = [row for row in own if row["run"] == name]
+            first = max(mine, key=_merit, default=None)
+            lines += [_candidate(row, option, is_best=row is first) for row in mine]
+            if first is not None:
+                best[name] = first["seconds_to_loss"]
+        if best:
+            labels = {"x_label": "method", "y_label": "time of the best", "y_unit": "seconds"}
+            bars = {"best candidate": (best, best.values())}
+            panels.append(panel(group, bars, kind="bars", **labels))
+    return figure_and_tables(
+        "tuning",
+        "The best candidate of each method",
+        "One seed, which no result uses.",
+        panels,
+        table("Candidates", lines, NOTE),
     )
-    table = Table(heading="Candidates", columns=columns, rows=tuple(told), note=NOTE)
-    points = [
-        Panel(
-            title=group,
-            kind="bars",
-            x_label="method",
-            y_label="time of the best",
-            y_unit="seconds",
-            series=(
-                Series(
-                    name="best candidate",
-                    x=tuple(row[1] for row in told if row[0] == group and row[-1]),
-                    y=tuple(row[4] for row in told if row[0] == group and row[-1]),
-                ),
-            ),
-        )
-        for group in dict.fromkeys(row[0] for row in told)
-    ]
-    figure = Figure(
-        name="tuning",
-        heading="The best candidate of each method",
-        caption="One seed, which no result uses.",
-        panels=tuple(points),
-    )
-    return Exhibits(figures=(figure,), tables=(table,)) if told else Exhibits()
 
 
-def _candidates(group: str, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
-    """The lines of the table for one problem, method by method."""
-    own = [row for row in rows if row["group"] == group]
-    for name, option in OPTIONS.items():
-        mine = [row for row in own if row["run"] == name]
-        best = max(mine, key=_merit, default=None)
-        for row in mine:
-            value = "" if option is None else f"{option.name} = {row['value']}"
-            time, mark = row["seconds_to_loss"], "best" if row is best else ""
-            yield group, name, row["lr"], value, time, row["final_loss"], mark
+def _candidate(row: Row, option: Option | None, *, is_best: bool) -> Line:
+    value = "" if option is None else f"{option.name} = {row['value']}"
+    return {
+        "problem": ("text", row["group"]),
+        "method": ("text", row["run"]),
+        "learning rate": ("number", row["lr"]),
+        "setting": ("text", value),
+        "time to loss": ("seconds", row["seconds_to_loss"]),
+        "loss at its end": ("number", row["final_loss"]),
+        "": ("text", "best" if is_best else ""),
+    }
 
 
 NOTE = (

@@ -12,11 +12,12 @@ from edgegossip.contract.ranges import check_range
 from edgegossip.data.partition import LabelSkew
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.tasks import ACCURACY_AWARE
-from edgegossip.runs.exhibits import Exhibits, Figure
+from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.scoreboard import bars
 from edgegossip.runs.study import Row, Study
 from edgegossip.training.sampling.selection import SELECTIONS
 from studies.contest import Contenders, StudySettings
+from studies.exhibits import figure_and_tables
 from studies.problems import (
     CIFAR10_LENET5,
     CIFAR10_LENET5_AUGMENTED,
@@ -359,7 +360,7 @@ def setup_of_speeds(problem: Problem, speeds: tuple[float, ...], runs: Contender
 def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
     """Draw speed-ups over EpochGossip; tabulate them raw and with equally many evaluations."""
     found = standings(rows.values(), TARGET_GAP)
-    panels = tuple(
+    panels = (
         bars(
             [each for each in found if each.group == group and each.run != "epoch-gossip"],
             "speed-up",
@@ -389,12 +390,13 @@ def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
         )
         for gap in (TARGET_GAP, PAPER_LOSS)
     ]
-    figure = Figure(
-        name=name,
-        heading="Speed-up in time to EpochGossip's best accuracy less 0.3 points",
-        caption="Medians over the seeds; thin lines: the range of those that reached it; no "
-        "bar: most never did. Black: the speed-up from eliminating waiting alone. Above it, a "
-        "run also needed fewer samples.",
-        panels=panels,
+    return figure_and_tables(
+        name,
+        "Speed-up in time to EpochGossip's best accuracy less 0.3 points",
+        "Medians over the seeds; thin lines: the range of those that reached it; no bar: most "
+        "never did. Black: the speed-up from eliminating waiting alone. Above it, a run also "
+        "needed fewer samples.",
+        panels,
+        table,
+        *equal_looks,
     )
-    return Exhibits(figures=(figure,), tables=(table, *equal_looks)) if found else Exhibits()

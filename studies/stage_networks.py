@@ -16,9 +16,10 @@ from pathlib import Path
 from edgegossip.contract.protocol import Seconds
 from edgegossip.recipes.staged_training import StageSettings, stage_run
 from edgegossip.recipes.tasks import Settings
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
+from edgegossip.runs.exhibits import Exhibits, Panel
 from edgegossip.runs.study import Cell, Row, Session, Study
 from studies.contest import Contest, StudySettings, contest_study
+from studies.exhibits import Line, figure_and_tables, panel, table
 from studies.stages import DIGITS, MNIST
 
 UNEVEN = (1.0, 0.5, 0.5, 0.25)
@@ -134,40 +135,40 @@ def _exhibits(
     best = _best(rows)
     places = [(each, latency) for each in megabits for latency in latencies]
     known = [place for place in places if (*place, WHOLE) in best]
-    if not known:
-        return Exhibits()
 
     def ratio(place: tuple[float, Seconds], run: str, base: str) -> float | None:
         mine, other = best.get((*place, run)), best.get((*place, base))
         return None if mine is None or other is None else mine["pace"] / other["pace"]
 
-    def panel(run: str, base: str) -> Panel:
-        rungs = tuple(
-            Series(
-                name=f"{latency:g}",
-                x=tuple(megabits),
-                y=tuple(ratio((each, latency), run, base) for each in megabits),
-            )
+    def ratios(run: str, base: str) -> Panel:
+        rungs = {
+            f"{latency:g}": (megabits, [ratio((each, latency), run, base) for each in megabits])
             for latency in latencies
-        )
-        return Panel(
-            title=f"{run} over {base}",
+        }
+        return panel(
+            f"{run} over {base}",
+            rungs,
             kind="map",
             x_label="Mbit/s",
             y_label="latency in seconds",
             y_unit="times",
-            series=rungs,
         )
 
     pairs = ((GREEDY, PIPELINED), (GREEDY, WHOLE), (PIPELINED, WHOLE))
-    figure = Figure(
-        name="links",
-        heading="Samples per second, relative to another method",
-        caption="Pipelined: the best of 4 to 32 batches in flight. Whole: all of the model on "
-        "the fastest machine, without links.",
-        panels=tuple(panel(*pair) for pair in pairs),
+    return figure_and_tables(
+        "links",
+        "Samples per second, relative to another method",
+        "Pipelined: the best of 4 to 32 batches in flight. Whole: all of the model on the "
+        "fastest machine, without links.",
+        (ratios(*pair) for pair in pairs if known),
+        table(
+            "Samples a second",
+            (_line(place, best) for place in known),
+            "Measured between three and seven tenths of a run. In flight: number of batches "
+            "with which the pipeline is fastest; its gradients are as many batches late, an "
+            "effect not shown here.",
+        ),
     )
-    return Exhibits(figures=(figure,), tables=(_table(known, best),))
 
 
 def _best(rows: Mapping[str, Row]) -> dict[tuple[float, Seconds, str], Row]:
@@ -180,29 +181,14 @@ def _best(rows: Mapping[str, Row]) -> dict[tuple[float, Seconds, str], Row]:
     return best
 
 
-def _table(
-    places: Sequence[tuple[float, Seconds]], best: Mapping[tuple[float, Seconds, str], Row]
-) -> Table:
+def _line(place: tuple[float, Seconds], best: Mapping[tuple[float, Seconds, str], Row]) -> Line:
     runs = (WHOLE, NAIVE, PIPELINED, GREEDY)
-    lines = []
-    for place in places:
-        found = {run: best[*place, run] for run in runs if (*place, run) in best}
-        paces = tuple(found[run]["pace"] if run in found else None for run in runs)
-        piped = found.get(PIPELINED)
-        winner = max(found, key=lambda run: found[run]["pace"])
-        in_flight = None if piped is None else piped["in_flight"]
-        lines.append((f"{place[0]:g}", place[1], *paces, in_flight, winner))
-    return Table(
-        heading="Samples a second",
-        columns=(
-            ("Mbit/s", "text"),
-            ("latency", "seconds"),
-            *((run, "number") for run in runs),
-            ("in flight", "number"),
-            ("most", "text"),
-        ),
-        rows=tuple(lines),
-        note="Measured between three and seven tenths of a run. In flight: number of batches "
-        "with which the pipeline is fastest; its gradients are as many batches late, an effect "
-        "not shown here.",
-    )
+    found = {run: best[*place, run] for run in runs if (*place, run) in best}
+    piped = found.get(PIPELINED)
+    return {
+        "Mbit/s": ("text", f"{place[0]:g}"),
+        "latency": ("seconds", place[1]),
+        **{run: ("number", found[run]["pace"] if run in found else None) for run in runs},
+        "in flight": ("number", None if piped is None else piped["in_flight"]),
+        "most": ("text", max(found, key=lambda run: found[run]["pace"])),
+    }

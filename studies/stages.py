@@ -22,7 +22,7 @@ from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.staged_training import COMPETITORS, METHODS, StageSettings, stage_run
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.events import EventReader
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel
+from edgegossip.runs.exhibits import Exhibits, Panel
 from edgegossip.runs.scoreboard import (
     Score,
     bars,
@@ -42,6 +42,7 @@ from studies.contest import (
     accuracy_curve,
     contest_study,
 )
+from studies.exhibits import figure_and_tables
 
 WHOLE = "whole"
 RATES = (0.01, 0.003, 0.03)
@@ -118,19 +119,15 @@ def stage_exhibits(name: str, setting: str, rows: Mapping[str, Row]) -> Exhibits
         rows: Rows of the cells.
     """
     results = [row for row in rows.values() if not row["is_tuning"]]
-    if not results:
-        return Exhibits()
     scores = _scores(results)
     groups = dict.fromkeys(row["group"] for row in results)
-    panels = [panel for group in groups for panel in _panels(results, scores, group)]
-    figure = Figure(
-        name=name,
-        heading="Accuracy of models trained in stages",
-        caption="Bars: medians over the seeds; thin lines: their range. Curves: one seed.",
-        panels=tuple(panels),
+    return figure_and_tables(
+        name,
+        "Accuracy of models trained in stages",
+        "Bars: medians over the seeds; thin lines: their range. Curves: one seed.",
+        (panel for group in groups for panel in _panels(results, scores, group)),
+        score_table(scores, heading="Ours", note=NOTE, setting=setting),
     )
-    table = score_table(scores, heading="Ours", note=NOTE, setting=setting)
-    return Exhibits(figures=(figure,), tables=(table,))
 
 
 def _panels(rows: Iterable[Row], scores: Iterable[Score], group: str) -> Iterator[Panel]:

@@ -22,7 +22,7 @@ from edgegossip.models.blocks import drawn_from
 from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.recipes.tasks import ACCURACY_AWARE
 from edgegossip.runs.describe import describe
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Unit
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Unit
 from edgegossip.runs.scoreboard import Measures, Score, last_looks, score, score_table
 from edgegossip.runs.study import Row, Session, Study
 from edgegossip.runs.tuning import slug
@@ -38,6 +38,7 @@ from studies.contest import (
     accuracy_curve,
     contest_study,
 )
+from studies.exhibits import panel
 from studies.problems import MNIST_MLP, SMALL_MLP
 from studies.race import imbalanced
 
@@ -317,8 +318,10 @@ def _panel(rows: Sequence[Row], field: str, label: str, unit: Unit) -> Panel:
         if not front or y < front[-1][1]:
             front.append((x, y))
     curves["Pareto front"] = front
-    return Panel(
-        title=label.capitalize(),
+    return panel(
+        label.capitalize(),
+        {name: ([x for x, _ in xy], [y for _, y in xy]) for name, xy in curves.items()},
+        mark="Pareto front",
         kind="lines",
         x_label=label,
         x_unit=unit,
@@ -326,15 +329,6 @@ def _panel(rows: Sequence[Row], field: str, label: str, unit: Unit) -> Panel:
         is_log=True,
         y_label="test error",
         y_unit="percent",
-        series=tuple(
-            Series(
-                name=name,
-                x=tuple(x for x, _ in curve),
-                y=tuple(y for _, y in curve),
-                is_mark=name == "Pareto front",
-            )
-            for name, curve in curves.items()
-        ),
     )
 
 

@@ -11,10 +11,11 @@ from functools import partial
 
 import edgegossip as eg
 from edgegossip.recipes.problems import Problem
-from edgegossip.runs.exhibits import Exhibits, Figure, Panel
+from edgegossip.runs.exhibits import Exhibits, Panel
 from edgegossip.runs.scoreboard import Score, bars, curves
 from edgegossip.runs.study import Row, Study
 from studies.contest import Contender, Contenders, StudySettings
+from studies.exhibits import figure_and_tables
 from studies.problems import (
     CIFAR10_ALEXNET_QUARTER,
     CIFAR10_MOBILENET_V2_QUARTER,
@@ -246,9 +247,8 @@ def _paper_machines(problem: Problem, runs: Contenders) -> Setup:
 def _figure_and_table(
     name: str, heading: str, caption: str, panels: Sequence[Panel], found: Sequence[Score]
 ) -> Exhibits:
-    figure = Figure(name=name, heading=heading, caption=caption, panels=tuple(panels))
     table = race_table(found, "Ours", PAPER_LOSS, dash="never")
-    return Exhibits(figures=(figure,), tables=(table,)) if found else Exhibits()
+    return figure_and_tables(name, heading, caption, panels if found else (), table)
 
 
 def _study(

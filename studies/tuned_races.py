@@ -23,7 +23,7 @@ import torch
 
 import edgegossip as eg
 from edgegossip.recipes.tasks import ACCURACY_AWARE
-from edgegossip.runs.exhibits import Exhibits, Table, Unit
+from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.scoreboard import grouped
 from edgegossip.runs.study import Row, Session, Study
 from edgegossip.training.sampling.selection import Candidates, Choice, with_unvisited
@@ -35,6 +35,7 @@ from studies.contest import (
     TunedContest,
     check_factors,
 )
+from studies.exhibits import Line, table
 from studies.problems import DIGITS_MLP, HAR_CNN, MNIST_LENET5
 from studies.race import (
     BASELINE,
@@ -197,27 +198,20 @@ def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
     exhibits = speedup_exhibits("rates", results)
     if not results:
         return exhibits
-    columns: tuple[tuple[str, Unit], ...] = (
-        ("part", "text"),
-        ("run", "text"),
-        ("learning rate", "number"),
-        ("exchange probability", "number"),
-        ("best accuracy", "percent"),
-        ("", "text"),
-    )
     trials = [row for row in rows.values() if row["is_tuning"]]
     by_run = grouped(trials, "group", "run").values()
     best = [max(some, key=itemgetter("held_out_accuracy")) for some in by_run]
-    lines = tuple(
-        (
-            row["group"],
-            row["run"],
-            row["lr"],
-            row["exchange_probability"] if row["run"] == "gosgd" else None,
-            row["held_out_accuracy"],
-            "chosen" if row in best else "",
-        )
-        for row in trials
-    )
-    tuning = Table(heading="Trials", columns=columns, rows=lines, note=NOTE)
-    return replace(exhibits, tables=(*exhibits.tables, tuning))
+    lines = (_trial(row, is_chosen=row in best) for row in trials)
+    return replace(exhibits, tables=(*exhibits.tables, table("Trials", lines, NOTE)))
+
+
+def _trial(row: Row, *, is_chosen: bool) -> Line:
+    exchange = row["exchange_probability"] if row["run"] == "gosgd" else None
+    return {
+        "part": ("text", row["group"]),
+        "run": ("text", row["run"]),
+        "learning rate": ("number", row["lr"]),
+        "exchange probability": ("number", exchange),
+        "best accuracy": ("percent", row["held_out_accuracy"]),
+        "": ("text", "chosen" if is_chosen else ""),
+    }

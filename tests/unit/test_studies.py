@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from studies.contest import StudySettings
-from studies.problems import DIGITS_MLP, MNIST_LENET5, Problem
+from studies.problems import DIGITS_MLP, MNIST_LENET5
 from studies.race import (
     BASELINE,
     CONTROLS,
@@ -33,6 +33,7 @@ from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.contract.topology import complete
 from edgegossip.models import mlp
 from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.registry import load_study, studies
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.report.study_page import write_study_report
