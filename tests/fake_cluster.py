@@ -12,7 +12,7 @@ from typing import cast
 
 from edgegossip.integrations.ray.learners_desk import LearnersDesk, Order, Reply
 from edgegossip.integrations.ray.ray_pool import RayPool
-from edgegossip.integrations.ray.ray_session import ClusterNode, LostError, RaySession
+from edgegossip.integrations.ray_session import ClusterNode, LostError, RaySession
 from edgegossip.runs.describe import versions
 
 # Desks catch warnings, which one thread at a time may do.

@@ -31,7 +31,7 @@ from edgegossip.contract.protocol import (
     TimerFired,
 )
 from edgegossip.contract.trainer import Trainer
-from edgegossip.real.final_average import FinalAverage
+from edgegossip.real.agreement import FinalAverage
 from edgegossip.sim.fault import Crash, Drop, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.simulator import Simulator

@@ -28,7 +28,7 @@ from tests.unit.test_ray_pool import experiment, left, local
 from edgegossip.cli.main import main
 from edgegossip.contract.errors import Interrupted, NetworkError
 from edgegossip.integrations.ray.ray_pool import RayPool
-from edgegossip.integrations.ray.ray_runs import RayRuns
+from edgegossip.integrations.ray_runs import RayRuns
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.runner import run
 from edgegossip.runs.study import Cell, Row, Session, run_study

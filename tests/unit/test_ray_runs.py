@@ -15,9 +15,9 @@ from tests.unit.test_at_once import CHAIN, double, study
 
 from edgegossip.cli.main import main
 from edgegossip.contract.errors import DataError, NetworkError, TrainingError, UsageError
-from edgegossip.integrations.ray import ray_runs
-from edgegossip.integrations.ray.ray_runs import RayRuns
-from edgegossip.integrations.ray.ray_session import ClusterNode, LostError, NodeError
+from edgegossip.integrations import ray_runs
+from edgegossip.integrations.ray_runs import RayRuns
+from edgegossip.integrations.ray_session import ClusterNode, LostError, NodeError
 from edgegossip.runs.study import Cell, Row, Session, run_study
 from edgegossip.runs.tracking import Status
 

@@ -19,14 +19,14 @@ from edgegossip.contract.ranges import check_range
 from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.integrations.ray.learners_desk import Order, Reply
 from edgegossip.integrations.ray.placement import Arrived, Job, Placement, Seat
-from edgegossip.integrations.ray.ray_session import (
+from edgegossip.integrations.ray.twin import Twin, twins
+from edgegossip.integrations.ray_session import (
     ClusterNode,
     LostError,
     RaySession,
     RemoteDesk,
     require_versions,
 )
-from edgegossip.integrations.ray.twin import Twin, twins
 from edgegossip.runs.describe import versions
 from edgegossip.sim.pool import ComputePool, MakeTrainer, Pending, train_alone
 

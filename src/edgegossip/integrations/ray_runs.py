@@ -20,7 +20,7 @@ import psutil
 
 from edgegossip.contract.errors import EdgeGossipError, Interrupted, NetworkError, TrainingError
 from edgegossip.contract.ranges import check_range
-from edgegossip.integrations.ray.ray_session import (
+from edgegossip.integrations.ray_session import (
     LostError,
     NodeError,
     RaySession,
