@@ -114,7 +114,6 @@ from .data.readers import (
 )
 from .data.texts import books as books, texts as texts
 from .integrations.lightning import lightning_callback as lightning_callback
-from .integrations.ray.ray_pool import RayPool as RayPool
 from .integrations.ray_runs import RayRuns as RayRuns
 from .integrations.trackers import (
     MLflow as MLflow,
