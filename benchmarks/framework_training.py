@@ -18,7 +18,7 @@ from edgegossip.integrations.lightning import lightning_callback
 from edgegossip.integrations.transformers import transformers_callback
 from edgegossip.net.address import Address
 from edgegossip.real.join import Connection
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker
 
 Setting = tuple[nn.Module, torch.optim.Optimizer, TensorDataset, int, int]
 """Model, optimizer, samples, samples of a batch, number of epochs."""

@@ -38,8 +38,7 @@ from sklearn.svm import SVR
 
 from edgegossip.contract.protocol import Seconds
 from edgegossip.machine.contention import Contention
-from edgegossip.machine.predictor import PerformancePredictor
-from edgegossip.machine.slow_down import gaussian_process
+from edgegossip.machine.predictor import PerformancePredictor, gaussian_process
 from edgegossip.sim.machines import SimulatedMonitor, default_predictor, profile
 from edgegossip.sim.platform import Platform, ThrottlingTrace
 from edgegossip.sim.traces import BatchJob, batch_jobs

@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="with 1000")
     parser.add_argument(
-        "--send", type=float, default=144.0, help="microseconds a trip to an actor: ray_pool.py"
+        "--send", type=float, default=144.0, help="microseconds a trip to another process takes"
     )
     options = parser.parse_args()
     origin = about(options)

@@ -29,8 +29,8 @@ from pathlib import Path
 from benchmarks.kept import about
 
 from edgegossip.machine.counters import SystemCounters
-from edgegossip.machine.history import History
 from edgegossip.machine.loads import KINDS, MB, Load
+from edgegossip.machine.monitor import LoadHistory
 from edgegossip.machine.telemetry import Sample, TelemetryStore, open_telemetry
 
 
@@ -92,7 +92,7 @@ def measure_all(repeats: int, num_children: int) -> dict[str, dict[str, float]]:
             "lines": str(folder / "telemetry.jsonl"),
             "redis": stack.enter_context(redis_url(folder)),
         }
-        history = History(SystemCounters(), time.monotonic)
+        history = LoadHistory(SystemCounters(), time.monotonic)
 
         def collect() -> Sample:
             history.read()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker
 
 NUM_SAMPLES, EPOCHS = 48, 3
 

@@ -23,7 +23,7 @@ from edgegossip.cli.recipe import pick
 from edgegossip.contract.metrics import consensus_distance
 from edgegossip.real.gathering import WORKERS
 from edgegossip.real.launch import free_ports
-from edgegossip.real.snapshots import read_params
+from edgegossip.real.worker_files import read_params
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.training.task import Workload
 

@@ -29,8 +29,8 @@ from edgegossip.machine.profile import Profile
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real import worker
 from edgegossip.real.gathering import WORKERS, Gathering
-from edgegossip.real.snapshots import snapshot_path
 from edgegossip.real.worker import WorkerSettings, take_part
+from edgegossip.real.worker_files import snapshot_path
 from edgegossip.real.worker_folder import goes_on_at, has_ended
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report

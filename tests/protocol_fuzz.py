@@ -62,7 +62,7 @@ from edgegossip.contract.protocol import (
 from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.net.guard.admission import Admission, Admitted
 from edgegossip.net.guard.envelope import Envelope, pack
-from edgegossip.real.final_average import with_final_average
+from edgegossip.real.agreement import with_final_average
 
 RUN = b"in shape"
 EVENTS_A_WORLD = 500

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker
 
 
 def workers_in_threads(

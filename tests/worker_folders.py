@@ -10,7 +10,7 @@ import safetensors.torch
 from tests.small_runs import NUM_WORKERS, small_run
 
 from edgegossip.real.gathering import WORKERS
-from edgegossip.real.snapshots import snapshot_path
+from edgegossip.real.worker_files import snapshot_path
 
 EXPERIMENT = small_run("epoch-gossip", evaluation_interval=None)
 

@@ -116,19 +116,17 @@ from .data.readers import (
 )
 from .data.texts import books as books, texts as texts
 from .integrations.lightning import lightning_callback as lightning_callback
-from .integrations.mlflow import MLflow as MLflow
-from .integrations.ray.ray_pool import RayPool as RayPool
-from .integrations.ray.ray_runs import RayRuns as RayRuns
-from .integrations.tensorboard import TensorBoard as TensorBoard
-from .integrations.trackio import Trackio as Trackio
+from .integrations.ray_runs import RayRuns as RayRuns
+from .integrations.trackers import (
+    MLflow as MLflow,
+    TensorBoard as TensorBoard,
+    Trackio as Trackio,
+    WandB as WandB,
+)
 from .integrations.transformers import transformers_callback as transformers_callback
-from .integrations.wandb import WandB as WandB
 from .machine.contention import Contention as Contention
 from .machine.monitor import Monitor as Monitor
-from .machine.predictor import (
-    Forecast as Forecast,
-    PerformancePredictor as PerformancePredictor,
-)
+from .machine.predictor import PerformancePredictor as PerformancePredictor
 from .machine.profile import Profile as Profile
 from .models import (
     alexnet as alexnet,
@@ -151,7 +149,7 @@ from .net.identity.tls import TLS as TLS
 from .net.memory import MemoryNetwork as MemoryNetwork
 from .net.zenoh.transport import ZenohTransport as ZenohTransport
 from .real.join import Connection as Connection, join as join
-from .real.script_worker import (
+from .real.script import (
     ScriptWorker as ScriptWorker,
     own_share as own_share,
     script_worker as script_worker,

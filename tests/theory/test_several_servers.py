@@ -34,7 +34,7 @@ from edgegossip.contract.protocol import (
     TimerFired,
 )
 from edgegossip.contract.trainer import Trainer
-from edgegossip.real.final_average import FinalAverage
+from edgegossip.real.agreement import FinalAverage
 from edgegossip.runs.experiment import algorithm_name
 from edgegossip.sim.fault import Crash, Drop, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links

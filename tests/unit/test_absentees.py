@@ -16,10 +16,16 @@ import pytest
 from tests.small_runs import events, summary
 
 from edgegossip.cli.recipe import pick
-from edgegossip.real.absentees import LOG, Absentees, has_finished
 from edgegossip.real.gather import make_gathering
 from edgegossip.real.gathering import Gathering
-from edgegossip.real.supervision import Supervised, killed_by, supervised
+from edgegossip.real.launch import (
+    LOG,
+    Absentees,
+    Supervised,
+    has_finished,
+    killed_by,
+    supervised,
+)
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.runs.files import LOCK
 

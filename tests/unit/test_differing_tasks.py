@@ -18,7 +18,7 @@ from edgegossip.data.dataset import from_tensors
 from edgegossip.data.hold_out import hold_out
 from edgegossip.net.host.introduction import Introductions
 from edgegossip.real.gathering import Gathering
-from edgegossip.real.introducing import introduce
+from edgegossip.real.introduction import introduce
 from edgegossip.runs.runner import run
 from edgegossip.training.loss import Loss, model_and_batch
 from edgegossip.training.metrics import R2, MeanAbsoluteError

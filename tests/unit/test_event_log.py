@@ -17,7 +17,7 @@ from tests.trained import trained_event
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.protocol import Message, Note, Trained
 from edgegossip.contract.snapshot import assemble, dismantle
-from edgegossip.real.worker_log import Diary
+from edgegossip.real.worker_files import Diary
 from edgegossip.runs import events as event_log
 from edgegossip.runs.events import EventLog, EventReader, whole_lines
 

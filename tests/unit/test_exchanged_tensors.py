@@ -16,7 +16,7 @@ from edgegossip.contract.topology import complete
 from edgegossip.models.flat import FlatModel, described
 from edgegossip.net.host.introduction import Introduction
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.introducing import MAX_LISTED, compared_tensors
+from edgegossip.real.introduction import MAX_LISTED, compared_tensors
 from edgegossip.real.training_loop import TrainingLoop
 
 

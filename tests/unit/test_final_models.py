@@ -36,8 +36,14 @@ from edgegossip.contract.protocol import (
 from edgegossip.contract.topology import complete
 from edgegossip.net.host.timing import Patience
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.agreement import Agreement, agreement_of, disagreements
-from edgegossip.real.final_average import FinalAverage, FinalState, with_final_average
+from edgegossip.real.agreement import (
+    Agreement,
+    FinalAverage,
+    FinalState,
+    agreement_of,
+    disagreements,
+    with_final_average,
+)
 from edgegossip.real.gather import gather
 from edgegossip.real.gathering import WORKERS
 from edgegossip.report.page import write_report

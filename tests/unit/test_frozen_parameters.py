@@ -20,7 +20,7 @@ from edgegossip.contract.errors import Interrupted
 from edgegossip.contract.protocol import Steps, Train
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.models.flat import FlatModel, frozen_sample
-from edgegossip.real.introducing import introduce
+from edgegossip.real.introduction import introduce
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.runner import run
 from edgegossip.sim.platform import Platform

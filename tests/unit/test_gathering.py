@@ -20,9 +20,9 @@ from tests.worker_folders import (
 )
 
 from edgegossip.contract.errors import RunFolderError
-from edgegossip.real import evaluations, worker_folder
+from edgegossip.real import gathering as evaluations, worker_folder
 from edgegossip.real.gathering import WORKERS, Gathering
-from edgegossip.real.snapshots import snapshot_path
+from edgegossip.real.worker_files import snapshot_path
 from edgegossip.real.worker_folder import WorkerFolder
 from edgegossip.runs import events as event_log
 from edgegossip.runs.events import to_line

@@ -13,7 +13,7 @@ from tests.worker_folders import EXPERIMENT, make_folders, trained, write_lines
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.real.gather import gather
 from edgegossip.real.gathering import WORKERS
-from edgegossip.real.snapshots import snapshot_path
+from edgegossip.real.worker_files import snapshot_path
 from edgegossip.real.worker_folder import WorkerFolder
 from edgegossip.runs.folder import load_results
 from edgegossip.runs.results import Results

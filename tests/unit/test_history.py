@@ -7,11 +7,11 @@ from tests.counted import Counted
 
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.counters import Usage
-from edgegossip.machine.history import History
+from edgegossip.machine.monitor import LoadHistory
 
 
-def watched(counted: Counted) -> History:
-    return History(counted, counted.clock)
+def watched(counted: Counted) -> LoadHistory:
+    return LoadHistory(counted, counted.clock)
 
 
 def test_others_use_what_the_machine_does_less_what_we_do() -> None:

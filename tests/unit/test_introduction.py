@@ -20,7 +20,7 @@ from edgegossip.net.host.introduction import (
 )
 from edgegossip.net.host.receiving import Appeared
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.introducing import sketch
+from edgegossip.real.introduction import sketch
 
 OWN: dict[str, Any] = {"lr": 0.1, "parameters": [5.0, 0.25, -0.5], "seed": 0}
 

@@ -15,7 +15,7 @@ from edgegossip.contract.errors import UsageError
 from edgegossip.integrations.joined_training import JoinedTraining
 from edgegossip.integrations.lightning import lightning_callback
 from edgegossip.integrations.transformers import transformers_callback
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker
 from edgegossip.recipes.script_averaging import averaging
 
 

@@ -24,10 +24,16 @@ from edgegossip.cli.main import main
 from edgegossip.contract.errors import DataError, NetworkError, RunFolderError
 from edgegossip.contract.protocol import Rank
 from edgegossip.real import worker as worker_module
-from edgegossip.real.gather import gather, make_gathering
+from edgegossip.real.gather import (
+    AVERAGED,
+    MEASURED,
+    gather,
+    make_gathering,
+    measure,
+    measured_path,
+)
 from edgegossip.real.gathering import WORKERS
 from edgegossip.real.launch import launch
-from edgegossip.real.local_scores import AVERAGED, MEASURED, measure, measured_path
 from edgegossip.real.worker import WorkerSettings
 from edgegossip.report.folder import read_folder
 from edgegossip.runs.experiment import Experiment

@@ -22,7 +22,7 @@ from edgegossip.net.address import Address
 from edgegossip.net.host.introduction import Introductions
 from edgegossip.net.zenoh.transport import ZenohTransport
 from edgegossip.real.gather import gather
-from edgegossip.real.introducing import introduce, run_key
+from edgegossip.real.introduction import introduce, run_key
 from edgegossip.real.worker import WorkerSettings, take_part
 from edgegossip.real.worker_folder import has_ended
 from edgegossip.runs.describe import header

@@ -28,7 +28,7 @@ from edgegossip.contract.protocol import (
 )
 from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.machine.contention import Contention
-from edgegossip.machine.predictor import Forecast, PerformancePredictor
+from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.sim.fault import Crash, Recover
 from edgegossip.sim.machines import (
     FORECAST_SECONDS,
@@ -58,9 +58,9 @@ class Notes:
 
     def forecast(
         self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
-    ) -> Forecast:
+    ) -> Predicted:
         self.asked.append((present, usual))
-        return Forecast(1.0, 0.5)
+        return Predicted(1.0, 0.5)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -34,7 +34,7 @@ from edgegossip.contract.protocol import (
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.settings import HostServices
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.worker_log import NOTES_A_SECOND, NOTES_AT_ONCE, Diary
+from edgegossip.real.worker_files import NOTES_A_SECOND, NOTES_AT_ONCE, Diary
 from edgegossip.runs.events import EventLog
 
 

@@ -17,9 +17,8 @@ from sklearn.tree import DecisionTreeRegressor
 from edgegossip.contract.errors import DataError
 from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.machine.contention import Contention
-from edgegossip.machine.predictor import UNKNOWN_ERROR, PerformancePredictor
+from edgegossip.machine.predictor import UNKNOWN_ERROR, PerformancePredictor, gaussian_process
 from edgegossip.machine.profile import Profile
-from edgegossip.machine.slow_down import gaussian_process
 from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform, Sensitivity
 

@@ -1,25 +1,46 @@
-"""Whole runs on a cluster: the same rows and folders, without Ray."""
+"""Whole runs on a cluster: the same results and folders, without Ray."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import socket
+import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.small_runs import ctrl_c_at, parameters, repeatable_events
 from tests.unit.test_at_once import CHAIN, double, study
+from tests.unit.test_comparison import comparison
 
 from edgegossip.cli.main import main
-from edgegossip.contract.errors import DataError, NetworkError, TrainingError, UsageError
-from edgegossip.integrations.ray import ray_runs
-from edgegossip.integrations.ray.ray_runs import RayRuns
-from edgegossip.integrations.ray.ray_session import ClusterNode, LostError, NodeError
+from edgegossip.contract.errors import (
+    DataError,
+    Interrupted,
+    NetworkError,
+    RunFolderError,
+    TrainingError,
+    UsageError,
+)
+from edgegossip.integrations import ray_runs, ray_session
+from edgegossip.integrations.ray_runs import RayRuns
+from edgegossip.integrations.ray_session import ClusterNode, LostError, NodeError, RaySession
+from edgegossip.runs.comparison import compare
 from edgegossip.runs.study import Cell, Row, Session, run_study
 from edgegossip.runs.tracking import Status
+
+
+class Ray:
+    """The package without a cluster."""
+
+    def is_initialized(self) -> bool:
+        return False
 
 
 class Queue:
@@ -233,6 +254,93 @@ def test_a_study_that_measures_this_machine_stays_here(tmp_path: Path) -> None:
     plan = study(CHAIN[0], is_timed=True)
     with pytest.raises(UsageError, match="measures this machine"):
         run_study(plan, out=tmp_path, at_once=there(OneProcess()))
+
+
+def test_a_comparison_has_the_results_of_runs_here(tmp_path: Path) -> None:
+    session = OneProcess()
+    here = compare(comparison(), out=tmp_path / "here", num_threads=0)
+    results = compare(comparison(), out=tmp_path / "there", at_once=there(session))
+    assert session.is_closed
+    for name, result in results.items():
+        folders = [tmp_path / place / name for place in ("here", "there")]
+        assert result.folder == folders[1]
+        assert result.worker_values == here[name].worker_values
+        first, second = ((repeatable_events(each), parameters(each)) for each in folders)
+        assert first == second
+
+
+def test_a_comparison_reads_its_finished_runs_and_begins_the_interrupted_ones(
+    tmp_path: Path,
+) -> None:
+    plan = comparison()
+    compare(plan, out=tmp_path / "here", num_threads=0)
+    with ctrl_c_at(7, plan.experiments["gosgd"].algorithm), pytest.raises(Interrupted):
+        compare(plan, out=tmp_path / "there", num_threads=0)
+    session = OneProcess()
+    compare(plan, out=tmp_path / "there", resume=True, at_once=there(session))
+    assert next(session.numbers) == 1
+    assert repeatable_events(tmp_path / "there" / "gosgd") == repeatable_events(
+        tmp_path / "here" / "gosgd"
+    )
+    unused = RayRuns(open_session=lambda *_: pytest.fail("opened"))
+    compare(plan, out=tmp_path / "there", resume=True, at_once=unused)
+
+
+def test_a_comparison_replaces_no_run_of_another(tmp_path: Path) -> None:
+    compare(comparison(), out=tmp_path, num_threads=0)
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        compare(comparison(), out=tmp_path, at_once=there(OneProcess()))
+    other = comparison()
+    changed = {name: replace(each, seed=7) for name, each in other.experiments.items()}
+    with pytest.raises(RunFolderError, match="holds another experiment"):
+        compare(
+            replace(other, experiments=changed),
+            out=tmp_path,
+            resume=True,
+            at_once=there(OneProcess()),
+        )
+
+
+def test_without_ray_the_command_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    out = str(tmp_path / "run")
+    assert main(["compare", "quickstart", "--pool", "ray", "--out", out]) == 2
+    assert "pip install 'edgegossip[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "no program answers at --ray-address 127.0.0.1:1"),
+        ("ray://127.0.0.1:10001", "must be HOST:PORT or 'auto'"),
+        ("somewhere", "must be HOST:PORT or 'auto'"),
+    ],
+)
+def test_a_wrong_address_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, address: str, message: str
+) -> None:
+    monkeypatch.setattr(ray_session, "require_ray", Ray)
+    with pytest.raises(NetworkError, match=message):
+        RaySession(address, None)
+
+
+def test_an_address_where_something_else_answers_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_session, "require_ray", Ray)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(NetworkError, match="is not a Ray cluster"):
+            RaySession(f"127.0.0.1:{server.getsockname()[1]}", None)
+        thread.join()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.averaging_by_hand import (
 )
 from torch.utils.data import DataLoader
 
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker
 from edgegossip.recipes.script_averaging import averaging
 
 # It warns of its own dependencies, and of what it will change.

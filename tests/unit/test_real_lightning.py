@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from edgegossip.contract.errors import UsageError
 from edgegossip.integrations.lightning import lightning_callback
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker
 from edgegossip.recipes.script_averaging import averaging
 
 # They warn of their own dependencies, and of what they will change.

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 from tests.small_runs import small_run
 
-from edgegossip.integrations.mlflow import MLflow
-from edgegossip.integrations.tensorboard import TensorBoard
-from edgegossip.integrations.trackio import Trackio
-from edgegossip.integrations.wandb import WandB
+from edgegossip.integrations.trackers import MLflow, TensorBoard, Trackio, WandB
 from edgegossip.runs.results import Results
 from edgegossip.runs.runner import run
 from edgegossip.runs.tracking import Tracker

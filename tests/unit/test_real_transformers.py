@@ -13,7 +13,7 @@ from tests.script_workers import workers_in_threads
 from torch import Tensor, nn
 
 from edgegossip.integrations.transformers import transformers_callback
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker
 from edgegossip.recipes.script_averaging import averaging
 
 # They warn of their own dependencies, and of what they will change.

@@ -16,7 +16,7 @@ from edgegossip.cli.script_command import ScriptOptions, script_command
 from edgegossip.contract.errors import UsageError
 from edgegossip.net.address import Address
 from edgegossip.real.join import Connection
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker
 
 SCRIPT = """
 import json, sys

@@ -18,8 +18,7 @@ from edgegossip.contract.topology import complete, ring
 from edgegossip.net.address import Address
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real.join import Connection
-from edgegossip.real.launch_scripts import local_workers
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker, local_workers
 from edgegossip.real.training_loop import TrainingLoop
 from edgegossip.recipes.script_averaging import averaging
 

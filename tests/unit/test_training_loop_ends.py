@@ -39,7 +39,7 @@ from edgegossip.contract.protocol import (
 )
 from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.final_average import FinalAverage
+from edgegossip.real.agreement import FinalAverage
 from edgegossip.real.training_loop import TrainingLoop
 
 ENDLESS = GoSGD(topology=complete(2), num_rounds=1_000_000, exchange_probability=0.1)

@@ -26,7 +26,7 @@ from edgegossip.contract.protocol import (
     WorkerLost,
 )
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.final_average import FinalAverage
+from edgegossip.real.agreement import FinalAverage
 from edgegossip.real.training_loop import TrainingLoop
 
 NUM = 2

@@ -26,7 +26,7 @@ from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real import worker as worker_module
 from edgegossip.real.gathering import Gathering
-from edgegossip.real.introducing import run_id, run_key
+from edgegossip.real.introduction import run_id, run_key
 from edgegossip.real.launch import launch
 from edgegossip.real.worker import WorkerSettings, take_part
 from edgegossip.report.page import write_report

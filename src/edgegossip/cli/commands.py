@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import tyro
@@ -19,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.cli.options import ManyRunsOptions, Options, TrackOptions, check_ray_address
+from edgegossip.cli.options import ClusterOptions, Options, TrackOptions
 from edgegossip.cli.printing import log_to_console
 from edgegossip.cli.recipe import parse_recipe, pick
 from edgegossip.contract.errors import (
@@ -29,7 +28,6 @@ from edgegossip.contract.errors import (
     UsageError,
     without_password,
 )
-from edgegossip.integrations.ray.ray_pool import RayPool
 from edgegossip.report import units
 from edgegossip.report.export import export
 from edgegossip.report.live import LiveView
@@ -51,46 +49,15 @@ class RunOptions(Options, TrackOptions):
         batched: Train small dense models together, which is several times faster with many
             workers but changes the last bits of the result. "auto" does so with 64 workers or
             more.
-        pool: Where training runs: on threads, or on at most `--threads` cores of a Ray cluster.
-            No effect on results.
-        ray_address: HOST:PORT of this machine's Ray cluster, or auto; by default Ray is started
-            on this machine alone and ends with the run.
     """
 
     only: str | None = None
     batched: Batched = "auto"
-    pool: Literal["threads", "ray"] = "threads"
-    ray_address: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ray_address(self.pool, self.ray_address)
-        if self.pool == "ray" and self.threads == 0:
-            raise ValueError("--pool ray needs --threads of at least 1, got 0")
-
-    @property
-    def open_pool(self) -> Callable[[], RayPool] | None:
-        """Function that opens the requested pool; None for threads."""
-        if self.pool == "threads":
-            return None
-        return partial(RayPool, self.ray_address, self.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(RunOptions, ManyRunsOptions):
+class CompareOptions(RunOptions, ClusterOptions):
     """Options for running a whole comparison."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pool == "ray" and self.processes not in (None, 1):
-            raise ValueError(
-                "--pool ray gives one run after another all cores; leave out --processes"
-            )
-
-    @property
-    def num_processes(self) -> int:
-        """Number of parallel runs: as given, or one per core; 1 with a Ray cluster."""
-        return 1 if self.pool == "ray" else super().num_processes
 
 
 def run_command(arguments: list[str], *, is_comparison: bool) -> int:
@@ -106,7 +73,6 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
         "recipe": name,
         "command": repeatable(command, arguments),
         "num_threads": options.threads,
-        "open_pool": options.open_pool,
         "trackers": options.trackers,
     }
     try:
@@ -121,7 +87,13 @@ def run_command(arguments: list[str], *, is_comparison: bool) -> int:
                 assert isinstance(options, CompareOptions)
                 # Other processes do not know recipes that a file defines.
                 number = 1 if ":" in name else options.num_processes
-                results = compare(comparison, num_processes=number, progress=view, **settings)
+                results = compare(
+                    comparison,
+                    num_processes=number,
+                    at_once=options.at_once,
+                    progress=view,
+                    **settings,
+                )
             else:
                 experiment = batched(pick(name, chosen, options.only), options.batched)
                 results = {experiment.run_name: run(experiment, progress=view, **settings)}

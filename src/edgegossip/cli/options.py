@@ -14,7 +14,7 @@ import tyro
 from edgegossip.cli.unknown_options import meanings, unknown_option
 from edgegossip.contract.errors import UsageError
 from edgegossip.contract.ranges import check_range
-from edgegossip.integrations.ray.ray_runs import RayRuns
+from edgegossip.integrations.ray_runs import RayRuns
 from edgegossip.integrations.trackers import TrackerName, trackers
 from edgegossip.machine.quota import num_cores
 from edgegossip.runs.tracking import Tracker

@@ -13,7 +13,7 @@ from edgegossip.contract.ranges import check_ranges
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.monitor import Monitor
-from edgegossip.machine.predictor import PerformancePredictor
+from edgegossip.machine.predictor import PerformancePredictor, SlowDown
 from edgegossip.machine.profile import Profile
 from edgegossip.machine.profiling import (
     ROWS_PER_LOAD,
@@ -22,7 +22,6 @@ from edgegossip.machine.profiling import (
     measure,
     profile_of,
 )
-from edgegossip.machine.slow_down import SlowDown
 from edgegossip.report import units
 
 

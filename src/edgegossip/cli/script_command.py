@@ -14,8 +14,7 @@ from edgegossip.cli.connection_options import ConnectionOptions
 from edgegossip.contract.errors import UsageError
 from edgegossip.contract.protocol import Rank
 from edgegossip.contract.ranges import check_ranges
-from edgegossip.real.launch_scripts import local_workers, log_path, run_script
-from edgegossip.real.script_worker import ScriptWorker
+from edgegossip.real.script import ScriptWorker, local_workers, log_path, run_script
 
 _USAGE = "edgegossip script -n 4 [OPTIONS] FILE.py [ITS OWN ARGUMENTS]"
 

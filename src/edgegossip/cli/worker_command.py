@@ -32,11 +32,10 @@ from edgegossip.contract.ranges import check_ranges
 from edgegossip.data.local import Local
 from edgegossip.net.host.meeting import workers
 from edgegossip.real.agreement import is_apart
-from edgegossip.real.gather import gather
+from edgegossip.real.gather import AVERAGED, MEASURED, gather, measure
 from edgegossip.real.gathering import WORKERS
 from edgegossip.real.join import Connection, join
 from edgegossip.real.launch import launch, lost_workers
-from edgegossip.real.local_scores import AVERAGED, MEASURED, measure
 from edgegossip.real.worker import WorkerSettings
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.report import units

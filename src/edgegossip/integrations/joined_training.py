@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from edgegossip.contract.errors import UsageError
-from edgegossip.real.script_worker import AlgorithmOrMaker, ScriptWorker
+from edgegossip.real.script import AlgorithmOrMaker, ScriptWorker
 from edgegossip.real.training_loop import TrainingLoop
 
 _LOG = logging.getLogger("edgegossip.integrations")

@@ -14,7 +14,7 @@ from torch.utils import _pytree
 
 from edgegossip.contract.errors import UsageError, require_extra
 from edgegossip.integrations.joined_training import JoinedTraining
-from edgegossip.real.script_worker import AlgorithmOrMaker, ScriptWorker
+from edgegossip.real.script import AlgorithmOrMaker, ScriptWorker
 
 
 def lightning_callback(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgegossip.contract.errors import require_extra
 from edgegossip.integrations.joined_training import JoinedTraining
-from edgegossip.real.script_worker import AlgorithmOrMaker, ScriptWorker
+from edgegossip.real.script import AlgorithmOrMaker, ScriptWorker
 
 
 def transformers_callback(

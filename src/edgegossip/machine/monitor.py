@@ -3,33 +3,214 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import psutil
 
-from edgegossip.contract.protocol import Predicted, Seconds
+from edgegossip.contract.protocol import Predicted, Seconds, Span
 from edgegossip.machine.contention import Contention
-from edgegossip.machine.counters import Counters, SystemCounters
-from edgegossip.machine.history import History
-from edgegossip.machine.pace import WorkHistory
+from edgegossip.machine.counters import Counters, Reading, SystemCounters
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.telemetry import Journal, Sample
-from edgegossip.machine.watch import SHORTEST, Watch
+from edgegossip.machine.watch import MEMORY, SHORTEST, Watch
 
+_HALF_LIFE: Seconds = 10.0
+"""Half-life of our use that the machine has not counted yet."""
 _INTERVAL: Seconds = 1.0
 """Seconds between two readings of the counters."""
-_PIECE: Seconds = 0.25
+_OVERDUE: Seconds = 0.25
 """Training that ends this many seconds after the last reading causes another reading."""
-_PAUSE: Seconds = 10.0
+_STALE: Seconds = 10.0
 """Length of a pause after which the load of the last training is stale."""
 _SAMPLE: Seconds = 60.0
 """Time over which a telemetry sample is averaged."""
-
+_PIECE: Seconds = 0.25
+"""Minimum length of a recorded piece of training; shorter steps are combined."""
+_PAUSE: Seconds = 0.02
+"""Pauses between two steps count as training if they are shorter than this."""
+_MAX_PIECES = 256
 _log = logging.getLogger("edgegossip.machine")
+
+
+@dataclass(slots=True)
+class _Others:
+    """Use by other processes, computed from total and own use.
+
+    The two counts never agree exactly: a file reaches the disk long after we wrote it, and
+    processor time comes in ticks. Our use that the total lacks is subtracted later, and slowly
+    forgotten in case it never appears.
+    """
+
+    all: float
+    own: float
+    _owed: float = 0.0
+
+    def until(self, all_used: float, own_used: float, seconds: Seconds) -> float:
+        """Use by other processes since the last call, `seconds` ago; at least 0."""
+        more = max(0.0, all_used - self.all)
+        faded = self._owed * math.pow(0.5, seconds / _HALF_LIFE)
+        owed = faded + max(0.0, own_used - self.own)
+        self.all, self.own = all_used, own_used
+        self._owed = max(0.0, owed - more)
+        return max(0.0, more - owed)
+
+
+class LoadHistory:
+    """Mean use by other processes between consecutive readings of the counters.
+
+    Args:
+        counters: Counters to read.
+        clock: Monotonic clock in seconds.
+
+    Attributes:
+        times: Times of the stored readings, in order.
+    """
+
+    def __init__(self, counters: Counters, clock: Callable[[], Seconds]) -> None:
+        self._counters = counters
+        self._clock = clock
+        first = counters.read()
+        self.times = [clock()]
+        # The integrals over time of cores, network and disk, at each reading.
+        self._totals = [(0.0, 0.0, 0.0)]
+        group = _group(first)
+        self._outside = _Others(first.machine.cores, group)
+        self._inside = _Others(group, first.own.cores)
+        self._network = _Others(first.machine.network, first.own.network)
+        self._disk = _Others(first.machine.disk, first.own.disk)
+
+    def read(self) -> None:
+        """Read the counters now; no effect if the clock has not advanced."""
+        reading, now = self._counters.read(), self._clock()
+        seconds = now - self.times[-1]
+        if seconds <= 0:
+            return
+        machine, own, group = reading.machine, reading.own, _group(reading)
+        outside = self._outside.until(machine.cores, group, seconds)
+        inside = self._inside.until(group, own.cores, seconds)
+        cores, network, disk = self._totals[-1]
+        self._totals.append(
+            (
+                cores + seconds * self._share(outside / seconds, inside / seconds),
+                network + self._network.until(machine.network, own.network, seconds),
+                disk + self._disk.until(machine.disk, own.disk, seconds),
+            )
+        )
+        self.times.append(now)
+        if self.times[0] < now - 4 * MEMORY:
+            kept = bisect_right(self.times, now - 2 * MEMORY) - 1
+            del self.times[:kept], self._totals[:kept]
+
+    def _share(self, outside: float, inside: float) -> float:
+        """The share of our allowance that other processes use.
+
+        Processes under our quota always use part of our allowance; processes outside the quota
+        do so only if they leave fewer cores than the quota allows.
+        """
+        quota = self._counters.quota
+        left = min(quota, self._counters.num_cores - outside) - inside
+        return min(1.0, max(0.0, 1 - left / quota))
+
+    def readings(self, after: Seconds, until: Seconds) -> list[Seconds]:
+        """Times of the readings later than `after`, up to `until`."""
+        return self.times[bisect_right(self.times, after) : bisect_right(self.times, until)]
+
+    def mean_contention(self, *spans: Span) -> Contention:
+        """The mean over the stored parts of `spans`, each (start, end).
+
+        If no part is stored, this is the mean between the last two readings.
+        """
+        clipped = np.clip(spans, self.times[0], self.times[-1])
+        lengths = np.diff(clipped).clip(0.0).ravel()
+        if not lengths.sum():
+            if len(self.times) == 1:
+                return Contention()
+            clipped = np.array([self.times[-2:]])
+            lengths = np.diff(clipped).ravel()
+        totals = np.array(self._totals)
+        cores, network, disk = (
+            max(0.0, float(np.diff(np.interp(clipped, self.times, total)).sum()))
+            for total in totals.T
+        )
+        seconds = float(lengths.sum())
+        return Contention(min(1.0, cores / seconds), network / seconds, disk / seconds)
+
+
+def _group(reading: Reading) -> Seconds:
+    """Use under our quota; without a quota, only our own."""
+    return reading.own.cores if reading.group is None else reading.group
+
+
+class TrainingHistory:
+    """Spans of training, and work over time, in samples.
+
+    Work is reported at the end of a stretch of training. During a long stretch with changing
+    loads, more work was done at times of low load. Work is therefore spread over time with a
+    constant :math:`t_0` that fits the duration of the stretch.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: deque[tuple[Seconds, Seconds, float]] = deque(maxlen=_MAX_PIECES)
+        self._num_new = 0
+        self._times = [0.0]
+        self._totals = [0.0]
+
+    def add(self, start: Seconds, end: Seconds, cost: float) -> None:
+        """Record training from `start` to `end` that did work of `cost` samples."""
+        if self._num_new:
+            first, last, done = self._pieces[-1]
+            if last - first < _PIECE and 0 <= start - last < _PAUSE:
+                self._pieces[-1] = (first, end, done + cost)
+                return
+        self._pieces.append((start, end, cost))
+        self._num_new = min(self._num_new + 1, _MAX_PIECES)
+
+    def take(
+        self, history: LoadHistory, slow_down: Callable[[Contention], float]
+    ) -> list[Span]:
+        """Return the spans of training since the last call; from now on `work` covers these
+        times.
+
+        `work` still covers earlier times, too: the last 256 ends of pieces or readings.
+        """
+        # Some of the spans taken before may not have been asked for.
+        del self._times[:-_MAX_PIECES], self._totals[:-_MAX_PIECES]
+        new = list(self._pieces)[len(self._pieces) - self._num_new :]
+        for start, end, cost in new:
+            bounds = [start, *history.readings(start, end), end]
+            weights = [
+                (span[1] - span[0]) / slow_down(history.mean_contention(span))
+                for span in pairwise(bounds)
+            ]
+            shares = np.cumsum([0.0, *weights]) / sum(weights)
+            self._times += bounds
+            self._totals += list(self._totals[-1] + cost * shares)
+        self._num_new = 0
+        return [(start, end) for start, end, _ in new]
+
+    def work(self, start: Seconds, end: Seconds) -> float:
+        """Work from `start` to `end`, in samples."""
+        before, after = np.interp((start, end), self._times, self._totals)
+        return float(after - before)
+
+    def spans(self, start: Seconds, end: Seconds) -> list[Span]:
+        """Stored spans of training from `start` to `end`."""
+        overlaps = ((max(start, s), min(end, e)) for s, e, _ in self._pieces)
+        return [span for span in overlaps if span[0] < span[1]]
+
+    def last(self) -> Span | None:
+        """The most recent piece of training."""
+        return self._pieces[-1][:2] if self._pieces else None
 
 
 class Monitor:
@@ -69,8 +250,8 @@ class Monitor:
         self._journal = journal
         self._clock = clock
         self._wall_clock = wall_clock
-        self._history = History(counters or SystemCounters(), clock)
-        self._progress = WorkHistory()
+        self._history = LoadHistory(counters or SystemCounters(), clock)
+        self._progress = TrainingHistory()
         start = self._history.times[0]
         machine = _ThisMachine(self._history, self._progress)
         self._watch = Watch(machine, self._history.readings, lambda: predictor, start)
@@ -93,8 +274,10 @@ class Monitor:
             with self._lock:
                 self._progress.add(start, end, cost)
                 self._cost += cost
-                if end - self._history.times[-1] >= _PIECE:
-                    self._read()  # what others use next is not what they used meanwhile
+                if end - self._history.times[-1] >= _OVERDUE:
+                    # While this pause lasts, others may use what training leaves, and that
+                    # must not count as their use during training.
+                    self._read()
 
     def forecast(self, now: Seconds) -> Predicted:
         """Forecast the throughput of work that begins at `now`.
@@ -195,7 +378,7 @@ class _ThisMachine:
 
     executors = 1
 
-    def __init__(self, history: History, progress: WorkHistory) -> None:
+    def __init__(self, history: LoadHistory, progress: TrainingHistory) -> None:
         self._history = history
         self._progress = progress
         self.work = progress.work
@@ -211,7 +394,7 @@ class _ThisMachine:
             return self._history.mean_contention(*spans)
         found = self._history.mean_contention((start, end))
         last = self._progress.last()
-        if last is None or end - last[1] > _PAUSE:
+        if last is None or end - last[1] > _STALE:
             return found
         before = self._history.mean_contention((max(last[0], last[1] - _INTERVAL), last[1]))
         return min(found, before, key=lambda contention: contention.cores)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Protocol
 
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.trainer import Trainer
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.loads import KINDS, SIZES, Load
+from edgegossip.machine.monitor import Monitor
 from edgegossip.machine.profile import Profile
 
 _TURN: Seconds = 0.1
@@ -34,16 +34,6 @@ _MAX_SIZE = 100_000_000
 _MOST = 1.25
 """Maximum processor time that loads request, relative to the cores."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
-
-
-class Watching(Protocol):
-    """Measures the load by other processes, as `machine.monitor.Monitor` does."""
-
-    def read(self) -> None:
-        """Read the counters now."""
-
-    def contention(self, start: Seconds, end: Seconds) -> Contention:
-        """Mean use by other processes from `start` to `end`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +89,7 @@ class TimedTraining:
 
 def measure(
     training: TimedTraining,
-    watching: Watching,
+    monitor: Monitor,
     loads: Sequence[Load | None],
     rows_per_load: int = ROWS_PER_LOAD,
     run: Callable[[Load], AbstractContextManager[None]] = Load.running,
@@ -108,7 +98,7 @@ def measure(
 
     Args:
         training: Training to measure.
-        watching: Measures how much the loads use.
+        monitor: Measures how much the loads use.
         loads: Loads; None stands for training alone.
         rows_per_load: Measured seconds per load.
         run: Runs a load during a context.
@@ -118,10 +108,10 @@ def measure(
         with nullcontext() if load is None else run(load):
             training.run(_SETTLING)
             for _ in range(rows_per_load):
-                watching.read()
+                monitor.read()
                 start, end, cost = training.run(_ROW)
-                watching.read()
-                yield Row(load, watching.contention(start, end), (end - start) / cost)
+                monitor.read()
+                yield Row(load, monitor.contention(start, end), (end - start) / cost)
 
 
 def choose_loads(seconds: Seconds, num_cores: int) -> list[Load | None]:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from edgegossip.contract.protocol import Predicted, Seconds, Span
 from edgegossip.machine.contention import Contention
-from edgegossip.machine.predictor import Forecast
 
 MEMORY: Seconds = 60.0
 """Seconds that a monitor remembers."""
@@ -31,7 +30,7 @@ class Predictor(Protocol):
 
     def forecast(
         self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
-    ) -> Forecast:
+    ) -> Predicted:
         """Forecast the throughput from each executor's present and mean contention."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -113,7 +112,7 @@ class Watch:
                 self._spans.append((self._began, self._ended))
             self._began = start
             if len(self._spans) >= _MAX_SPANS:
-                # Runs that never ask for a forecast must not pay for it.
+                # Most runs never ask for a forecast, which would empty the list.
                 del self._spans[: _MAX_SPANS // 2]
         self._ended = end
 
@@ -129,9 +128,8 @@ class Watch:
         last = self._readings_since(self._last_reading, now)[-2]
         present = self._watched.mean_contention(last, now)
         usual = self._watched.mean_contention(max(self._start, now - MEMORY), now)
-        forecast = predictor.forecast([present for _ in executors], [usual for _ in executors])
         self._last_reading = now
-        return Predicted(forecast.throughput, forecast.relative_error)
+        return predictor.forecast([present for _ in executors], [usual for _ in executors])
 
     def _readings_since(self, moment: Seconds, now: Seconds) -> list[Seconds]:
         """Times of the readings since `moment`, and of the reading before them."""

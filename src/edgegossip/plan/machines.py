@@ -12,8 +12,8 @@ from typing import Any
 from edgegossip.contract.errors import UsageError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_ranges
+from edgegossip.machine.predictor import SlowDown
 from edgegossip.machine.profile import Profile
-from edgegossip.machine.slow_down import SlowDown
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 

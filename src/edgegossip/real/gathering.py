@@ -1,7 +1,8 @@
-"""Gathering: one run folder, in the simulator's format, from the workers' folders."""
+"""One run folder, in the simulator's format, from the folders of a run's workers."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
@@ -16,20 +17,93 @@ import torch
 from torch import Tensor
 
 from edgegossip.contract.errors import RunFolderError
+from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.real.agreement import disagreements, is_apart
-from edgegossip.real.evaluations import Evaluations
-from edgegossip.real.snapshots import schedule
+from edgegossip.real.worker_files import schedule
 from edgegossip.real.worker_folder import REASONS, WorkerFolder, require_worker_of
 from edgegossip.runs.describe import described_roles, header, rank_name, with_article
 from edgegossip.runs.events import cut_off, to_line
 from edgegossip.runs.experiment import Experiment
-from edgegossip.runs.files import write_atomically
+from edgegossip.runs.files import read_json, write_atomically, write_json
 from edgegossip.runs.folder import RunFolder
 from edgegossip.runs.results import Evaluation, FiniteMetrics, Results
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
+
+_LOG = logging.getLogger("edgegossip.runs")
+
+
+class Evaluations:
+    """Evaluations by the indices of their snapshots.
+
+    Args:
+        path: File of the evaluations; if it exists, it is read.
+        metrics: Metrics of the run, the chosen one first.
+
+    Attributes:
+        kept: Indices of the snapshots that are no longer needed, because their evaluations are
+            stored.
+    """
+
+    def __init__(self, path: Path, metrics: Sequence[MetricSpec]) -> None:
+        self._path = path
+        self._by_index, self._ranks = _read(path, metrics)
+        self._has_warned = False
+        self.kept = set(self._by_index)
+
+    def covers(self, index: int, ranks: Sequence[Rank]) -> bool:
+        """Whether this snapshot was evaluated with exactly these workers in the run folder."""
+        return index in self._by_index and self._ranks[index] == ranks
+
+    @property
+    def history(self) -> list[Evaluation]:
+        """All evaluations, in order of time."""
+        return [self._by_index[index] for index in sorted(self._by_index)]
+
+    def add(self, index: int, evaluation: Evaluation, ranks: Sequence[Rank]) -> None:
+        """Store the evaluation of a snapshot; a full disk does not end the run."""
+        self._by_index[index] = evaluation
+        self._ranks[index] = ranks
+        self._keep()
+
+    def drop_from(self, index: int) -> None:
+        """Forget the evaluations of snapshots from this index on."""
+        later = [each for each in self._by_index if each >= index]
+        for each in later:
+            del self._by_index[each]
+        if later:
+            self._keep()
+
+    def _keep(self) -> None:
+        content = {
+            str(index): {**each.line(), "ranks": self._ranks[index]}
+            for index, each in self._by_index.items()
+        }
+        try:
+            write_json(self._path, content)
+            self.kept = set(self._by_index)
+        except RunFolderError as error:
+            if not self._has_warned:
+                _LOG.warning("%s - until then, snapshots are kept", error)
+            self._has_warned = True
+
+
+def _read(
+    path: Path, metrics: Sequence[MetricSpec]
+) -> tuple[dict[int, Evaluation], dict[int, Any]]:
+    """The evaluations, and the workers in each."""
+    if not path.exists():
+        return {}, {}
+    try:
+        found = {int(index): each for index, each in read_json(path).items()}
+        read = {index: Evaluation.from_line(each, metrics) for index, each in found.items()}
+        return read, {index: each["ranks"] for index, each in found.items()}
+    except (RunFolderError, LookupError, TypeError, ValueError) as error:
+        _LOG.warning("%s is damaged (%s) - continuing without it", path, error)
+        return {}, {}
+
 
 WORKERS = "workers"
 """The subfolder of a run folder that holds a folder for each worker, named by its rank."""

@@ -20,7 +20,7 @@ from edgegossip.net.identity.certificates import parse_serial
 from edgegossip.net.identity.tls import load_tls
 from edgegossip.net.zenoh.session import LEASE, require_lease
 from edgegossip.net.zenoh.transport import ZenohTransport
-from edgegossip.real.introducing import run_key
+from edgegossip.real.introduction import run_key
 from edgegossip.real.worker import WorkerSettings, take_part
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.files import require_unlocked

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import shlex
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from edgegossip.contract.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.data.local import Local
-from edgegossip.real.absentees import LOG, Absentees, has_finished, last_line
+from edgegossip.machine.counters import is_running
 from edgegossip.real.gather import make_gathering
 from edgegossip.real.gathering import WORKERS, Gathering
-from edgegossip.real.supervision import Supervised, supervised
-from edgegossip.real.worker_folder import goes_on_at, has_ended, require_gathered
+from edgegossip.real.worker_folder import final_summary, goes_on_at, has_ended, require_gathered
 from edgegossip.runs.describe import header, who_is_who, with_article
 from edgegossip.runs.experiment import Experiment
-from edgegossip.runs.files import locked, require_unlocked
+from edgegossip.runs.files import lock_holder, locked, require_unlocked
 from edgegossip.runs.folder import finished_results, holds_run
+from edgegossip.runs.process import on_stop_signal
 from edgegossip.runs.results import Results
 from edgegossip.runs.tracking import (
     Follower,
@@ -35,6 +40,8 @@ from edgegossip.runs.tracking import (
     followed,
 )
 
+LOG = "log.txt"
+"""Name of the file with a worker's output, in its folder."""
 _LOOK: Seconds = 0.25
 _MEASURING = 0.05
 """Maximum share of a core's time that evaluations may take."""
@@ -44,6 +51,166 @@ MakeCommand = Callable[[Rank, str, Sequence[str], Path, Sequence[Rank]], Sequenc
 folder, and the workers that have finished."""
 MakeMeasure = Callable[[Rank], Sequence[str]]
 """Makes, from a worker's rank, the command that measures averaged models on its data."""
+# Workers run side by side; several intra-op threads each would get in their way.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+
+
+class Supervised:
+    """The processes of a run's workers.
+
+    Args:
+        stop_signal: Signal that asks a worker to stop.
+
+    Attributes:
+        processes: The processes, by rank.
+        is_stopping: Whether the workers were asked to stop.
+    """
+
+    def __init__(self, stop_signal: int = signal.SIGTERM) -> None:
+        self.processes: dict[Rank, subprocess.Popen[bytes]] = {}
+        self.is_stopping = False
+        self._stop_signal = stop_signal
+
+    def start(
+        self,
+        rank: Rank,
+        arguments: Sequence[str],
+        output: IO[bytes] | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a worker: Python with `arguments`."""
+        process = self.processes[rank] = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**_ENVIRONMENT, **os.environ, **(environment or {})},
+            # Ctrl+C reaches it only through this process.
+            start_new_session=True,
+        )
+        if self.is_stopping:  # the signal came while it was being started
+            process.send_signal(self._stop_signal)
+
+    def stop(self) -> None:
+        """Ask all workers to stop."""
+        self.is_stopping = True
+        self._send(self._stop_signal)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        for process in [*self.processes.values()]:  # a signal may come during `start`
+            if process.poll() is None:
+                process.send_signal(number)
+
+
+@contextmanager
+def supervised(stop_signal: int = signal.SIGTERM) -> Iterator[Supervised]:
+    """Pass signals on to the workers; however the block ends, no worker outlives it."""
+    workers = Supervised(stop_signal)
+    try:
+        with on_stop_signal(workers.stop, insist=workers.kill):
+            yield workers
+    finally:
+        workers.kill()
+        for process in workers.processes.values():
+            process.wait()
+
+
+def killed_by(process: subprocess.Popen[bytes]) -> str | None:
+    """Say by which signal a process was killed; None if it ended by itself or still runs.
+
+    A killed process could not say anything itself, so the end of its output is no reason.
+    """
+    code = process.poll()
+    return None if code is None or code >= 0 else f"was killed (signal {-code})"
+
+
+def command_line(process: subprocess.Popen[bytes]) -> str:
+    """The `edgegossip` command of a process, for a terminal."""
+    assert isinstance(process.args, list)
+    return shlex.join(["edgegossip", *process.args[3:]])
+
+
+class Absentees:
+    """Workers whose process has failed; they may be started again by hand.
+
+    Args:
+        gathering: The run, with the workers' folders.
+        started: The processes that were started.
+    """
+
+    def __init__(self, gathering: Gathering, started: Supervised) -> None:
+        self._gathering = gathering
+        self._started = started
+        self._told: set[Rank] = set()
+
+    @property
+    def _failed_processes(self) -> list[Rank]:
+        return [rank for rank, each in self._started.processes.items() if each.poll()]
+
+    @property
+    def failed(self) -> list[Rank]:
+        """Workers whose process has failed and that have not finished since."""
+        return [rank for rank in self._failed_processes if not has_finished(self._path(rank))]
+
+    @property
+    def lost(self) -> list[Rank]:
+        """Failed workers that have not been started again."""
+        return [rank for rank in self.failed if not self._is_back(rank)]
+
+    @property
+    def is_anyone_back(self) -> bool:
+        """Whether a failed worker was started again and trains, while none is to stop."""
+        if self._started.is_stopping:
+            return False
+        return any(self._is_back(rank) for rank in self._failed_processes)
+
+    def how(self, rank: Rank) -> str:
+        """How a worker failed, in words."""
+        path = self._path(rank)
+        if (killed := killed_by(self._started.processes[rank])) is not None:
+            return f"{killed} and did not come back (see {path / LOG})"
+        return f"failed: {last_line(path)}"
+
+    def tell(self) -> None:
+        """Print at once which worker has failed, and the command that starts it again."""
+        processes = self._started.processes
+        goes_on = any(each.poll() is None for each in processes.values())
+        if self._started.is_stopping or not goes_on:
+            return
+        for rank in self.lost:
+            if rank in self._told:
+                continue
+            self._told.add(rank)
+            process = processes[rank]
+            name = with_article(self._gathering.roles, rank)
+            how = killed_by(process) or f"failed: {last_line(self._path(rank))}"
+            told = f"{name} {how}; the others go on; start it again with: "
+            print(told + command_line(process), file=sys.stderr, flush=True)
+
+    def _path(self, rank: Rank) -> Path:
+        return self._gathering.workers[rank].path
+
+    def _is_back(self, rank: Rank) -> bool:
+        holder = lock_holder(self._path(rank))
+        return holder is not None and is_running(holder)
+
+
+def has_finished(folder: Path) -> bool:
+    """Whether the worker with this folder has ended by itself."""
+    try:
+        return final_summary(folder) is not None
+    except RunFolderError:
+        return False
+
+
+def last_line(folder: Path) -> str:
+    """The last line that a worker printed, and where the others are."""
+    path = folder / LOG
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else 'nothing said'} (see {path})"
 
 
 def launch(

@@ -25,9 +25,14 @@ from edgegossip.net.host.host import Host
 from edgegossip.net.host.introduction import Introduction
 from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
 from edgegossip.net.transport import Transport
-from edgegossip.real.agreement import Agreement, agreement_of
-from edgegossip.real.final_average import FinalAverage, FinalState, ending_seconds
-from edgegossip.real.introducing import compared_tensors, run_id, sketch
+from edgegossip.real.agreement import (
+    Agreement,
+    FinalAverage,
+    FinalState,
+    agreement_of,
+    ending_seconds,
+)
+from edgegossip.real.introduction import compared_tensors, run_id, sketch
 from edgegossip.runs.describe import describe, flatten, versions
 
 _LOG = logging.getLogger("edgegossip.real")

@@ -24,18 +24,16 @@ from edgegossip.machine.counters import is_running
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
 from edgegossip.net.transport import Transport
-from edgegossip.real.agreement import agreement_of
-from edgegossip.real.final_average import (
+from edgegossip.real.agreement import (
     FinalAverage,
     FinalState,
+    agreement_of,
     ending_seconds,
     with_final_average,
 )
-from edgegossip.real.introducing import introduce, run_id, run_key
-from edgegossip.real.lapse import Lapse
-from edgegossip.real.snapshots import Snapshots
+from edgegossip.real.introduction import introduce, run_id, run_key
+from edgegossip.real.worker_files import Diary, Lapse, Snapshots, WorkerTracking
 from edgegossip.real.worker_folder import ENDS, has_ended, kept_checkpoint
-from edgegossip.real.worker_log import Diary, WorkerTracking
 from edgegossip.runs.describe import header, role_words, who_is_who
 from edgegossip.runs.events import cut_off
 from edgegossip.runs.experiment import Experiment

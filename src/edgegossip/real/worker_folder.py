@@ -22,8 +22,8 @@ from torch import Tensor
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.protocol import Rank, Seconds
-from edgegossip.real.introducing import shared_settings, without_machine
-from edgegossip.real.snapshots import indices, read_params, schedule, snapshot_path
+from edgegossip.real.introduction import shared_settings, without_machine
+from edgegossip.real.worker_files import indices, read_params, schedule, snapshot_path
 from edgegossip.runs.describe import header
 from edgegossip.runs.events import Commits, EventReader, to_line
 from edgegossip.runs.experiment import Experiment

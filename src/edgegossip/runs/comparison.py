@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from edgegossip.contract.errors import Interrupted, RunFolderError
 from edgegossip.contract.topology import CompleteTopology, Topology
+from edgegossip.runs.describe import header
 from edgegossip.runs.experiment import Comparison, Experiment, throughput_bound
 from edgegossip.runs.files import locked, write_json
-from edgegossip.runs.folder import require_folder
-from edgegossip.runs.parallel import do_at_once
+from edgegossip.runs.folder import RunFolder, require_folder
+from edgegossip.runs.parallel import AtOnce, do_at_once
 from edgegossip.runs.process import interrupted
 from edgegossip.runs.results import Results
 from edgegossip.runs.runner import run
 from edgegossip.runs.tracking import Progress, Silent, Tracker
-from edgegossip.sim.pool import OpenPool
 
 
 def compare(
@@ -31,7 +32,7 @@ def compare(
     command: str | None = None,
     num_threads: int | None = None,
     num_processes: int = 1,
-    open_pool: OpenPool | None = None,
+    at_once: AtOnce | None = None,
     progress: Progress | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> dict[str, Results]:
@@ -49,7 +50,8 @@ def compare(
             core.
         num_processes: Number of parallel runs. With more than one, each has one thread, and the
             experiments must be picklable. No effect on results.
-        open_pool: As in `run`, for each run in turn; unused with several processes.
+        at_once: Carries out runs in parallel instead of processes here, e.g. a `RayRuns`; an
+            interrupted run begins again.
         progress: A live view.
         trackers: Trackers that receive each run's numbers, as in `run`; they are pickled for
             several processes.
@@ -66,50 +68,83 @@ def compare(
         raise RunFolderError(f"{out} holds a single run; choose another --out for a comparison")
     if resume:
         require_folder(out)
-    works: dict[str, Callable[..., Results]] = {
-        name: partial(
-            run,
+    settings = {"recipe": recipe, "command": command, "trackers": trackers}
+    works = {
+        name: _OneRun(
             replace(experiment, name=name),
-            out=out / name,
+            out / name,
             resume=resume and (out / name).is_dir(),
-            recipe=recipe,
-            command=command,
-            trackers=trackers,
+            settings=settings,
         )
         for name, experiment in comparison.experiments.items()
     }
     results: dict[str, Results] = {}
+    done: Iterator[tuple[str, Results]]
     with locked(out):
-        if num_processes > 1 and len(works) > 1:
-            done = _at_once(works, out, num_processes, progress or Silent())
+        if at_once is not None:
+            # Other machines do not see the folders here, so these are checked and read first.
+            read = {name: _finished(work, recipe) for name, work in works.items()}
+            rest = {name: work for name, work in works.items() if read[name] is None}
+            finished = ((name, each) for name, each in read.items() if each is not None)
+            done = chain(finished, _at_once(rest, out, at_once, progress or Silent()))
+        elif num_processes > 1 and len(works) > 1:
+            here = partial(do_at_once, num_processes=num_processes)
+            done = _at_once(works, out, here, progress or Silent())
         else:
-            done = (
-                (name, work(num_threads=num_threads, open_pool=open_pool, progress=progress))
-                for name, work in works.items()
-            )
-        for name, found in done:
-            results[name] = found
+            done = ((name, work(progress, num_threads)) for name, work in works.items())
+        for name, result in done:
+            results[name] = replace(result, folder=out / name)
             ordered = {each: results[each] for each in works if each in results}
             write_json(out / "summary.json", summarize(comparison, ordered, recipe))
     return {name: results[name] for name in works}
 
 
+@dataclass(frozen=True, slots=True)
+class _OneRun:
+    """One run of a comparison, here, in another process, or on another machine."""
+
+    experiment: Experiment
+    folder: Path
+    resume: bool
+    settings: Mapping[str, Any]
+
+    def moved(self, folder: Path) -> _OneRun:
+        return replace(self, folder=folder, resume=False)
+
+    def __call__(
+        self, progress: Progress | None = None, num_threads: int | None = 0
+    ) -> Results:
+        return run(
+            self.experiment,
+            out=self.folder,
+            resume=self.resume,
+            num_threads=num_threads,
+            progress=progress,
+            **self.settings,
+        )
+
+
+def _finished(work: _OneRun, recipe: str | None) -> Results | None:
+    """Check the folder of a run as `run` does; return the results of a finished run."""
+    if not work.folder.is_dir():
+        return None
+    described = header(work.experiment, recipe)
+    return RunFolder(work.folder, described, resume=work.resume).finished_results()
+
+
 def _at_once(
-    works: Mapping[str, Callable[..., Results]], out: Path, number: int, progress: Progress
+    works: Mapping[str, _OneRun], out: Path, at_once: AtOnce, progress: Progress
 ) -> Iterator[tuple[str, Results]]:
-    jobs = {name: partial(partial, _alone, work) for name, work in works.items()}
-    after: dict[str, tuple[str, ...]] = dict.fromkeys(works, ())
-    done = do_at_once(jobs, after, num_processes=number, progress=progress)
+    if not works:
+        return
+    jobs = {name: partial(replace, work) for name, work in works.items()}
+    done = at_once(jobs, dict.fromkeys(works, ()), progress=progress)
     try:
         with closing(done):
             for name, future in done:
                 yield name, future.result()
     except (Interrupted, KeyboardInterrupt):
         raise interrupted(out) from None
-
-
-def _alone(work: Callable[..., Results], progress: Progress) -> Results:
-    return work(num_threads=0, progress=progress)
 
 
 def summarize(

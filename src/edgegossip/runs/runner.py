@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from edgegossip.runs.tracking import (
     followed,
 )
 from edgegossip.sim.machines import profiled
-from edgegossip.sim.pool import ComputePool, OpenPool, Pool
+from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
 from edgegossip.training.task import Workload
 
@@ -49,7 +48,6 @@ def run(
     recipe: str | None = None,
     command: str | None = None,
     num_threads: int | None = None,
-    open_pool: OpenPool | None = None,
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
     trackers: Sequence[Tracker] = (),
@@ -65,8 +63,6 @@ def run(
         command: Command line that repeats the run, for the record.
         num_threads: Number of threads of the compute pool; None for one per core. No effect on
             the result.
-        open_pool: Opens the compute pool; by default a `ComputePool` of `num_threads`. No
-            effect on the result.
         checkpoint_seconds: Wall seconds between checkpoints.
         progress: A live view.
         trackers: Trackers that receive the run's numbers, such as `TensorBoard()`. A tracker
@@ -91,7 +87,7 @@ def run(
         tracked = TrackedRun(name=experiment.run_name, folder=out, header=folder.header)
         with (
             one_intra_op_thread(),
-            (open_pool or partial(ComputePool, num_threads))() as pool,
+            ComputePool(num_threads) as pool,
             followed(trackers, tracked) as follower,
         ):
             shown = progress or Silent()
@@ -121,7 +117,7 @@ class _Run:
         experiment: Experiment,
         folder: RunFolder,
         command: str | None,
-        pool: Pool,
+        pool: ComputePool,
         progress: Progress,
         checkpoint_seconds: float,
         follower: Follower,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -36,22 +35,6 @@ class Pending(Protocol[T_co]):
 
     def result(self) -> T_co:
         """Wait for the result; raise the task's error, if any."""
-
-
-class Pool(Protocol):
-    """The interface of a compute pool, as the simulator needs it."""
-
-    def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Make trainers that run in this pool from those of `make_trainer`."""
-
-    def train(
-        self, trainer: Trainer, request: Train, progress: float
-    ) -> Pending[TrainingResult]:
-        """Start training; see `Trainer.train`."""
-
-
-OpenPool: TypeAlias = Callable[[], AbstractContextManager[Pool]]
-"""Opens a pool that is closed at the end of a run."""
 
 
 class _Deferred(Generic[T]):
@@ -164,10 +147,6 @@ class ComputePool:
             return _Deferred(task, arguments)
         future: Future[T] = self._executor.submit(task, *arguments)
         return future
-
-    def trainers(self, make_trainer: MakeTrainer) -> MakeTrainer:
-        """Return `make_trainer` unchanged, because threads share memory."""
-        return make_trainer
 
     def train(
         self, trainer: Trainer, request: Train, progress: float

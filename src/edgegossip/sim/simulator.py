@@ -56,7 +56,7 @@ from edgegossip.sim.machines import (
 from edgegossip.sim.membership import Membership, Notice
 from edgegossip.sim.network import InitialParams, Network, Outgoing, initial_params_of
 from edgegossip.sim.platform import Platform
-from edgegossip.sim.pool import ComputePool, MakeTrainer, Pool
+from edgegossip.sim.pool import ComputePool, MakeTrainer
 
 
 @contextmanager
@@ -126,7 +126,7 @@ class Simulator(Generic[State]):
         make_predictor: MakePredictor | None = None,
         links: Links | None = None,
         faults: Faults | None = None,
-        pool: Pool | None = None,
+        pool: ComputePool | None = None,
         observer: Observer | None = None,
         evaluate: Callable[[Tensor], tuple[float, Mapping[str, float]]] | None = None,
         evaluation_cost: float = 0.0,
@@ -142,7 +142,7 @@ class Simulator(Generic[State]):
         self._initial_params = initial_params
         self.states = [self._new_state(rank) for rank in range(len(platforms))]
         self._pool = pool or ComputePool(0)
-        self._machines = Machines(platforms, self._pool.trainers(make_trainer), make_predictor)
+        self._machines = Machines(platforms, make_trainer, make_predictor)
         self._faults = faults = faults or Faults()
         outgoing = Outgoing(algorithm, initial_params)
         self._network = Network(links or Links(), faults, platforms, outgoing, wire=wire)

@@ -1,4 +1,4 @@
-"""Whole runs on a Ray cluster: each cell of a study on one core of any machine."""
+"""Whole runs on a Ray cluster: each cell of a study, or run of a comparison, on one core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import psutil
 
 from edgegossip.contract.errors import EdgeGossipError, Interrupted, NetworkError, TrainingError
 from edgegossip.contract.ranges import check_range
-from edgegossip.integrations.ray.ray_session import (
+from edgegossip.integrations.ray_session import (
     LostError,
     NodeError,
     RaySession,
@@ -42,21 +42,29 @@ _PREFIX = "eg-run-"
 
 
 class RayRuns:
-    """Carries out the cells of a study on the cores of a Ray cluster, with the same rows.
+    """Carries out whole runs on the cores of a Ray cluster, with the same results as here.
 
-    Each cell has one core; its folder is copied here when it ends. A cell that is lost, for
-    example with its machine, is restarted elsewhere. After Ctrl+C, cells that have not ended
-    are lost, and so are checkpoints of cells that were interrupted here. From Python::
+    Each run of a comparison, or cell of a study, has one core; its folder is copied here when
+    it ends. A run that is lost, for example with its machine, is restarted elsewhere. After
+    Ctrl+C, runs that have not ended are lost, and so are checkpoints of runs that were
+    interrupted here. From Python::
 
+        compare(comparison, out="out", at_once=RayRuns("HEAD:6379"))
         run_study(study, out="out", at_once=RayRuns("HEAD:6379"))
 
-    All machines need the same versions of Python and packages, which is checked. Data sets and
-    recipe files must be in the same places as on this machine. See `RayPool` for security and
-    the kind of processor.
+    This machine must belong to the cluster (no ``ray://``). All machines need the same versions
+    of Python and packages, which is checked, and the same kind of processor, which is not. Data
+    sets and recipe files must be in the same places as on this machine. GPUs are not used.
+
+    Code and data are pickled. Anyone who can reach the ports of a cluster, including one that
+    is started here, can run any code on its machines and on this one. On one machine Ray asks
+    for the token in ``~/.ray/auth_token``, unless RAY_AUTH_MODE is "disabled". Its usage
+    reports are off unless RAY_USAGE_STATS_ENABLED is set.
 
     Args:
-        address: As in `RayPool`.
-        num_runs: Maximum number of parallel cells; None for one per core.
+        address: Running cluster to which this machine belongs, "HOST:PORT" or "auto"; None
+            starts Ray on this machine alone, until the last run has ended.
+        num_runs: Maximum number of parallel runs; None for one per core.
         open_session: Connects to Ray.
 
     Raises:

@@ -1,4 +1,4 @@
-"""All uses of Ray: starting or finding a cluster, its actors, its object store."""
+"""All uses of Ray: starting or finding a cluster, and calling functions on its cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import socket
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,23 +19,18 @@ from typing import Any
 import torch
 
 from edgegossip.contract.errors import NetworkError, TrainingError, UsageError
-from edgegossip.integrations.ray.learners_desk import LearnersDesk, Order, Reply
-from edgegossip.integrations.ray.tensors_in_store import sharing, tensors_as_bytes
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.quota import num_cores
 
 _KNOCK_SECONDS = 5.0
 _MOST_RETRIES = 4
 _OURS = "EDGEGOSSIP_"
-_ENVIRONMENT = {"RAY_max_direct_call_object_size": str(2 << 20)}
-"""Parameters up to 2 MiB are sent from process to process; through the object stores, each
-piece of work would cost 7 ms of a core (benchmarks/results/simulator.md)."""
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 """An empty HTTP/2 SETTINGS frame; the fourth byte is its type."""
 
 
 class LostError(Exception):
-    """An actor, its machine, or a result in transit from it is lost."""
+    """A process, its machine, or a result in transit from it is lost."""
 
 
 class NodeError(LostError):
@@ -56,8 +50,8 @@ class RaySession:
     """A connection to a Ray cluster.
 
     Args:
-        address: As in `RayPool`.
-        num_actors: As in `RayPool`.
+        address: As in `RayRuns`.
+        max_cores: Maximum number of cores to use if Ray is started here; None for all cores.
 
     Attributes:
         folder: Folder that is removed when the session closes; None if Ray was not started
@@ -68,17 +62,14 @@ class RaySession:
         NetworkError: If there is no cluster at `address`.
     """
 
-    def __init__(self, address: str | None, num_actors: int | None) -> None:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)  # read when ray is imported
+    def __init__(self, address: str | None, max_cores: int | None) -> None:
         self._ray = require_ray()
         self._functions: dict[Callable[..., Any], Any] = {}
         self.folder: str | None = None
         with ExitStack() as stack:
             if not self._ray.is_initialized():
-                joined = self._started(num_actors) if address is None else self._joined(address)
+                joined = self._started(max_cores) if address is None else self._joined(address)
                 stack.enter_context(joined)
-            stack.enter_context(tensors_as_bytes())
             self._open = stack.pop_all()
 
     def close(self) -> None:
@@ -98,26 +89,6 @@ class RaySession:
                 if each["Alive"]
             ]
 
-    def put(self, value: object) -> Any:  # noqa: ANN401
-        """Store a value for all actors; each machine stores the value's tensors once.
-
-        Raises:
-            TrainingError: If `value` cannot be pickled.
-        """
-        with self._pickling(), sharing():
-            return self._ray.put(value)
-
-    def open_desk(self, node: ClusterNode) -> RemoteDesk:
-        """Request an actor for one core of this node; it starts once a core is free."""
-        kind = self._ray.remote(_ActorDesk)
-        options = kind.options(
-            num_cpus=1,
-            max_restarts=0,
-            scheduling_strategy=self._on(node.name),
-            runtime_env={"env_vars": _ENVIRONMENT},
-        )
-        return RemoteDesk(self, options.remote(TorchSettings.here()))
-
     def start(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         """Call a function on one core of any node, and retry lost calls; return a reference.
 
@@ -129,7 +100,7 @@ class RaySession:
             self._functions[function] = self._ray.remote(function).options(
                 num_cpus=1,
                 max_retries=_MOST_RETRIES,
-                runtime_env={"env_vars": {**_ENVIRONMENT, **own}},
+                runtime_env={"env_vars": own},
             )
         with self._telling_of_losses(), self._pickling():
             return self._functions[function].remote(*arguments)
@@ -167,10 +138,6 @@ class RaySession:
         with self._telling_of_losses():
             return self._ray.get(reference)
 
-    def kill(self, actor: Any) -> None:  # noqa: ANN401
-        """End an actor, even in the middle of its work."""
-        self._ray.kill(actor)
-
     @contextmanager
     def _telling_of_losses(self) -> Iterator[None]:
         try:
@@ -195,7 +162,7 @@ class RaySession:
             ) from error
 
     @contextmanager
-    def _started(self, num_actors: int | None) -> Iterator[None]:
+    def _started(self, max_cores: int | None) -> Iterator[None]:
         """Start Ray on this machine, for this process."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Not the user's own: names of sockets in it must stay short.
@@ -204,7 +171,7 @@ class RaySession:
         try:
             with self._initialized(
                 address="local",
-                num_cpus=min(num_actors or num_cores(), num_cores()),
+                num_cpus=min(max_cores or num_cores(), num_cores()),
                 num_gpus=0,
                 include_dashboard=False,
                 _temp_dir=folder,
@@ -243,37 +210,6 @@ class RaySession:
             self._ray.shutdown()
 
 
-class RemoteDesk:
-    """A `LearnersDesk` in an actor."""
-
-    def __init__(self, session: RaySession, actor: Any) -> None:  # noqa: ANN401
-        self._session = session
-        self._actor = actor
-
-    def versions(self) -> dict[str, str]:
-        """See `LearnersDesk.versions`; waits for the actor.
-
-        Raises:
-            LostError: If the actor cannot be started.
-        """
-        found: dict[str, str] = self._session.get(self._actor.versions.remote())
-        return found
-
-    def work(
-        self, forgotten: Sequence[int], orders: Sequence[Order]
-    ) -> Callable[[], list[Reply]]:
-        """Start `LearnersDesk.work`; call the returned function to wait for the replies.
-
-        That call raises `LostError` if the actor is lost.
-        """
-        reference = self._actor.work.remote(forgotten, orders)
-        return lambda: self._session.get(reference)
-
-    def close(self) -> None:
-        """End the actor."""
-        self._session.kill(self._actor)
-
-
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
     """PyTorch settings that affect results, except for the number of threads."""
@@ -292,22 +228,6 @@ class TorchSettings:
         torch.set_default_dtype(self.dtype)
         torch.set_deterministic_debug_mode(self.deterministic)
         keep_freed_memory(block_bytes=32 << 20, total_bytes=256 << 20, is_shared=False)
-
-
-class _ActorDesk(LearnersDesk):
-    """A `LearnersDesk` in its own process.
-
-    Args:
-        settings: PyTorch's settings where the run was started.
-    """
-
-    def __init__(self, settings: TorchSettings) -> None:
-        super().__init__(require_ray().get)
-        settings.apply()
-        # Data sets lie where all actors of a machine read them.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        self._tensors = tensors_as_bytes()
-        self._tensors.__enter__()  # for as long as the process lives
 
 
 def require_versions(host: str, found: Mapping[str, str], own: Mapping[str, str]) -> None:
