@@ -19,7 +19,7 @@ from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shard_leader import ShardLeaderState
-from edgegossip.algorithms.wrappers.shards.shard_server import WHAT, ShardServerState
+from edgegossip.algorithms.wrappers.shards.shard_server import EVENTS, ShardServerState
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.errors import ServerLostError
@@ -202,7 +202,12 @@ def test_server_that_is_to_merge_what_it_does_not_hold_says_that_it_cannot() -> 
     state = algorithm.init(1, torch.zeros(NUM_PARAMS))
     algorithm.handle(state, Started(), 0.0)
     names = ("index", "chain", "num_looked", "at", "life", "serial", "number", "round")
-    numbers = {**dict.fromkeys(names, 0), "epoch": 1, "worker": 1, "what": WHAT.index("commit")}
+    numbers = {
+        **dict.fromkeys(names, 0),
+        "epoch": 1,
+        "worker": 1,
+        "what": EVENTS.index("commit"),
+    }
     order = Message("order", 0, numbers=numbers)
     report = only(Send, algorithm.handle(state, Received(0, order), 1.0)).message
     assert report.kind == "holds"

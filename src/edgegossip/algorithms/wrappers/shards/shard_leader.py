@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.wrappers.shards.shard_server import (
+    EVENTS,
     LABELS,
-    PIECES,
+    PIECE_KINDS,
     TIMERS,
-    WHAT,
     ShardServer,
     ShardServerState,
     is_possible,
@@ -73,7 +73,7 @@ class ShardLeaderState(ShardServerState):
     orders: dict[int, Message] = field(default_factory=dict)
     held: dict[Rank, Message] = field(default_factory=dict)
     fresh: dict[str, dict[Rank, None]] = field(
-        default_factory=lambda: {kind: {} for kind in PIECES}
+        default_factory=lambda: {kind: {} for kind in PIECE_KINDS}
     )
     ordered: dict[Rank, tuple[float, float]] = field(default_factory=dict)
     put_off: list[tuple[str, dict[str, float]]] = field(default_factory=list)
@@ -99,7 +99,7 @@ class ShardLeaderState(ShardServerState):
         """Label of the worker's piece of this kind that server `rank` has reported, if any."""
         if rank not in self.held:
             return None
-        row = 2 * PIECES.index(kind)
+        row = 2 * PIECE_KINDS.index(kind)
         life, serial = self.held[rank].payload["holds"][row : row + 2, worker - 1].tolist()
         return life, serial
 
@@ -209,7 +209,7 @@ class ShardLeader(ShardServer):
             return self._order(state, "pull", now, worker)
         # A report that an earlier epoch has asked for may lack the newest model.
         is_old = message.kind == "copy" and message.numbers["serial"] != state.epoch
-        if message.kind in PIECES and not is_old and self.keep(state, sender, message):
+        if message.kind in PIECE_KINDS and not is_old and self.keep(state, sender, message):
             state.fresh[message.kind][worker] = None
         return []
 
@@ -272,7 +272,7 @@ class ShardLeader(ShardServer):
                 **numbers,
                 "epoch": state.epoch,
                 "index": state.num_orders,
-                "what": WHAT.index(what),
+                "what": EVENTS.index(what),
                 "worker": worker,
                 "at": now,
                 "chain": state.chain,
@@ -292,7 +292,7 @@ class ShardLeader(ShardServer):
         piece: tuple[float, float] = (0.0, 0),
     ) -> bool:
         """Return whether this order already exists and will be resent."""
-        found = (WHAT.index(what), worker, *piece)
+        found = (EVENTS.index(what), worker, *piece)
         names = ("what", "worker", *LABELS)
         return (
             self.algorithm.resend_after is not None
@@ -311,7 +311,7 @@ class ShardLeader(ShardServer):
             effects += self._order(state, "lost", now, worker)
         for worker in sorted(state.inner.lost.keys() - missed):
             effects += self._order(state, "joined", now, worker)
-        for kind in PIECES:
+        for kind in PIECE_KINDS:
             for worker in sorted(state.fresh[kind]):
                 piece = label(state.pieces[kind][worker])
                 if all(state.label_at(rank, kind, worker) == piece for rank in self.others):

@@ -46,12 +46,12 @@ from edgegossip.contract.protocol import (
 
 TIMERS = ("resend", "patience", "window")
 """Timers of the algorithms that the servers run."""
-WHAT = (
+EVENTS = (
     *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
     *("lost", "lied", "joined", "restarted", *TIMERS),
 )
 """Events that an order can name, by index in this tuple."""
-PIECES = ("commit", "copy")
+PIECE_KINDS = ("commit", "copy")
 """Kinds of messages that are sent to each server in pieces."""
 LABELS = ("life", "serial")
 """Numbers that a piece has in addition to those of the whole message."""
@@ -95,7 +95,7 @@ class ShardServerState(WorkerState):
     num_answers: int = 0
     num_looks: int = 0
     pieces: dict[str, dict[Rank, Message]] = field(
-        default_factory=lambda: {kind: {} for kind in PIECES}
+        default_factory=lambda: {kind: {} for kind in PIECE_KINDS}
     )
     looks: dict[int, Tensor] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class ShardServer:
     def _hear(
         self, state: ShardServerState, sender: Rank, message: Message, now: Seconds
     ) -> list[Effect]:
-        if message.kind in PIECES and sender >= self.num_servers:
+        if message.kind in PIECE_KINDS and sender >= self.num_servers:
             # Rank 0 orders a commit once all servers hold their pieces, so it hears of each.
             return self._report(state) if self.keep(state, sender, message) else []
         if sender != SERVER:
@@ -246,7 +246,7 @@ class ShardServer:
         none = Message("", 0, {}, {"life": 0.0, "serial": 0})
         rows = [
             [label(state.pieces[kind].get(j, none))[i] for j in self.algorithm.workers]
-            for kind in PIECES
+            for kind in PIECE_KINDS
             for i in range(2)
         ]
         missed = [float(rank in state.lost) for rank in self.workers]
@@ -306,7 +306,7 @@ class ShardServer:
 
     def _event(self, state: ShardServerState, numbers: Mapping[str, float]) -> Event | None:
         """The event that an order names; None if there can be no such event here."""
-        what, worker = WHAT[int(numbers["what"])], int(numbers["worker"])
+        what, worker = EVENTS[int(numbers["what"])], int(numbers["worker"])
         if what in TIMERS:
             return TimerFired(what)
         match what:

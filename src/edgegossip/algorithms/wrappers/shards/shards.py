@@ -18,7 +18,7 @@ from edgegossip.algorithms.server.parameter_server import ParameterServer, requi
 from edgegossip.algorithms.server.worker import MAX_COUNT, SERVER, CommitterState
 from edgegossip.algorithms.wrappers.shards.shard_leader import ShardLeader
 from edgegossip.algorithms.wrappers.shards.shard_server import (
-    WHAT,
+    EVENTS,
     ShardServer,
     ShardServerState,
     is_possible,
@@ -275,7 +275,7 @@ class Shards(Wrapper[ShardsState]):
             "round": range(ahead + 1),
             **_EPOCH,
             "index": range(_MOST),
-            "what": range(len(WHAT)),
+            "what": range(len(EVENTS)),
             "worker": range(num_workers + 1),
             "at": (0.0, _LATEST),
             "chain": range(2**32),

@@ -378,21 +378,18 @@ class Standby(Wrapper[StandbyState]):
         return [*effects, *self._to_server(state, event if rank else _NUDGE, now)]
 
     def _follow(self, state: StandbyState, term: int, now: Seconds) -> list[Effect]:
-        # The serving side goes before the term changes: its last effects belong to its term.
-        effects = self._step_down(state)
-        effects += self._carry_out(state, state.election.follow(term, now), now)
-        return [*effects, *self._change_server(state, now)]
-
-    def _step_down(self, state: StandbyState) -> list[Effect]:
-        """Drop the server's state, because other ranks have continued without this server."""
-        timers = [SetTimer(_SERVING + name, math.inf) for name in state.timers]
-        # Their losses come later, and would be taken for those of the next server on this rank.
+        """Follow a new server and stop serving: other ranks have gone on without this one."""
+        effects: list[Effect] = [SetTimer(_SERVING + name, math.inf) for name in state.timers]
+        if state.election.is_leading:
+            effects.append(SetTimer("majority", math.inf))
+        # The losses come later, and would be taken for those of the next server on this rank.
         state.num_stale = state.num_asked
         state.server, state.timers, state.recent = None, {}, {}
         # The held answer is dropped, not given: its commit may be unknown to the next server,
         # which must get it from the worker on this rank.
         state.held, state.held_for = None, {}
-        return [*timers, SetTimer("majority", math.inf)] if state.election.is_leading else []
+        effects += self._carry_out(state, state.election.follow(term, now), now)
+        return [*effects, *self._change_server(state, now)]
 
     def _lead(self, state: StandbyState, now: Seconds) -> list[Effect]:
         """Begin to serve: like a restarted server, ask all ranks for the newest model."""
