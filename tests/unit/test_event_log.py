@@ -228,7 +228,7 @@ def test_a_growing_log_is_read_on_from_where_the_last_reading_ended(
     reader = EventReader(path)
     reader.each(lambda event: found.append((reader.position, event["n"])))
     assert found == [(0, 0)]
-    assert [record.args[1] for record in caplog.records if record.args] == [2, 3]
+    assert [record.args[1] for record in caplog.records if record.args] == [2, 3]  # type: ignore[index]
     with path.open("ab") as file:
         file.write(b":3}\n")
     reader.each(lambda event: found.append((reader.position, event["n"])))

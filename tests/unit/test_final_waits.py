@@ -86,8 +86,8 @@ def withhold(run: Run, host: Host[Any]) -> None:
     """Never send a final model, nor finish."""
     send = host.sending.send
     host._finish = lambda: None  # type: ignore[method-assign]
-    host.sending.send = lambda receiver, message, left=None: (  # type: ignore[method-assign]
-        message.kind == "final average" or send(receiver, message, left)
+    host.sending.send = lambda receiver, message, report=None: (  # type: ignore[method-assign]
+        message.kind == "final average" or send(receiver, message, report)
     )
 
 

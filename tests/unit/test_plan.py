@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies.servers import TUNING_SEED
 from tests.machine_lists import three_machines
 from tests.outlooks import outlook
 from tests.tiers import thorough
@@ -28,6 +27,7 @@ from edgegossip.plan.study import best_of
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.experiment import Comparison
+from edgegossip.runs.tuning import TUNING_SEED
 
 
 @pytest.fixture
