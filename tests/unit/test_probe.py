@@ -53,14 +53,14 @@ def test_a_point_costs_a_third_of_a_training_sample() -> None:
     assert ProbeBudget(12).cost(0.5) == pytest.approx(4.0)
 
 
-def test_a_look_that_may_cost_less_sees_fewer_points() -> None:
-    look = ProbeBudget(12, max_cost=2.0)
-    assert look.cost(1.0) == pytest.approx(2.0)
-    assert look.cost(0.5) == pytest.approx(1.0)
-    assert look.cost(0.01) == pytest.approx(1 / 3)
+def test_a_probe_that_may_cost_less_sees_fewer_points() -> None:
+    probe = ProbeBudget(12, max_cost=2.0)
+    assert probe.cost(1.0) == pytest.approx(2.0)
+    assert probe.cost(0.5) == pytest.approx(1.0)
+    assert probe.cost(0.01) == pytest.approx(1 / 3)
 
 
-def test_all_points_are_looked_at_before_each_pass_and_only_then() -> None:
+def test_all_points_are_probed_before_each_pass_and_only_then() -> None:
     _, model = stream()
     model.take(Epochs(0.5))
     model.take(Epochs(0.5), begins_pass=False)
@@ -69,16 +69,16 @@ def test_all_points_are_looked_at_before_each_pass_and_only_then() -> None:
     assert len(model.probes) == 2
 
 
-def test_by_turns_all_points_are_looked_at() -> None:
+def test_by_turns_all_points_are_probed() -> None:
     _, model = stream(max_cost=1.0)
-    # Of points never looked at, any come first.
+    # Of points never probed, any come first.
     for _ in range(4):
         model.take(Epochs())
     assert [len(points) for points in model.probes] == [3] * 4
     assert sorted(itertools.chain(*model.probes)) == list(range(NUM_POINTS))
 
 
-def test_no_more_points_are_looked_at_than_the_selection_asks_for() -> None:
+def test_no_more_points_are_probed_than_the_selection_asks_for() -> None:
     points = aggregated([i % NUM_POINTS for i in range(NUM_SAMPLES)])
     for num_points, seen in ((5, 5), (100, NUM_POINTS)):
         selection = Focused(num_points=num_points)
@@ -90,7 +90,7 @@ def test_no_more_points_are_looked_at_than_the_selection_asks_for() -> None:
         assert [len(points) for points in model.probes] == [seen]
 
 
-def test_a_whole_epoch_costs_its_samples_and_the_look() -> None:
+def test_a_whole_epoch_costs_its_samples_and_the_probe() -> None:
     some, model = stream()
     assert some.epoch_cost == some.cost(Epochs()) == pytest.approx(NUM_SAMPLES + 4)
     assert model.take(Epochs()) == NUM_SAMPLES
@@ -104,17 +104,17 @@ def test_a_cut_pass_costs_its_share_of_a_whole_one(
     some, model = stream(max_cost)
     cost = some.cost(Epochs(), keep_ratio)
     assert cost == pytest.approx(keep_ratio * some.epoch_cost, abs=0.5)
-    # The look is paid for with samples.
-    look = ProbeBudget(NUM_POINTS, max_cost).cost(keep_ratio)
-    assert model.take(Epochs(), keep_ratio) == round(cost - look)
+    # The probe is paid for with samples.
+    probe = ProbeBudget(NUM_POINTS, max_cost).cost(keep_ratio)
+    assert model.take(Epochs(), keep_ratio) == round(cost - probe)
 
 
-def test_a_look_dearer_than_the_share_leaves_two_samples() -> None:
+def test_a_probe_dearer_than_the_share_leaves_two_samples() -> None:
     _, model = stream()
     assert model.take(Epochs(), 0.01) == 2
 
 
-def test_going_on_costs_no_look() -> None:
+def test_going_on_costs_no_probe() -> None:
     some, model = stream()
     model.take(Epochs(0.5))
     assert some.cost(Epochs(0.5), begins_pass=False) == 60
@@ -122,7 +122,7 @@ def test_going_on_costs_no_look() -> None:
     assert some.cost(Epochs(0.5), begins_pass=False) == pytest.approx(64)  # the next pass
 
 
-def test_steps_look_when_they_begin_a_pass() -> None:
+def test_steps_probe_when_they_begin_a_pass() -> None:
     some, model = stream()
     assert some.cost(Steps(3)) == pytest.approx(3 * 10 + 4)
     model.take(Steps(3))

@@ -174,7 +174,7 @@ def test_the_hardest_come_first() -> None:
     assert list(sampler) == [[0, 3]]
 
 
-def test_points_never_looked_at_count_as_average() -> None:
+def test_points_never_probed_count_as_average() -> None:
     sampler = AccuracyAwareSampler(
         aggregated([0, 0, 1, 1, 2, 2]), batch_size=2, selection=HardestSubsets()
     )
@@ -206,7 +206,7 @@ def test_losses_that_do_not_fit_are_refused(
         sampler.set_losses(losses, points)
 
 
-def test_the_points_looked_at_longest_ago_are_the_stalest() -> None:
+def test_the_points_probed_longest_ago_are_the_stalest() -> None:
     sampler = hardest([0, 1, 2, 3], 1, [1.0] * 4)
     list(sampler)
     sampler.set_losses(torch.ones(2), torch.tensor([0, 2]))

@@ -244,9 +244,9 @@ def test_losses_of_samples_are_those_of_the_task() -> None:
     aggregated = task.accuracy_aware.aggregator.fit(x, torch.zeros(64, dtype=torch.int64))
     with torch.no_grad():
         points = learner.model.module(aggregated.x) - aggregated.means(y)
-    looked_at = sampler._losses.isfinite()
-    assert looked_at.any()
-    torch.testing.assert_close(sampler._losses[looked_at], points.square().flatten()[looked_at])
+    probed = sampler._losses.isfinite()
+    assert probed.any()
+    torch.testing.assert_close(sampler._losses[probed], points.square().flatten()[probed])
 
 
 def test_edge_gossip_around_a_regression_chooses_samples_of_high_loss(tmp_path: Path) -> None:

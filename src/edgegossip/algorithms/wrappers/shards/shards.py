@@ -141,6 +141,8 @@ class Shards(Wrapper[ShardsState]):
         passed: Event | None = event
         match event:
             case Started():
+                # Serial numbers begin anew with a worker that comes back. Its pieces must still
+                # count as newer than those that it has forgotten.
                 state.life = now if event.has_rejoined else 0.0
             case Received(sender, Message(kind="again")) if 0 < sender < self.num_servers:
                 # Another server asks only for its own piece; rank 0 asks for all pieces.
@@ -190,6 +192,8 @@ class Shards(Wrapper[ShardsState]):
                 joined = self._join(state, sender, message)
                 return None if joined is None else Received(SERVER, joined)
             case "show" if sender == SERVER:
+                # The report states this epoch, so that a late one is not taken for an answer to
+                # the next request.
                 state.epoch = max(state.epoch, int(message.numbers["epoch"]))
                 return Received(SERVER, Message("show", message.round))
         # Rank 0 alone speaks for all servers; the others send only their slices.
@@ -199,7 +203,7 @@ class Shards(Wrapper[ShardsState]):
         """Keep a piece of an answer; return the answer when all its pieces have arrived."""
         num_held = self.role(sender).num_held(state.params.numel())
         if part.payload["params"].numel() != num_held:
-            return None
+            return None  # the schema allows the longest slice to any server
         # Servers number their answers alike, so pieces of one answer have the same number. An
         # answer from before the last report is not taken: the servers have begun anew since.
         newest = _answer(state.parts[sender]) if sender in state.parts else (state.epoch, 0)
@@ -228,7 +232,7 @@ class Shards(Wrapper[ShardsState]):
                 name, numbers["serial"] = "update", state.serial
             case "copy":
                 name, numbers["serial"] = "params", state.epoch
-            case _:
+            case _:  # rank 0 orders a pull for all servers
                 return [effect]
         pieces: list[Send] = []
         for rank in range(self.num_servers):
@@ -247,6 +251,8 @@ class Shards(Wrapper[ShardsState]):
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         """Pieces instead of whole messages, and the messages between servers."""
+        # Slices differ by one entry. A kind of message has one specification for all receivers,
+        # so each receiver checks the exact length itself.
         longest = -(-params.numel() // self.num_servers)
         piece = TensorSpec(params.dtype, (None,), max_numel=longest)
         messages = self.inner.schema(params)

@@ -274,6 +274,8 @@ class Standby(Wrapper[StandbyState]):
         elif term < election.term:
             return self._carry_out(state, [Send(sender, Message("lead", 0))], now)
         effects += self._hear_follower(state, sender, now)
+        # The others follow this rank, which has restarted and no longer has the server's state.
+        # Without its word they would wait for it: to them it is there.
         if message.kind in ("lead", *_TO_SERVER) and election.has_forgotten:
             resign = self._carry_out(state, [Send(sender, Message("resign", 0))], now)
             return [*effects, *resign]
@@ -291,10 +293,10 @@ class Standby(Wrapper[StandbyState]):
             case "lead":
                 return [*effects, *self._confirm(state, sender, now)]
             case "resign":
-                if sender != election.leader:
-                    return []
-                effects += self._carry_out(state, election.miss_leader(now), now)
-                return [*effects, *self._tell_worker(state, now)]
+                if sender == election.leader:
+                    effects += self._carry_out(state, election.miss_leader(now), now)
+                    effects += self._tell_worker(state, now)
+                return effects
             case "kept":
                 num_kept = message.numbers["num_commits"]
                 return [*effects, *self._release(state, sender, now, num_kept)]
@@ -382,7 +384,7 @@ class Standby(Wrapper[StandbyState]):
         effects: list[Effect] = [SetTimer(_SERVING + name, math.inf) for name in state.timers]
         if state.election.is_leading:
             effects.append(SetTimer("majority", math.inf))
-        # The losses come later, and would be taken for those of the next server on this rank.
+        # Evaluations still run; the next server on this rank must not get their losses.
         state.num_stale = state.num_asked
         state.server, state.timers, state.recent = None, {}, {}
         # The held answer is dropped, not given: its commit may be unknown to the next server,
