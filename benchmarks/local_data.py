@@ -43,6 +43,7 @@ from lab.pace import Pace, follow
 import edgegossip as eg
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.randomness import generator
+from edgegossip.data.dataset import ArraySplit
 from edgegossip.real.gather import gather
 from edgegossip.recipes.tasks import default_data_dir
 from edgegossip.runs.process import one_intra_op_thread
@@ -69,7 +70,7 @@ def own_digits(
 
     def load(rank: int) -> eg.Dataset:
         found = np.load(data_dir.format(rank=rank))
-        split = eg.ArraySplit(torch.from_numpy(found["x"]), torch.from_numpy(found["y"]))
+        split = ArraySplit(torch.from_numpy(found["x"]), torch.from_numpy(found["y"]))
         return eg.Dataset("digits", split, num_classes=10, input_shape=(1, 28, 28))
 
     task = eg.Task(

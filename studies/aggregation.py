@@ -32,12 +32,13 @@ from torch import Tensor
 import edgegossip as eg
 from edgegossip.contract.protocol import Seconds, Steps, Train
 from edgegossip.contract.randomness import generator
+from edgegossip.data.dataset import ArraySplit
 from edgegossip.recipes.problems import Problem
 from edgegossip.runs.exhibits import Exhibits, Panel
 from edgegossip.runs.process import one_intra_op_thread
 from edgegossip.runs.scoreboard import grouped, middle
 from edgegossip.runs.study import Cell, Row, Session, Study
-from edgegossip.training.sampling.aggregation import COMBINATIONS, AggregatedData
+from edgegossip.training.sampling.aggregation import COMBINATIONS, AggregatedData, Aggregator
 from edgegossip.training.task import Workload
 from studies.contest import StudySettings
 from studies.exhibits import Line, figure_and_tables, panel, table
@@ -83,7 +84,7 @@ class StepTimes:
         return self.reduction + self.division + self.means
 
 
-def timed_fit(chosen: eg.Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData, StepTimes]:
+def timed_fit(chosen: Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedData, StepTimes]:
     """Aggregate on one thread and measure each step; the remaining time counts as means."""
     reduction: Any = _Timed(chosen.reduction)
     division: Any = _Timed(chosen.division)
@@ -99,7 +100,7 @@ def timed_fit(chosen: eg.Aggregator, x: Tensor, y: Tensor) -> tuple[AggregatedDa
     )
 
 
-def median_fit(chosen: eg.Aggregator, x: Tensor, y: Tensor, num_repeats: int = 3) -> StepTimes:
+def median_fit(chosen: Aggregator, x: Tensor, y: Tensor, num_repeats: int = 3) -> StepTimes:
     """The step times of the fit with the median total, out of `num_repeats` (odd) fits."""
     measured = [timed_fit(chosen, x, y)[1] for _ in range(num_repeats)]
     return sorted(measured, key=lambda times: times.total)[num_repeats // 2]
@@ -272,7 +273,7 @@ def _learn(
     """Accuracy of a model after `num_steps` on pictures `x`, in 0 .. 255, and labels `y`."""
     task = problem.task(settings.data_dir)
     # Pictures whose numbers are not whole are features, which data sets keep in [0, 1].
-    points = eg.ArraySplit(x.float() / 255, y)
+    points = ArraySplit(x.float() / 255, y)
     task = replace(task, dataset=replace(task.dataset, train=points))
     with one_intra_op_thread():
         workload = Workload(task, [0], seed)

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 import edgegossip as eg
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
 from edgegossip.contract.protocol import Epochs, Seconds, Train
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.recipes.baselines import HOME_LINK
@@ -38,6 +39,7 @@ from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.machines import FORECAST_SECONDS
 from edgegossip.training.learner import Learner
 from edgegossip.training.sampling.accuracy_aware import PointLosses
+from edgegossip.training.sampling.aggregation import Aggregator
 from edgegossip.training.sampling.selection import Selection
 from edgegossip.training.task import Workload
 from studies.aggregation import processor_seconds
@@ -53,7 +55,7 @@ _MANY = 100
 
 
 def measured_parts(
-    task: eg.Task, aggregator: eg.Aggregator, selection: Selection, seed: int
+    task: eg.Task, aggregator: Aggregator, selection: Selection, seed: int
 ) -> tuple[dict[str, int], dict[str, Seconds]]:
     """Measure an epoch in which one of four workers looks at all points and keeps all samples.
 
@@ -114,7 +116,7 @@ def _forecasts() -> Callable[[], None]:
 def _shares() -> None:
     """Compute all workers' shares many times."""
     for _ in range(_MANY):
-        eg.Balancer().balance([3.0, 3.0, 1.0, 1.0], [100.0] * NUM_WORKERS)
+        Balancer().balance([3.0, 3.0, 1.0, 1.0], [100.0] * NUM_WORKERS)
 
 
 RATIOS = (5, 10, 20)
@@ -182,7 +184,7 @@ def _folder(ratio: float) -> str:
     return "" if ratio == DEFAULT_RATIO else f"ratio{ratio}/"
 
 
-def _aggregator(ratio: float) -> eg.Aggregator:
+def _aggregator(ratio: float) -> Aggregator:
     return replace(LOOKING_AT_ALL.aggregator, ratio=float(ratio))
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import edgegossip as eg
-from edgegossip.algorithms.server.reward import ConstrainedFit, Reward
+from edgegossip.algorithms.server.reward import ConstrainedFit, LogSlope, PaperReward, Reward
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Seconds
 from edgegossip.runs.describe import describe
@@ -40,10 +40,10 @@ MOMENTUM = 0.9
 """Explicit momentum; together with much implicit momentum, training may diverge."""
 RATES = (0.2, 0.5)
 REWARDS: dict[str, tuple[Reward, float]] = {
-    "log-slope": (eg.LogSlope(), 2.0),
+    "log-slope": (LogSlope(), 2.0),
     "constrained-fit": (ConstrainedFit(), 2.0),
-    "log-slope, one more": (eg.LogSlope(), 1.0),
-    "paper": (eg.PaperReward(final_loss=0.2), 1.0),
+    "log-slope, one more": (LogSlope(), 1.0),
+    "paper": (PaperReward(final_loss=0.2), 1.0),
 }
 """Reward and growth of each run; the last run is the published search."""
 DEFAULTS = StudySettings(seeds=tuple(range(50)))

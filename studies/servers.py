@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import edgegossip as eg
+from edgegossip.algorithms.server.reward import PaperReward
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Seconds
 from edgegossip.recipes.parameter_servers import LINK, heterogeneous
@@ -65,7 +66,7 @@ def methods(loss: float) -> Contenders:
     timed = {"window": WINDOW, "min_interval": MIN_INTERVAL}
     as_published = {
         "min_interval": MIN_INTERVAL,
-        "reward": eg.PaperReward(final_loss=loss),
+        "reward": PaperReward(final_loss=loss),
         "growth": 1.0,
         "waits_for_answer": True,
     }

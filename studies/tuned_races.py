@@ -21,12 +21,17 @@ from typing import Any, ClassVar
 
 import torch
 
-import edgegossip as eg
 from edgegossip.recipes.tasks import ACCURACY_AWARE
 from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.scoreboard import grouped
 from edgegossip.runs.study import Row, Session, Study
-from edgegossip.training.sampling.selection import Candidates, Choice, with_unvisited
+from edgegossip.training.sampling.selection import (
+    Candidates,
+    Choice,
+    Focused,
+    Random,
+    with_unvisited,
+)
 from studies.contest import (
     Attempt,
     Contenders,
@@ -52,7 +57,7 @@ from studies.speedup import CONTROLLED, TARGET_GAP, speedup_exhibits, uneven_set
 
 
 @dataclass(frozen=True)
-class LossMatched(eg.Focused):
+class LossMatched(Focused):
     """Random samples, all with the same weight, so that their loss is that of `Focused`.
 
     Samples with high losses have long gradients. In each epoch, this control lengthens the
@@ -70,7 +75,7 @@ class LossMatched(eg.Focused):
             return chosen
         losses = with_unvisited(candidates.sample_losses)
         weight = float(losses[chosen.order].mean() / losses.mean().clamp(min=1e-12))
-        order = eg.Random().choose(candidates, num_samples, random).order
+        order = Random().choose(candidates, num_samples, random).order
         return Choice(order, torch.full((num_samples,), weight), chosen.focus)
 
 

@@ -27,56 +27,25 @@ from .algorithms.server.methods import (
     SSP as SSP,
     FixedADACOMM as FixedADACOMM,
 )
-from .algorithms.server.reward import (
-    ConstrainedFit as ConstrainedFit,
-    LogSlope as LogSlope,
-    PaperReward as PaperReward,
-)
 from .algorithms.stages.decoupled import Decoupled as Decoupled
 from .algorithms.stages.pipelined import Pipelined as Pipelined
 from .algorithms.wrappers.batch_tune import BatchTune as BatchTune
 from .algorithms.wrappers.control_variates import ControlVariates as ControlVariates
-from .algorithms.wrappers.edge_gossip.balancer import Balancer as Balancer
 from .algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip as EdgeGossip
 from .algorithms.wrappers.shards.shards import Shards as Shards
 from .algorithms.wrappers.standby.standby import Standby as Standby
 from .algorithms.wrappers.trailing_average import TrailingAverage as TrailingAverage
-from .compression.compressor import (
-    Compressor as Compressor,
-    Identity as Identity,
-    PerLayer as PerLayer,
-)
+from .compression.compressor import PerLayer as PerLayer
 from .compression.sparse import RandomK as RandomK, TopK as TopK
 from .compression.values import BFloat16 as BFloat16, Quantize as Quantize, Sign as Sign
 from .contract.algorithm import UNTIL_CUT_OFF as UNTIL_CUT_OFF, Algorithm as Algorithm
-from .contract.errors import (
-    DataError as DataError,
-    EdgeGossipError as EdgeGossipError,
-    Interrupted as Interrupted,
-    LocalProtocolError as LocalProtocolError,
-    NetworkError as NetworkError,
-    PlatformError as PlatformError,
-    RunFolderError as RunFolderError,
-    ServerLostError as ServerLostError,
-    TrainingError as TrainingError,
-    UsageError as UsageError,
-)
-from .contract.metrics import MetricSpec as MetricSpec, consensus_distance as consensus_distance
-from .contract.mixing import (
-    ColumnStochastic as ColumnStochastic,
-    MetropolisHastings as MetropolisHastings,
-    Uniform as Uniform,
-    mixing_matrix as mixing_matrix,
-    spectral_gap as spectral_gap,
-)
-from .contract.schema import MessageSpec as MessageSpec, TensorSpec as TensorSpec
+from .contract.errors import EdgeGossipError as EdgeGossipError, Interrupted as Interrupted
+from .contract.mixing import mixing_matrix as mixing_matrix, spectral_gap as spectral_gap
 from .contract.topology import (
-    Topology as Topology,
     complete as complete,
     directed_exponential as directed_exponential,
     directed_ring as directed_ring,
     from_edges as from_edges,
-    from_edges_by_round as from_edges_by_round,
     intermittent as intermittent,
     one_peer_exponential as one_peer_exponential,
     random_one_peer as random_one_peer,
@@ -86,10 +55,7 @@ from .contract.topology import (
     torus as torus,
 )
 from .data.dataset import (
-    ArraySplit as ArraySplit,
     Dataset as Dataset,
-    TrainingData as TrainingData,
-    WorkerData as WorkerData,
     from_numpy as from_numpy,
     from_tensors as from_tensors,
     from_torch as from_torch,
@@ -107,7 +73,6 @@ from .data.pictures import flip_and_crop as flip_and_crop, pictures as pictures
 from .data.readers import (
     cifar10 as cifar10,
     digits as digits,
-    downsampled_imagenet as downsampled_imagenet,
     fashion_mnist as fashion_mnist,
     har as har,
     huggingface as huggingface,
@@ -117,45 +82,20 @@ from .data.readers import (
 from .data.texts import books as books, texts as texts
 from .integrations.lightning import lightning_callback as lightning_callback
 from .integrations.ray_runs import RayRuns as RayRuns
-from .integrations.trackers import (
-    MLflow as MLflow,
-    TensorBoard as TensorBoard,
-    Trackio as Trackio,
-    WandB as WandB,
-)
+from .integrations.trackers import MLflow as MLflow, TensorBoard as TensorBoard, WandB as WandB
 from .integrations.transformers import transformers_callback as transformers_callback
 from .machine.contention import Contention as Contention
 from .machine.monitor import Monitor as Monitor
 from .machine.predictor import PerformancePredictor as PerformancePredictor
 from .machine.profile import Profile as Profile
-from .models import (
-    alexnet as alexnet,
-    eight_layers as eight_layers,
-    gpt as gpt,
-    lenet5 as lenet5,
-    mlp as mlp,
-    mobilenet_v2 as mobilenet_v2,
-    resnet20 as resnet20,
-    sensor_cnn as sensor_cnn,
-    squeezenet as squeezenet,
-    vgg11 as vgg11,
-    vgg16 as vgg16,
-)
-from .models.dropout import Dropout as Dropout, replace_dropout as replace_dropout
+from .models import eight_layers as eight_layers, gpt as gpt, lenet5 as lenet5, mlp as mlp
 from .net.address import Address as Address
-from .net.host.host import Host as Host
-from .net.host.settings import HostSettings as HostSettings
 from .net.identity.tls import TLS as TLS
 from .net.memory import MemoryNetwork as MemoryNetwork
 from .net.zenoh.transport import ZenohTransport as ZenohTransport
 from .real.join import Connection as Connection, join as join
-from .real.script import (
-    ScriptWorker as ScriptWorker,
-    own_share as own_share,
-    script_worker as script_worker,
-)
+from .real.script import own_share as own_share, script_worker as script_worker
 from .real.training_loop import TrainingLoop as TrainingLoop
-from .real.worker import WorkerSettings as WorkerSettings, take_part as take_part
 from .recipes.script_averaging import averaging as averaging
 from .report.export import export as export
 from .report.page import Report as Report, write_report as write_report
@@ -165,11 +105,10 @@ from .runs.experiment import (
     Experiment as Experiment,
     LossTarget as LossTarget,
     MetricTarget as MetricTarget,
-    batched as batched,
 )
-from .runs.results import Evaluation as Evaluation, Results as Results
+from .runs.results import Results as Results
 from .runs.runner import run as run
-from .runs.tracking import TrackedRun as TrackedRun, Tracker as Tracker, Tracking as Tracking
+from .runs.tracking import Tracker as Tracker
 from .sim.fault import (
     Crash as Crash,
     Delay as Delay,
@@ -183,15 +122,12 @@ from .sim.machines import profile as profile
 from .sim.platform import (
     ContentionTrace as ContentionTrace,
     Platform as Platform,
-    Sensitivity as Sensitivity,
     ThrottlingTrace as ThrottlingTrace,
     paper as paper,
     uneven as uneven,
 )
 from .sim.simulator import Simulator as Simulator
 from .sim.traces import batch_jobs as batch_jobs, gpus as gpus, phones as phones
-from .training.evaluator import Evaluator as Evaluator
-from .training.learner import Learner as Learner, LearnerSettings as LearnerSettings
 from .training.loss import (
     TokenCrossEntropy as TokenCrossEntropy,
     model_and_batch as model_and_batch,
@@ -205,57 +141,24 @@ from .training.metrics import (
     ExactMatch as ExactMatch,
     MeanAbsoluteError as MeanAbsoluteError,
     MeanMetric as MeanMetric,
-    Measurement as Measurement,
-    Metric as Metric,
     Perplexity as Perplexity,
     SumsMetric as SumsMetric,
 )
 from .training.optimizer import (
     SGD as SGD,
-    Constant as Constant,
     Cosine as Cosine,
-    Schedule as Schedule,
     StepDecay as StepDecay,
     WarmUp as WarmUp,
 )
 from .training.sampling.accuracy_aware import AccuracyAware as AccuracyAware
-from .training.sampling.aggregation import (
-    AggregatedData as AggregatedData,
-    Aggregator as Aggregator,
-    aggregator as aggregator,
-)
+from .training.sampling.aggregation import aggregator as aggregator
 from .training.sampling.sampler import AccuracyAwareSampler as AccuracyAwareSampler
-from .training.sampling.selection import (
-    Cyclic as Cyclic,
-    Focused as Focused,
-    Importance as Importance,
-    Pruned as Pruned,
-    Random as Random,
-    Ranked as Ranked,
-    RankedInBatches as RankedInBatches,
-    RankedPerClass as RankedPerClass,
-    RankedShuffled as RankedShuffled,
-    Sampled as Sampled,
-    selection as selection,
-)
-from .training.stacked import StackedLearner as StackedLearner
-from .training.stages.cutting import (
-    blocks as blocks,
-    boundaries as boundaries,
-    cut as cut,
-    stage_models as stage_models,
-    whole_names as whole_names,
-)
+from .training.sampling.selection import selection as selection
+from .training.stages.cutting import blocks as blocks, cut as cut, whole_names as whole_names
 from .training.stages.decoupled import DecoupledStage as DecoupledStage
 from .training.stages.pipelined import PipelinedStage as PipelinedStage
-from .training.stages.planning import (
-    BlockCost as BlockCost,
-    CutPlan as CutPlan,
-    block_costs as block_costs,
-    measured_costs as measured_costs,
-    plan_cut as plan_cut,
-)
-from .training.stages.staged import Staged as Staged, staged as staged
+from .training.stages.planning import block_costs as block_costs, plan_cut as plan_cut
+from .training.stages.staged import staged as staged
 from .training.stages.teachers import (
     Both as Both,
     Greedy as Greedy,
