@@ -46,11 +46,11 @@ class SlowToNotice(MemoryNetwork):
         self.swallows: frozenset[Rank] = frozenset()
         self.num_swallowed = 0
 
-    def carry(self, sender: MemoryTransport, receiver: Rank, piece: bytes) -> None:
+    def carry(self, sender: MemoryTransport, receiver: Rank, frame: bytearray) -> None:
         if {sender.rank, receiver} == self.swallows:
             self.num_swallowed += 1
         else:
-            super().carry(sender, receiver, piece)
+            super().carry(sender, receiver, frame)
 
 
 @thorough
