@@ -68,16 +68,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
     :math:`x` and :math:`u`, bit for bit, so momentum can act on them. In push-sum, where
     workers never quite agree, momentum over rounds would enlarge their differences.
 
-    Flooding causes more traffic than push-sum: in a directed ring, a worker sends :math:`n - 1`
-    updates per round instead of one message. With more neighbors than needed, a worker receives
-    some updates twice. DiLoCo suits about ten workers; for hundreds, use `DifferencePush`.
-
     Differences that lost messages and workers cause are repaired over the following rounds, as
     :doc:`Algorithms </docs/algorithms>` describes.
-
-    Running statistics of normalization layers are compressed too, but averaged without
-    momentum. Coarse values may make a small variance negative: with fewer than 4 bits, use a
-    task with ``has_buffers=False``, or layers without such statistics.
 
     Without compression, and with :math:`\beta = 0` and :math:`\alpha = 1`, this is exact
     averaging every `local_steps` steps.
@@ -248,7 +240,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         mean = self._mean(state, is_complete)
         state.velocity = torch.add(mean, state.velocity, alpha=self.outer_momentum)
         change = torch.add(mean, state.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
-        if state.layout is not None:  # statistics have no momentum
+        if state.layout is not None:
+            # Statistics have no momentum: extrapolated, a variance could become negative.
             change = state.layout.with_statistics(change, mean)
         state.params = state.params + change
 

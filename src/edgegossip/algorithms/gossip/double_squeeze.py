@@ -86,16 +86,8 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     compression: its :math:`q_i` is :math:`v_i`. Without faults, all progress arrives in the
     end, and all workers have the same :math:`x`, bit for bit.
 
-    A worker sends :math:`2 (n - 1) / n` compressed vectors per round, where `DiLoCo` sends
-    :math:`n - 1` in a directed ring. With the same bytes, it can therefore exchange several
-    times as often.
-
     While an owner is lost, another worker *holds* its chunk. :doc:`Algorithms
     </docs/algorithms>` describes how copies that differ after faults become equal again.
-
-    Running statistics of normalization layers are compressed too, but combined without
-    momentum. Coarse values may make a small variance negative: with fewer than 4 bits, use a
-    task with ``has_buffers=False``, or layers without such statistics.
 
     Without compression, with :math:`\beta = 0` and :math:`\alpha = 1`, and while no worker or
     message is lost, this is `AllReduce` up to rounding.
@@ -274,7 +266,8 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         own.zero_()  # it needs no compression, so nothing is held back
         held.velocity = torch.add(mean, held.velocity, alpha=self.outer_momentum)
         step = torch.add(mean, held.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
-        if state.layout is not None:  # statistics have no momentum
+        if state.layout is not None:
+            # Statistics have no momentum: extrapolated, a variance could become negative.
             places = chunk + self.num_workers * torch.arange(len(mean), device=mean.device)
             step = torch.where(places < state.layout.num_trained, step, mean)
         key = (self.seed, state.rank, "update", chunk, state.round)
