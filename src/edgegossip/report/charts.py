@@ -51,7 +51,9 @@ def study_picture(figure: Mapping[str, Any]) -> Picture:
             axes.set_axis_off()
         _draw_legend(canvas, colors)
         words = {name: figure[name] for name in ("name", "heading", "caption")}
-        return picture(canvas, alt=_alt(figure), **words)
+        parts = [f"{panel['title']}. {'; '.join(_words(panel))}." for panel in panels]
+        alt = " ".join([f"Chart, {figure['heading']}.", *parts])
+        return picture(canvas, alt=alt, **words)
 
 
 def series_colors(panels: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -187,8 +189,9 @@ def _draw_bars(
         )
         if is_stacked:
             bottom = bottom + np.nan_to_num(heights)
-        elif each["low"]:
-            _draw_ranges(axes, places, each)
+        for place, low, high in zip(places, each["low"], each["high"], strict=False):
+            if not is_stacked and low is not None and high is not None and high > low:
+                axes.plot([place, place], [low, high], color=INK, linewidth=0.9)
     for each in series:
         if each["is_mark"]:
             places = np.array([categories.index(x) for x in each["x"]])
@@ -208,17 +211,6 @@ def _label_categories(axes: Axes, categories: Sequence[str]) -> None:
         ha="right" if is_crowded else "center",
     )
     axes.set_xlim(-0.5, len(categories) - 0.5)  # a missing bar keeps its place
-
-
-def _draw_ranges(axes: Axes, places: Any, each: Mapping[str, Any]) -> None:  # noqa: ANN401
-    for place, low, high in zip(places, each["low"], each["high"], strict=True):
-        if low is not None and high is not None and high > low:
-            axes.plot([place, place], [low, high], color=INK, linewidth=0.9)
-
-
-def _alt(figure: Mapping[str, Any]) -> str:
-    parts = [f"{panel['title']}. {'; '.join(_words(panel))}." for panel in figure["panels"]]
-    return " ".join([f"Chart, {figure['heading']}.", *parts])
 
 
 def _words(panel: Mapping[str, Any]) -> list[str]:

@@ -60,7 +60,7 @@ TIME = Quantity(
     "time",
     "time",
     "time (s)",
-    "Further left is sooner. Evaluating costs no time.",
+    "Curves further left are faster. Evaluating costs no time.",
     lambda evaluation: evaluation.time,
     seconds,
 )
@@ -68,7 +68,8 @@ DATA = Quantity(
     "bytes",
     "data sent",
     "data sent by all workers (bytes)",
-    "Further left is less traffic: all bytes that left any worker so far, lost ones included.",
+    "Curves further left need less traffic: all bytes that left any worker so far, lost ones "
+    "included.",
     lambda evaluation: evaluation.bytes_sent,
     data_size,
 )

@@ -13,9 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from edgegossip.contract.metrics import MetricSpec
 from edgegossip.report import units
-from edgegossip.runs.results import Evaluation
 from edgegossip.runs.tracking import Status
 
 MAX_ROWS = 12
@@ -42,29 +40,23 @@ OPTIONAL = ("commits", "alive")
 
 def cells(status: Status) -> list[str]:
     """One row of the live table."""
-    evaluation, left = status.evaluation, status.seconds_left
+    evaluation, left, total = status.evaluation, status.seconds_left, status.num_workers
+    value = ""
+    if evaluation:  # shares with two decimals, so that progress is visible
+        is_share, found = status.metric.is_share, evaluation.value
+        value = f"{found:.2%}" if is_share else units.metric_value(found, status.metric)
     return [
         escape(status.name),
         f"{status.share:.0%}",
         units.seconds(status.time),
         f"{evaluation.epochs:.1f}" if evaluation else "",
-        _value(evaluation, status.metric) if evaluation else "",
+        value,
         units.data_size(evaluation.bytes_sent) if evaluation else "",
         "" if status.commits is None else f"{status.commits:,}",
         f"{status.samples_per_second:,.0f}",
         units.seconds(left) if left is not None else "",
-        _alive(status),
+        "" if total is None else f"{total - status.num_lost} of {total}",
     ]
-
-
-def _value(evaluation: Evaluation, metric: MetricSpec) -> str:
-    value = evaluation.value
-    return f"{value:.2%}" if metric.is_share else units.metric_value(value, metric)
-
-
-def _alive(status: Status) -> str:
-    total = status.num_workers
-    return "" if total is None else f"{total - status.num_lost} of {total}"
 
 
 def titles(statuses: Iterable[Status]) -> list[str]:

@@ -222,7 +222,13 @@ class RunLog:
             case "finished":
                 self._worker(event).finished = now
             case "ended":
-                ended = self._ended(event)
+                ended = Ended(
+                    event["reason"],
+                    event["error"],
+                    _seconds(event, "wall_seconds"),
+                    disagreements=tuple(map(str, event.get("disagreements", ()))),
+                    cut_off=self._cut_off(event),
+                )
         self.duration = max(self.duration, now)
         # Only the last line says how the run ended: an interrupted run may have been resumed.
         self.ended = ended
@@ -238,15 +244,6 @@ class RunLog:
             return None
         is_reached = self.metric.is_reached
         return next((e for e in self.evaluations if is_reached(e.value, target)), None)
-
-    def _ended(self, event: Mapping[str, Any]) -> Ended:
-        return Ended(
-            event["reason"],
-            event["error"],
-            _seconds(event, "wall_seconds"),
-            disagreements=tuple(map(str, event.get("disagreements", ()))),
-            cut_off=self._cut_off(event),
-        )
 
     def _cut_off(self, event: Mapping[str, Any]) -> dict[Rank, Seconds] | None:
         if "cut_off" not in event:

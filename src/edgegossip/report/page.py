@@ -49,6 +49,7 @@ DRAWING_ERRORS = (
     TemplateError,
 )
 """Errors that drawing invalid values can raise."""
+_CODE = re.compile("`([^`]+)`")
 # A topology may list all its edges; this many characters identify it without filling the page.
 MAX_SETTING = 160
 
@@ -140,7 +141,7 @@ def render_page(
         servers=server_words([row.run for row in rows]),
         stages=stages,
         stage_rows=stage_rows(folder),
-        model=_model(folder),
+        model=" or ".join(dict.fromkeys(run.log.model for run in folder.runs)),
         has_own_models=any(run.log.model == AVERAGED for run in folder.runs),
         timelines=timelines,
         is_balanced=any(kept_sentence(run) for run in folder.runs if run.workers),
@@ -170,21 +171,14 @@ def template(name: str, *, autoescape: bool = True, **filters: Callable[..., str
         "times": times,
         "written": written,
         "setting": setting_text,
-        "data_uri": _data_uri,
-        "with_code": _with_code,
+        "data_uri": lambda picture: (
+            f"data:image/svg+xml;base64,{base64.b64encode(picture.svg).decode()}"
+        ),
+        # Names in backticks are shown as code.
+        "with_code": lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text)))),
         **filters,
     }
     return environment.get_template(name)
-
-
-def _with_code(text: str) -> Markup:
-    """Show names in backticks as code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _model(folder: ReportData) -> str:
-    """Name the measured model; see `RunLog.model`."""
-    return " or ".join(dict.fromkeys(run.log.model for run in folder.runs))
 
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,10 +219,6 @@ def setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
     """A setting as text, shortened to `MAX_SETTING` characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SETTING else f"{text[:MAX_SETTING]}\u2026"
-
-
-def _data_uri(picture: Picture) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(picture.svg).decode()}"
 
 
 # Notebooks.

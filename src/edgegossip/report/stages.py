@@ -104,8 +104,11 @@ def _row(run: Run, stage: int) -> StageRow:
     is_first, is_last = stage == 0, stage == max(run.log.stages)
     workers = [run.workers[rank] for rank in ranks] if run.workers else []
     shares = _shares(workers, steady_state(run))
-    cosines = [_second_half(run, rank) for rank in ranks]
-    known = [each for found in cosines for each in found]
+    cosines = [
+        note.numbers[COSINE]
+        for notes in (stage_notes(run, rank, COSINE) for rank in ranks)
+        for note in notes[len(notes) // 2 :]
+    ]
     return StageRow(
         run=run,
         stage=stage,
@@ -116,7 +119,7 @@ def _row(run: Run, stage: int) -> StageRow:
         num_given_up=None if is_last else _sum(run, ranks, "given_up"),
         most_waiting=None if is_first else _most(run, ranks, "most_waiting"),
         most_pending=None if is_last else _most(run, ranks, "most_pending"),
-        cosine=statistics.median(known) if known else None,
+        cosine=statistics.median(cosines) if cosines else None,
     )
 
 
@@ -139,11 +142,6 @@ def _shares(workers: Sequence[Activity], span: Span) -> tuple[float | None, floa
         waited += there - busy
     whole = (end - begin) * len(workers)
     return worked / whole, waited / whole
-
-
-def _second_half(run: Run, rank: Rank) -> list[float]:
-    found = [note.numbers[COSINE] for note in stage_notes(run, rank, COSINE)]
-    return found[len(found) // 2 :]
 
 
 def _most(run: Run, ranks: Iterable[Rank], name: str) -> float | None:

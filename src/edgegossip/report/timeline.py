@@ -79,12 +79,13 @@ def _picture(name: str, run: Run, color: str) -> Picture:
             ncols=len(kinds),
             frameon=False,
         )
+        words = [f"{run.log.name(r)}: {described(run.workers[r].shares)}" for r in ranks]
         return picture(
             figure,
             name=name,
             heading=run.name,
             caption=_caption(run, ranks, window),
-            alt=_alt(run, ranks),
+            alt=f"Timeline of each worker in {run.name}. Share of the run: {'; '.join(words)}.",
         )
 
 
@@ -212,11 +213,6 @@ def _caption(run: Run, ranks: list[Rank], window: Seconds) -> str:
     return " ".join(parts)
 
 
-def _alt(run: Run, ranks: list[Rank]) -> str:
-    rows = [f"{run.log.name(rank)}: {described(run.workers[rank].shares)}" for rank in ranks]
-    return f"Timeline of each worker in {run.name}. Share of the run: {'; '.join(rows)}."
-
-
 # Balancing.
 
 
@@ -258,10 +254,10 @@ def balance(folder: ReportData) -> str:
     balanced = [run for run in folder.runs if run.workers and kept_shares(run) is not None]
     if not balanced:
         return ""
-    return " ".join([_before(folder), *map(_now, balanced)]).strip()
+    return " ".join([_baseline_wait(folder), *map(_balanced_wait, balanced)]).strip()
 
 
-def _before(folder: ReportData) -> str:
+def _baseline_wait(folder: ReportData) -> str:
     """Describe the waits in the baseline."""
     run = next((run for run in folder.runs if run.name == folder.baseline), None)
     if run is None or not run.workers or kept_shares(run) is not None:
@@ -278,7 +274,7 @@ def _before(folder: ReportData) -> str:
     )
 
 
-def _now(run: Run) -> str:
+def _balanced_wait(run: Run) -> str:
     text = (
         f"In {run.name} every worker trains on only as much of its data as it has time for, so "
         f"all finish together. {kept_sentence(run)}"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
-from torch import Tensor
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
@@ -66,30 +64,25 @@ class RunFolder:
                 "another out, or resume=True)"
             )
         self.drop_checkpoint()  # of a run that stopped before anything was measured
-        self.write_json("experiment.json", header)
+        write_json(self._experiment, header)
 
     def _require_same_experiment(self) -> None:
+        now = json.loads(json.dumps(self.header))
         # A run may be resumed after an edit of unrelated code.
-        if changed := header_difference(self._experiment, self.header, ignored=("commit",)):
+        kept, now = ({**each, "commit": None} for each in (read_json(self._experiment), now))
+        if changed := difference(kept, now):
             raise RunFolderError(
                 f"{self.path} holds another experiment: {changed}; resume with the same "
                 "settings, or choose another --out"
             )
 
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Write a JSON file atomically."""
-        write_json(self.path / name, content)
-
-    def write_params(self, tensors: dict[str, Tensor]) -> None:
-        """Write the averaged model's tensors by name, as in its `state_dict`."""
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        write_atomically(self.path / "params.safetensors", safetensors.torch.save(tensors))
-
     def write_results(self, results: Results, error: str | None = None) -> None:
-        """Write the averaged model, and then `summary.json`, which completes a run."""
-        self.write_params(results.params)
-        self.write_json(
-            "summary.json",
+        """Write the averaged model, and then `summary.json`."""
+        tensors = {name: tensor.contiguous() for name, tensor in results.params.items()}
+        write_atomically(self.path / "params.safetensors", safetensors.torch.save(tensors))
+        # Last: a folder with a summary is complete.
+        write_json(
+            self._summary,
             {
                 "name": results.name,
                 "reason": results.reason,
@@ -202,20 +195,6 @@ def _load_results(path: Path) -> Results:
 def worker_values(metric: MetricSpec) -> str:
     """The field of `summary.json` with the values of the workers' own models."""
     return "worker_accuracies" if metric.name == ACCURACY.name else "worker_values"
-
-
-def header_difference(
-    experiment: Path, header: Mapping[str, Any], *, ignored: Sequence[str]
-) -> str | None:
-    """Compare the header in the file `experiment` with `header`; see `difference`.
-
-    Args:
-        experiment: An `experiment.json`.
-        header: The resolved experiment, from `describe.header`.
-        ignored: Fields that may differ.
-    """
-    kept, now = read_json(experiment), json.loads(json.dumps(header))
-    return difference(*({**each, **dict.fromkeys(ignored)} for each in (kept, now)))
 
 
 def difference(kept: object, now: object) -> str | None:

@@ -62,7 +62,7 @@ class AtOnce(Protocol):
         """Run all jobs; yield each finished job."""
 
 
-class _Told:
+class _Reports:
     """A live view in a child process, which passes reports to its parent."""
 
     def update(self, status: Status) -> None:
@@ -133,8 +133,8 @@ def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]
     """Start processes, show their reports, and stop the processes when the block ends."""
     context = multiprocessing.get_context("spawn")
     statuses = context.SimpleQueue()
-    told = threading.Thread(target=_show, args=(statuses, progress), daemon=True)
-    told.start()
+    viewer = threading.Thread(target=_show, args=(statuses, progress), daemon=True)
+    viewer.start()
     executor = ProcessPoolExecutor(
         number, mp_context=context, initializer=_begin, initargs=(statuses,)
     )
@@ -147,7 +147,7 @@ def _processes(number: int, progress: Progress) -> Iterator[ProcessPoolExecutor]
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
         statuses.put(None)
-        told.join()
+        viewer.join()
 
 
 def _ask_to_stop(executor: ProcessPoolExecutor) -> None:
@@ -198,4 +198,4 @@ def _do(work: Callable[[Progress], T]) -> T:
     with on_stop_signal(interrupt):
         if _is_asked:
             raise KeyboardInterrupt
-        return work(_Told())
+        return work(_Reports())

@@ -32,7 +32,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -228,42 +228,33 @@ def run_study(
         view = progress or Silent()
         cells = [cell for cell in study.cells if cell.name not in record.rows]
         if at_once is not None and cells:
-            _do_at_once(cells, record, out, at_once, view)
+            _do_at_once(cells, record, at_once, view)
         elif num_processes > 1 and len(cells) > 1 and not study.is_timed:
             here = partial(do_at_once, num_processes=num_processes)
-            _do_at_once(cells, record, out, here, view)
+            _do_at_once(cells, record, here, view)
         else:
-            _do_cells(cells, record, out, num_threads, view)
+            _do_cells(cells, record, num_threads, view)
     return record.rows
 
 
 def _do_cells(
-    cells: Sequence[Cell],
-    record: _Record,
-    out: Path,
-    num_threads: int | None,
-    progress: Progress,
+    cells: Sequence[Cell], record: _Record, num_threads: int | None, progress: Progress
 ) -> None:
     for cell in cells:
-        session = replace(record.session(cell, out), num_threads=num_threads)
         try:
             # Measurements stop at once; runs handle signals themselves.
             with on_stop_signal(interrupt), record.keeping(cell) as keep:
-                keep(_Work(cell, record.label(cell), session)(progress))
+                keep(record.work(cell, num_threads)(progress))
         except (Interrupted, KeyboardInterrupt):
-            raise interrupted(out, f"in {cell.name}") from None
+            raise interrupted(record.out, f"in {cell.name}") from None
 
 
 def _do_at_once(
-    cells: Sequence[Cell], record: _Record, out: Path, at_once: AtOnce, progress: Progress
+    cells: Sequence[Cell], record: _Record, at_once: AtOnce, progress: Progress
 ) -> None:
     known = {cell.name: cell for cell in cells}
-
-    def begin(cell: Cell) -> _Work:
-        session = replace(record.session(cell, out), num_threads=0)
-        return _Work(cell, record.label(cell), session)
-
-    jobs = {name: partial(begin, cell) for name, cell in known.items()}
+    # Each job makes its work when it can begin, because it needs the rows of earlier cells.
+    jobs = {name: partial(record.work, cell, 0) for name, cell in known.items()}
     after = {name: cell.after for name, cell in known.items()}
     done = at_once(jobs, after, progress=progress)
     try:
@@ -272,7 +263,7 @@ def _do_at_once(
                 with record.keeping(known[name]) as keep:
                     keep(future.result())
     except (Interrupted, KeyboardInterrupt):
-        raise interrupted(out, "in several cells") from None
+        raise interrupted(record.out, "in several cells") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +271,7 @@ class _Work:
     """Work of a cell, in this process or another; returns its row and its duration."""
 
     cell: Cell
-    label: str
+    label: str  # name and number of the cell, for a live view
     session: Session
 
     @property
@@ -303,6 +294,7 @@ class _Record:
     def __init__(self, study: Study, out: Path, command: str | None, *, resume: bool) -> None:
         self.rows: dict[str, Row] = {}
         self.errors: dict[str, str] = {}
+        self.out = out
         self._study = study
         self._path = out / STUDY
         self._command = command
@@ -312,9 +304,7 @@ class _Record:
         kept = read_json(self._path) if self._path.exists() else {}
         if kept and resume:
             self._go_on(kept)
-        elif kept and (
-            kept.get("cells") or kept.get("errors") or (out / CELLS).exists()
-        ):  # something was begun
+        elif kept and (kept.get("cells") or kept.get("errors") or (out / CELLS).exists()):
             raise RunFolderError(
                 f"{out} already holds a study; choose another --out, or --resume it"
             )
@@ -342,15 +332,12 @@ class _Record:
                 f"{self._path} is damaged ({error!r}); choose another --out"
             ) from error
 
-    def session(self, cell: Cell, out: Path) -> Session:
-        """Session of `cell`, with the existing rows of its prerequisites."""
+    def work(self, cell: Cell, num_threads: int | None) -> _Work:
+        """The work of `cell`, with the existing rows of its prerequisites."""
+        cells, folder = self._study.cells, self.out / CELLS / cell.name
         rows = {name: self.rows[name] for name in cell.after if name in self.rows}
-        return Session(folder=out / CELLS / cell.name, rows=rows)
-
-    def label(self, cell: Cell) -> str:
-        """Name and number of the cell, for a live view."""
-        cells = self._study.cells
-        return f"{cells.index(cell) + 1}/{len(cells)} {cell.name}"
+        session = Session(folder=folder, rows=rows, num_threads=num_threads)
+        return _Work(cell, f"{cells.index(cell) + 1}/{len(cells)} {cell.name}", session)
 
     @contextmanager
     def keeping(self, cell: Cell) -> Iterator[Callable[[tuple[Row, float]], None]]:
@@ -370,13 +357,10 @@ class _Record:
             self.errors[cell.name] = str(error)
         self.write()
 
-    def _scaled_down(self) -> list[str]:
-        of_cells = dict.fromkeys(cell.scaled_down for cell in self._study.cells)
-        return [*filter(None, of_cells), *self._study.scaled_down]
-
     def write(self) -> None:
         study = self._study
         exhibits = study.exhibit(self.rows)
+        smaller = filter(None, dict.fromkeys(cell.scaled_down for cell in study.cells))
         write_json(
             self._path,
             {
@@ -384,7 +368,7 @@ class _Record:
                 "study": study.name,
                 "title": study.title,
                 "printed": study.printed,
-                "scaled_down": self._scaled_down(),
+                "scaled_down": [*smaller, *study.scaled_down],
                 "settings": study.settings,
                 "command": self._command,
                 "num_cells": len(study.cells),
@@ -392,18 +376,14 @@ class _Record:
                     name: {**self._facts[name], "row": row} for name, row in self.rows.items()
                 },
                 "errors": self.errors,
-                "figures": _plain(exhibits.figures),
-                "tables": _plain(exhibits.tables),
+                "figures": [*map(dataclasses.asdict, exhibits.figures)],
+                "tables": [*map(dataclasses.asdict, exhibits.tables)],
                 "versions": versions(),
                 "machine": machine(),
                 "wall_started": self._wall_started,
                 "wall_seconds": sum(facts["wall_seconds"] for facts in self._facts.values()),
             },
         )
-
-
-def _plain(values: Iterable[Any]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(value) for value in values]
 
 
 def machine() -> dict[str, object]:

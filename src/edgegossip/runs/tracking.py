@@ -103,7 +103,7 @@ class Follower:
 
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun) -> None:
         self._run = run
-        self._told_until: Seconds = -math.inf
+        self._latest: Seconds = -math.inf
         self._trackings: dict[int, Tracking] = {}
         self._names = [type(tracker).__name__ for tracker in trackers]
         for index, tracker in enumerate(trackers):
@@ -123,9 +123,9 @@ class Follower:
         if not self._trackings:
             return
         for evaluation in history:
-            if evaluation.time <= self._told_until:
+            if evaluation.time <= self._latest:
                 continue
-            self._told_until = evaluation.time
+            self._latest = evaluation.time
             numbers = evaluation.line() | _known(more if evaluation is history[-1] else {})
             seconds, step = numbers.pop("time"), evaluation.samples_processed
             self.log(numbers, step=step, seconds=seconds)
@@ -140,7 +140,11 @@ class Follower:
             summary = read_json(self._run.folder / "summary.json")
         except RunFolderError:
             summary = {"reason": "failed"}
-        numbers = _known({name: value for name, value in summary.items() if _is_number(value)})
+        numbers = {
+            name: value
+            for name, value in summary.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
         self._each(lambda tracking: tracking.end(str(summary.get("reason")), numbers))
         self._trackings.clear()
 
@@ -194,10 +198,6 @@ def track_results(results: Results, trackers: Sequence[Tracker]) -> None:
 
 def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # The live view.
