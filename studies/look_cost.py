@@ -17,7 +17,7 @@ Fields of a row:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -33,7 +33,7 @@ from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.rehearsal import rehearse
 from edgegossip.runs.describe import describe
-from edgegossip.runs.exhibits import Exhibits, Panel
+from edgegossip.runs.exhibits import Exhibits, Panel, Table
 from edgegossip.runs.scoreboard import grouped, median, middle
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.machines import FORECAST_SECONDS
@@ -44,7 +44,7 @@ from edgegossip.training.sampling.selection import Selection
 from edgegossip.training.task import Workload
 from studies.aggregation import processor_seconds
 from studies.contest import StudySettings
-from studies.exhibits import figure_and_tables, panel, table
+from studies.exhibits import Line, figure_and_tables, panel, table
 from studies.problems import CIFAR10_ALEXNET, DIGITS_MLP, MNIST_LENET5
 from studies.race import AS_PUBLISHED, TrainingEvents
 
@@ -259,20 +259,6 @@ def _measured(
 
 def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
     cases = grouped(rows.values(), "problem", "ratio")
-    shares = _share_curves(cases)
-    names = [f"{problem} {ratio}" for problem, ratio in cases]
-    labels = {"x_label": "samples per aggregated point", "y_unit": "percent"}
-
-    def parts_panel(kind: str, parts: tuple[str, ...]) -> Panel:
-        series = {
-            part: (names, [_part(some, kind, part) for some in cases.values()])
-            for part in parts
-        }
-        y_label = "share of an epoch's time"
-        return panel(
-            f"Parts of an epoch, {kind}", series, kind="stacked", y_label=y_label, **labels
-        )
-
     return figure_and_tables(
         "fig8",
         "Share of an epoch for looks at aggregated points",
@@ -281,42 +267,62 @@ def _exhibit(rows: Mapping[str, Row]) -> Exhibits:
         "fastest, which trains on all of its data. Measured: on one thread of this machine. "
         "Shares are of looks plus training. Paper: its average over all cases. The parts are "
         "those of the fastest worker; measurements do not include exchanges.",
-        (
-            panel(
-                "Share of an epoch's time",
-                {name: (names, y) for name, y in shares.items()},
-                mark="paper",
-                kind="bars",
-                y_label="looking at aggregated points",
-                **labels,
-            ),
-            parts_panel("accounted", ACCOUNTED_PARTS),
-            parts_panel("measured", MEASURED_PARTS),
-        ),
+        _panels(cases) if cases else (),
+        *_tables(cases),
+    )
+
+
+def _panels(cases: Cases) -> Iterator[Panel]:
+    names = [f"{problem} {ratio}" for problem, ratio in cases]
+    labels = {"x_label": "samples per aggregated point", "y_unit": "percent"}
+    yield panel(
+        "Share of an epoch's time",
+        {name: (names, y) for name, y in _share_curves(cases).items()},
+        mark="paper",
+        kind="bars",
+        y_label="looking at aggregated points",
+        **labels,
+    )
+    for kind, parts in (("accounted", ACCOUNTED_PARTS), ("measured", MEASURED_PARTS)):
+        yield panel(
+            f"Parts of an epoch, {kind}",
+            {
+                part: (names, [_part(some, kind, part) for some in cases.values()])
+                for part in parts
+            },
+            kind="stacked",
+            y_label="share of an epoch's time",
+            **labels,
+        )
+
+
+def _tables(cases: Cases) -> tuple[Table, Table]:
+    models: dict[tuple[Any, ...], Line] = {
+        case: {"model": ("text", case[0]), "ratio": ("number", case[1])} for case in cases
+    }
+    shares = _share_curves(cases)
+    ours = (
+        {**model, **{name: ("percent", y[index]) for name, y in shares.items()}}
+        for index, model in enumerate(models.values())
+    )
+    parts = (
+        {
+            **models[case],
+            "kind": ("text", kind),
+            **{part: ("percent", _part(some, kind, part)) for part in PARTS},
+        }
+        for case, some in cases.items()
+        for kind in dict.fromkeys(row["kind"] for row in some)
+    )
+    return (
         table(
             "Ours and the paper's",
-            (
-                {
-                    "model": ("text", problem),
-                    "ratio": ("number", ratio),
-                    **{name: ("percent", y[index]) for name, y in shares.items()},
-                }
-                for index, (problem, ratio) in enumerate(cases)
-            ),
+            ours,
             "Medians over the seeds; the paper's are averages over all its cases.",
         ),
         table(
             "Parts of an epoch",
-            (
-                {
-                    "model": ("text", problem),
-                    "ratio": ("number", ratio),
-                    "kind": ("text", kind),
-                    **{part: ("percent", _part(some, kind, part)) for part in PARTS},
-                }
-                for (problem, ratio), some in cases.items()
-                for kind in dict.fromkeys(row["kind"] for row in some)
-            ),
+            parts,
             "Shares of an epoch of the fastest worker, medians over the seeds; a dash: not "
             "accounted, or not measured.",
         ),

@@ -359,7 +359,7 @@ def setup_of_speeds(problem: Problem, speeds: tuple[float, ...], runs: Contender
 
 def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
     """Draw speed-ups over EpochGossip; tabulate them raw and with equally many evaluations."""
-    found = standings(rows.values(), TARGET_GAP)
+    found, dash = standings(rows.values(), TARGET_GAP), "not in its time"
     panels = (
         bars(
             [each for each in found if each.group == group and each.run != "epoch-gossip"],
@@ -375,7 +375,7 @@ def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
         found,
         "Speed-ups, with their bound",
         TARGET_GAP,
-        dash="not in its time",
+        dash,
         looks=", evaluated after each of its epochs; the others after each of theirs, GoSGD "
         "twice in such a time",
     )
@@ -384,7 +384,7 @@ def speedup_exhibits(name: str, rows: Mapping[str, Row]) -> Exhibits:
             standings(rows.values(), gap, is_smoothed=True),
             f"Speed-ups to {100 * gap:g} points less, with equally many evaluations",
             gap,
-            dash="not in its time",
+            dash,
             looks="; curves are means over intervals in which a run processes an epoch's worth "
             "of samples",
         )

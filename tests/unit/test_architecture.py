@@ -166,6 +166,11 @@ def test_neither_packages_nor_modules_import_each_other_in_a_circle() -> None:
         graphlib.TopologicalSorter(graph).prepare()  # names the circle, if there is one
 
 
+def test_the_package_imports_no_study() -> None:
+    for file in FILES:
+        assert not {name for name in imports(file) if name.split(".")[0] == "studies"}, file
+
+
 def test_particular_algorithms_are_named_only_where_they_are_chosen() -> None:
     for file in FILES:
         named = [name for name in imports(file) if name.startswith("edgegossip.algorithms.")]

@@ -12,15 +12,15 @@ from edgegossip.recipes.tasks import Settings, default_data_dir
 from edgegossip.runs.experiment import Comparison
 from edgegossip.sim.platform import uneven
 
-MNIST_LENET5 = Settings(throughput=2000.0)
-CIFAR10_LENET5 = Settings(num_epochs=20)
-CIFAR10_RESNET20 = Settings(
+MNIST_LENET5_SETTINGS = Settings(throughput=2000.0)
+CIFAR10_LENET5_SETTINGS = Settings(num_epochs=20)
+CIFAR10_RESNET20_SETTINGS = Settings(
     num_epochs=30, throughput=200.0, batch_size=32, lr=0.05, weight_decay=1e-4
 )
 
 
 def mnist_lenet5(
-    settings: Settings = MNIST_LENET5,
+    settings: Settings = MNIST_LENET5_SETTINGS,
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
@@ -37,7 +37,7 @@ def mnist_lenet5(
 
 
 def cifar10_lenet5(
-    settings: Settings = CIFAR10_LENET5,
+    settings: Settings = CIFAR10_LENET5_SETTINGS,
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
@@ -54,7 +54,7 @@ def cifar10_lenet5(
 
 
 def cifar10_resnet20(
-    settings: Settings = CIFAR10_RESNET20,
+    settings: Settings = CIFAR10_RESNET20_SETTINGS,
     *,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:

@@ -15,7 +15,7 @@ from edgegossip.sim.link import Link
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.traces import phones
 
-HAR_CNN = Settings(
+HAR_CNN_SETTINGS = Settings(
     num_epochs=30, num_workers=21, throughput=500.0, batch_size=32, exchange_probability=0.1
 )
 PHONE_LINK = Link(latency=0.03, bandwidth=2.5e6)
@@ -23,7 +23,7 @@ PHONE_LINK = Link(latency=0.03, bandwidth=2.5e6)
 
 
 def har_cnn(
-    settings: Settings = HAR_CNN,
+    settings: Settings = HAR_CNN_SETTINGS,
     *,
     data_dir: Path = default_data_dir(),
     phone_trace: Path | None = None,
