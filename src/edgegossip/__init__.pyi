@@ -152,7 +152,7 @@ from .real.script import (
     own_share as own_share,
     script_worker as script_worker,
 )
-from .real.training_loop import TrainingLoop as TrainingLoop
+from .real.training_loop import LoopSettings as LoopSettings, TrainingLoop as TrainingLoop
 from .real.worker import WorkerSettings as WorkerSettings, take_part as take_part
 from .recipes.script_averaging import averaging as averaging
 from .report.export import export as export
