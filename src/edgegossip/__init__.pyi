@@ -95,7 +95,7 @@ from .net.memory import MemoryNetwork as MemoryNetwork
 from .net.zenoh.transport import ZenohTransport as ZenohTransport
 from .real.join import Connection as Connection, join as join
 from .real.script import own_share as own_share, script_worker as script_worker
-from .real.training_loop import TrainingLoop as TrainingLoop
+from .real.training_loop import LoopSettings as LoopSettings, TrainingLoop as TrainingLoop
 from .recipes.script_averaging import averaging as averaging
 from .report.export import export as export
 from .report.page import Report as Report, write_report as write_report

@@ -20,11 +20,11 @@ from edgegossip.real.gather import make_gathering
 from edgegossip.real.gathering import Gathering
 from edgegossip.real.launch import (
     LOG,
-    Absentees,
-    Supervised,
+    LostWorkers,
+    WorkerProcesses,
     has_finished,
     killed_by,
-    supervised,
+    worker_processes,
 )
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.runs.files import LOCK
@@ -44,68 +44,68 @@ def gathering(tmp_path: Path) -> Gathering:
 
 
 @pytest.fixture
-def sleeping() -> Iterator[Supervised]:
-    with supervised() as workers:
+def sleeping() -> Iterator[WorkerProcesses]:
+    with worker_processes() as workers:
         for rank in range(4):
             workers.start(rank, [*SLEEP, "worker", "--rank", str(rank), "a b"], None)
         yield workers
 
 
-def kill(workers: Supervised, *ranks: int, by: int = signal.SIGKILL) -> None:
+def kill(workers: WorkerProcesses, *ranks: int, by: int = signal.SIGKILL) -> None:
     for rank in ranks:
         workers.processes[rank].send_signal(by)
         workers.processes[rank].wait()
 
 
 def test_a_killed_worker_is_told_once_with_the_command_that_starts_it_again(
-    gathering: Gathering, sleeping: Supervised, capsys: pytest.CaptureFixture[str]
+    gathering: Gathering, sleeping: WorkerProcesses, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    absentees = Absentees(gathering, sleeping)
-    absentees.tell()
+    lost = LostWorkers(gathering, sleeping)
+    lost.report()
     assert capsys.readouterr().err == ""
     kill(sleeping, 2)
-    absentees.tell()
-    absentees.tell()
+    lost.report()
+    lost.report()
     assert capsys.readouterr().err == (
         "worker 2 was killed (signal 9); the others go on; start it again with: "
         "edgegossip worker --rank 2 'a b'\n"
     )
-    assert absentees.lost == absentees.failed == [2]
-    assert "was killed (signal 9) and did not come back" in absentees.how(2)
+    assert lost.lost == lost.failed == [2]
+    assert "was killed (signal 9) and did not come back" in lost.how(2)
     assert killed_by(sleeping.processes[0]) is None
 
 
 def test_a_worker_that_was_started_again_is_not_lost_and_is_waited_for(
-    gathering: Gathering, sleeping: Supervised
+    gathering: Gathering, sleeping: WorkerProcesses
 ) -> None:
-    absentees = Absentees(gathering, sleeping)
+    lost = LostWorkers(gathering, sleeping)
     kill(sleeping, 1, 2)
     folder = gathering.workers[2].path
     (folder / LOCK).write_text(f"{os.getpid()}\n")
     (gathering.workers[1].path / LOCK).write_text(f"{sleeping.processes[1].pid}\n")
-    assert absentees.is_anyone_back
-    assert absentees.lost == [1]
+    assert lost.is_anyone_back
+    assert lost.lost == [1]
     (folder / LOCK).unlink()
-    assert not absentees.is_anyone_back
-    assert absentees.failed == [1, 2]
+    assert not lost.is_anyone_back
+    assert lost.failed == [1, 2]
     end = '{"reason": "finished", "seconds": 1, "wall_seconds": 1, "mean_staleness": 0}'
     (folder / "summary.json").write_text(end)
     assert has_finished(folder)
-    assert absentees.failed == [1]
+    assert lost.failed == [1]
 
 
 def test_workers_that_were_asked_to_stop_are_not_told(
-    gathering: Gathering, sleeping: Supervised, capsys: pytest.CaptureFixture[str]
+    gathering: Gathering, sleeping: WorkerProcesses, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sleeping.stop()
     for process in sleeping.processes.values():
         process.wait()
-    Absentees(gathering, sleeping).tell()
+    LostWorkers(gathering, sleeping).report()
     assert capsys.readouterr().err == ""
 
 
 def test_a_worker_that_starts_while_all_are_asked_to_stop_stops() -> None:
-    with supervised() as workers:
+    with worker_processes() as workers:
         workers.stop()
         workers.start(0, SLEEP, None)
         assert workers.processes[0].wait(timeout=PATIENCE) == -signal.SIGTERM

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -339,6 +340,15 @@ def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.Monkey
             time.sleep(seconds)
             return True
 
+    class NoneLost:
+        """Workers of which none is lost."""
+
+        lost = ()
+        is_anyone_back = False
+
+        def report(self) -> None:
+            pass
+
     class Working:
         """A worker that takes a while."""
 
@@ -350,7 +360,8 @@ def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.Monkey
     monkeypatch.setattr(launching, "_LOOK", 0.01)
     monkeypatch.setattr(launching, "_status", lambda *arguments: None)
     experiment = pick("quickstart", load_recipe("quickstart")(), None)
-    launching._watch(experiment, Measured(), {0: Working()}, Silent())  # type: ignore[arg-type, dict-item]
+    working: Any = {0: Working()}
+    launching._watch(experiment, Measured(), working, Silent(), NoneLost())  # type: ignore[arg-type]
     gaps = [after - before for before, after in pairwise(measuring)]
     assert gaps
     assert min(gaps) > 19 * seconds

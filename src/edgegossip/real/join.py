@@ -54,6 +54,24 @@ class Connection:
         for serial in self.ban:
             parse_serial(serial)
 
+    def transport(self, run: str, rank: Rank, num_workers: int) -> ZenohTransport:
+        """Make the transport of worker `rank` in the run with this name.
+
+        Raises:
+            NetworkError: If a certificate is unusable, or plain links are not allowed.
+        """
+        # Certificates may be bound to the name that precedes the recipe's.
+        security = load_tls(self.tls, rank, [bound_name(run)], self.ban)
+        return ZenohTransport(
+            run=run,
+            rank=rank,
+            num_workers=num_workers,
+            address=self.address,
+            security=security,
+            insecure=self.insecure,
+            lease=self.lease,
+        )
+
 
 def join(
     experiment: Experiment,
@@ -110,17 +128,8 @@ def join(
     """
     require_unlocked(Path(out))  # before seconds of measuring
     run = run_key(experiment, recipe, settings.name)
-    tls = load_tls(connection.tls, rank, [bound_name(run)], connection.ban)
+    transport = connection.transport(run, rank, experiment.num_workers)
     keep_freed_memory()
-    transport = ZenohTransport(
-        run=run,
-        rank=rank,
-        num_workers=experiment.num_workers,
-        address=connection.address,
-        security=tls,
-        insecure=connection.insecure,
-        lease=connection.lease,
-    )
     counters = SystemCounters(lambda: transport.network_bytes)
     alone = seconds_per_sample(experiment, rank, threads=settings.threads)
     predictor = PerformancePredictor(seconds_alone=alone)

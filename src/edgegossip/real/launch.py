@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -43,6 +42,7 @@ from edgegossip.runs.tracking import (
 LOG = "log.txt"
 """Name of the file with a worker's output, in its folder."""
 _LOOK: Seconds = 0.25
+"""Seconds between two looks at the workers' files."""
 _MEASURING = 0.05
 """Maximum share of a core's time that evaluations may take."""
 
@@ -51,12 +51,10 @@ MakeCommand = Callable[[Rank, str, Sequence[str], Path, Sequence[Rank]], Sequenc
 folder, and the workers that have finished."""
 MakeMeasure = Callable[[Rank], Sequence[str]]
 """Makes, from a worker's rank, the command that measures averaged models on its data."""
-# Workers run side by side; several intra-op threads each would get in their way.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
-class Supervised:
-    """The processes of a run's workers.
+class WorkerProcesses:
+    """The processes of workers on this machine: started, stopped and ended together.
 
     Args:
         stop_signal: Signal that asks a worker to stop.
@@ -84,8 +82,9 @@ class Supervised:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**_ENVIRONMENT, **os.environ, **(environment or {})},
-            # Ctrl+C reaches it only through this process.
+            # Workers run side by side: several intra-op threads each would get in their way.
+            env={"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})},
+            # Ctrl+C must reach it only once, and only through this process.
             start_new_session=True,
         )
         if self.is_stopping:  # the signal came while it was being started
@@ -97,6 +96,7 @@ class Supervised:
         self._send(self._stop_signal)
 
     def kill(self) -> None:
+        """Kill all workers that still run."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
@@ -106,9 +106,9 @@ class Supervised:
 
 
 @contextmanager
-def supervised(stop_signal: int = signal.SIGTERM) -> Iterator[Supervised]:
-    """Pass signals on to the workers; however the block ends, no worker outlives it."""
-    workers = Supervised(stop_signal)
+def worker_processes(stop_signal: int = signal.SIGTERM) -> Iterator[WorkerProcesses]:
+    """Pass signals on to the workers, a second one as SIGKILL; no worker outlives the block."""
+    workers = WorkerProcesses(stop_signal)
     try:
         with on_stop_signal(workers.stop, insist=workers.kill):
             yield workers
@@ -127,24 +127,21 @@ def killed_by(process: subprocess.Popen[bytes]) -> str | None:
     return None if code is None or code >= 0 else f"was killed (signal {-code})"
 
 
-def command_line(process: subprocess.Popen[bytes]) -> str:
-    """The `edgegossip` command of a process, for a terminal."""
-    assert isinstance(process.args, list)
-    return shlex.join(["edgegossip", *process.args[3:]])
+class LostWorkers:
+    """Workers of a run whose process has failed; they may be started again by hand.
 
-
-class Absentees:
-    """Workers whose process has failed; they may be started again by hand.
+    A worker that was started again is a process of the user's, which shows only by the lock of
+    its folder.
 
     Args:
         gathering: The run, with the workers' folders.
         started: The processes that were started.
     """
 
-    def __init__(self, gathering: Gathering, started: Supervised) -> None:
+    def __init__(self, gathering: Gathering, started: WorkerProcesses) -> None:
         self._gathering = gathering
         self._started = started
-        self._told: set[Rank] = set()
+        self._reported: set[Rank] = set()
 
     @property
     def _failed_processes(self) -> list[Rank]:
@@ -174,21 +171,23 @@ class Absentees:
             return f"{killed} and did not come back (see {path / LOG})"
         return f"failed: {last_line(path)}"
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print at once which worker has failed, and the command that starts it again."""
         processes = self._started.processes
         goes_on = any(each.poll() is None for each in processes.values())
         if self._started.is_stopping or not goes_on:
             return
         for rank in self.lost:
-            if rank in self._told:
+            if rank in self._reported:
                 continue
-            self._told.add(rank)
-            process = processes[rank]
+            self._reported.add(rank)
             name = with_article(self._gathering.roles, rank)
-            how = killed_by(process) or f"failed: {last_line(self._path(rank))}"
-            told = f"{name} {how}; the others go on; start it again with: "
-            print(told + command_line(process), file=sys.stderr, flush=True)
+            how = killed_by(processes[rank]) or f"failed: {last_line(self._path(rank))}"
+            arguments = processes[rank].args
+            assert isinstance(arguments, list)
+            command = shlex.join(["edgegossip", *arguments[3:]])  # after python -m edgegossip
+            text = f"{name} {how}; the others go on; start it again with: {command}"
+            print(text, file=sys.stderr, flush=True)
 
     def _path(self, rank: Rank) -> Path:
         return self._gathering.workers[rank].path
@@ -309,14 +308,14 @@ def _run_workers(
 ) -> dict[Rank, str] | None:
     """Run all unfinished workers; return how workers failed, or None if stopped."""
     endpoints = _endpoints(rank for rank in range(experiment.num_workers) if rank not in ended)
-    with supervised() as workers:
+    with worker_processes() as workers:
         for rank, endpoint in endpoints.items():
             folder = gathering.workers[rank].path
             others = [each for each in endpoints.values() if each != endpoint]
             _start(workers, rank, make_command(rank, endpoint, others, folder, ended), folder)
-        absentees = Absentees(gathering, workers)
-        _watch(experiment, gathering, workers.processes, progress, absentees)
-    failures = {rank: absentees.how(rank) for rank in absentees.failed}
+        lost = LostWorkers(gathering, workers)
+        _watch(experiment, gathering, workers.processes, progress, lost)
+    failures = {rank: lost.how(rank) for rank in lost.failed}
     return None if workers.is_stopping and failures else failures
 
 
@@ -332,7 +331,8 @@ def _gather(
         lines = [last_line(gathering.workers[rank].path) for rank in failures]
         said = [line for line in lines if line.startswith("edgegossip: ")] or lines
         raise TrainingError(f"all workers failed, the first with: {said[0]}")
-    for rank, how in failures.items():  # first, as without a server there may be no model
+    # Before the average, because without a server there may be no model to average.
+    for rank, how in failures.items():
         name = with_article(gathering.roles, rank)
         print(f"{name} {how}", file=sys.stderr)
     if waited_for := gathering.average():
@@ -350,13 +350,16 @@ def _measure(
     gathering: Gathering, ranks: Sequence[Rank], make_measure: MakeMeasure
 ) -> list[Rank]:
     """Let one process per worker measure the averaged models; return failed workers."""
-    workers = Supervised()
-    try:
+    with worker_processes() as workers:
         for rank in ranks:
             _start(workers, rank, make_measure(rank), gathering.workers[rank].path)
-        return [rank for rank, process in workers.processes.items() if process.wait()]
-    finally:
-        workers.kill()
+        failed = [rank for rank, process in workers.processes.items() if process.wait()]
+    if workers.is_stopping:
+        raise Interrupted(
+            "interrupted while the workers measured the averaged models; the same command with "
+            "--resume and this --out measures them again"
+        )
+    return failed
 
 
 def free_ports(number: int) -> list[int]:
@@ -374,7 +377,7 @@ def _endpoints(ranks: Iterable[Rank]) -> dict[Rank, str]:
     return {rank: f"tcp/127.0.0.1:{port}" for rank, port in zip(ranks, ports, strict=True)}
 
 
-def _start(workers: Supervised, rank: Rank, command: Sequence[str], folder: Path) -> None:
+def _start(workers: WorkerProcesses, rank: Rank, command: Sequence[str], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("ab") as log:
@@ -390,16 +393,13 @@ def _watch(
     gathering: Gathering,
     processes: Mapping[Rank, subprocess.Popen[bytes]],
     progress: Progress,
-    absentees: Absentees | None = None,
+    lost: LostWorkers,
 ) -> None:
     """Read the workers' files and evaluate the averaged model until all have ended."""
     started = due = time.monotonic()
-    while any(process.poll() is None for process in processes.values()) or (
-        absentees is not None and absentees.is_anyone_back
-    ):
+    while any(each.poll() is None for each in processes.values()) or lost.is_anyone_back:
         gathering.read()
-        if absentees is not None:
-            absentees.tell()
+        lost.report()
         for worker in gathering.workers:
             process = processes.get(worker.rank)
             worker.has_ended = process is None or process.poll() is not None
@@ -407,14 +407,14 @@ def _watch(
         if now >= due and gathering.measure_next():
             # Workers are on the same machine; the rest is measured when they have ended.
             due = time.monotonic() + (time.monotonic() - now) / _MEASURING
-        status = _status(experiment, gathering, time.monotonic() - started)
-        if absentees is not None:
-            status = replace(status, num_lost=len(absentees.lost))
-        progress.update(status)
+        seconds = time.monotonic() - started
+        progress.update(_status(experiment, gathering, seconds, len(lost.lost)))
         time.sleep(_LOOK)
 
 
-def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> Status:
+def _status(
+    experiment: Experiment, gathering: Gathering, seconds: Seconds, num_lost: int
+) -> Status:
     samples = sum(worker.samples.total for worker in gathering.workers)
     now = max(worker.time for worker in gathering.workers)
     rounds = [worker.num_rounds for worker in gathering.workers]
@@ -433,4 +433,5 @@ def _status(experiment: Experiment, gathering: Gathering, seconds: Seconds) -> S
         commits=sum(worker.num_commits for worker in gathering.workers) or None,
         num_workers=len(gathering.workers),
         roles=who_is_who(experiment.roles),
+        num_lost=num_lost,
     )

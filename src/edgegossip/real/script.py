@@ -17,14 +17,11 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import Interrupted, RunFolderError, UsageError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import Address
-from edgegossip.net.identity.access import bound_name
-from edgegossip.net.identity.tls import load_tls
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.transport import Transport
 from edgegossip.net.zenoh.session import LEASE
-from edgegossip.net.zenoh.transport import ZenohTransport
 from edgegossip.real.join import Connection
-from edgegossip.real.launch import free_ports, killed_by, supervised
+from edgegossip.real.launch import free_ports, killed_by, worker_processes
 from edgegossip.real.training_loop import TrainingLoop
 
 AlgorithmOrMaker: TypeAlias = Algorithm[Any] | Callable[[int, int], Algorithm[Any]]
@@ -177,16 +174,7 @@ class ScriptWorker:
         connection = self.connection
         if connection is None or self.num_workers == 1:
             return MemoryNetwork().transport(self.rank)
-        run = self.name
-        return ZenohTransport(
-            run=run,
-            rank=self.rank,
-            num_workers=self.num_workers,
-            address=connection.address,
-            security=load_tls(connection.tls, self.rank, [bound_name(run)], connection.ban),
-            insecure=connection.insecure,
-            lease=connection.lease,
-        )
+        return connection.transport(self.name, self.rank, self.num_workers)
 
 
 def script_worker() -> ScriptWorker:
@@ -274,7 +262,7 @@ def run_script(
         RunFolderError: If `out` cannot be written.
     """
     with contextlib.ExitStack() as stack:
-        started = stack.enter_context(supervised(signal.SIGINT))
+        started = stack.enter_context(worker_processes(signal.SIGINT))
         for worker in workers:
             output = None if worker is workers[0] else stack.enter_context(_log(out, worker))
             started.start(worker.rank, script, output, worker.environment())

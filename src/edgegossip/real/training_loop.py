@@ -8,6 +8,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -40,6 +41,44 @@ Validate: TypeAlias = Callable[
     [nn.Module], float | tuple[float, float] | tuple[float, Mapping[str, float]]
 ]
 """Returns a model's mean loss on validation data, alone or with metrics or an accuracy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """Settings of a `TrainingLoop`.
+
+    Args:
+        name: Name of the run, equal for all workers.
+        meet_seconds: Seconds to wait for missing workers before beginning without them.
+        min_workers: Minimum number of workers, including this one, to begin and to continue;
+            with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
+            begin and may continue without any.
+        max_seconds: Time limit in seconds, counted from the beginning of the run.
+        final_average: At the end, average the models of all evaluated workers; each of them
+            sends its model once to all others.
+        has_buffers: Also exchange floating-point buffers (running means).
+        torch_device: Device of the model; None for the one that it is on.
+    """
+
+    name: str = ""
+    meet_seconds: Seconds = 60.0
+    min_workers: int | None = None
+    max_seconds: Seconds = math.inf
+    final_average: bool = False
+    has_buffers: bool = True
+    torch_device: torch.device | str | None = None
+
+    def for_host(self, introduction: Introduction) -> HostSettings:
+        """The settings of the loop's host."""
+        return HostSettings(
+            run=run_id(f"training loop {self.name}"),
+            introduction=introduction,
+            meet_seconds=self.meet_seconds,
+            min_to_begin=self.min_workers or 2,
+            min_workers=self.min_workers or 1,
+            max_seconds=self.max_seconds,
+            ending_seconds=ending_seconds(self.max_seconds) if self.final_average else 0.0,
+        )
 
 
 class TrainingLoop:
@@ -81,22 +120,16 @@ class TrainingLoop:
         transport: Transport of the messages.
         num_samples: Number of this worker's samples, from which epochs are counted; 0 for a
             rank whose role has no data.
-        name: Name of the run, equal for all workers.
+        settings: Settings of the loop.
         forecaster: A `Monitor` of this machine, for `EdgeGossip`.
-        meet_seconds: Seconds to wait for missing workers before beginning without them.
-        min_workers: Minimum number of workers, including this one, to begin and to continue;
-            with fewer, `step` raises `NetworkError`. With None, a run needs one other worker to
-            begin and may continue without any.
-        max_seconds: Time limit in seconds, counted from the beginning of the run.
-        final_average: At the end, average the models of all evaluated workers; each of them
-            sends its model once to all others.
         evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
             or a pair: this loss, and metrics by name (or an accuracy). It is called on another
             thread, with a copy of `model` in evaluation mode.
-        has_buffers: Also exchange floating-point buffers (running means).
-        torch_device: Device of the model; by default the one that it is on.
+        options: Fields of `LoopSettings`, such as ``final_average=True``, which take the place
+            of those in `settings`.
 
     Raises:
+        TypeError: If an option is no field of `LoopSettings`.
         ValueError: If `rank` is out of range, the algorithm is for a different number of
             workers, `num_samples` is too small for the role, or a rank with a slice of the
             model lacks `final_average`.
@@ -126,23 +159,22 @@ class TrainingLoop:
         transport: Transport,
         *,
         num_samples: int,
-        name: str = "",
+        settings: LoopSettings = LoopSettings(),
         forecaster: Forecaster | None = None,
-        meet_seconds: Seconds = 60.0,
-        min_workers: int | None = None,
-        max_seconds: Seconds = math.inf,
-        final_average: bool = False,
         evaluate: Validate | None = None,
-        has_buffers: bool = True,
-        torch_device: torch.device | str | None = None,
+        **options: Any,  # noqa: ANN401
     ) -> None:
+        settings = replace(settings, **options)
+        final_average, max_seconds = settings.final_average, settings.max_seconds
         _check_workers(algorithm, rank, num_workers)
         _check_role(algorithm.role(rank), rank, num_samples, final_average=final_average)
-        if torch_device is None:
-            torch_device = next((each.device for each in model.parameters()), "cpu")
+        on = next((each.device for each in model.parameters()), "cpu")
         # The caller's batches keep their memory format, so the weights keep theirs.
         flat = partial(
-            FlatModel, has_buffers=has_buffers, channels_last=False, torch_device=torch_device
+            FlatModel,
+            has_buffers=settings.has_buffers,
+            channels_last=False,
+            torch_device=settings.torch_device or on,
         )
         judge = evaluate and partial(_judge, evaluate, flat(copy.deepcopy(model)))
         self._flat = flat(model)
@@ -153,24 +185,18 @@ class TrainingLoop:
             "algorithm": describe(algorithm),
             "num_params": len(params),
             "final_average": final_average,
-            **compared_tensors(described(self._flat.module, has_buffers)),
+            **compared_tensors(described(self._flat.module, settings.has_buffers)),
         }
-        settings = HostSettings(
-            run=run_id(f"training loop {name}"),
-            introduction=_introduction(chosen, self._flat.module, params, max_seconds),
-            meet_seconds=meet_seconds,
-            min_to_begin=min_workers or 2,
-            min_workers=min_workers or 1,
-            max_seconds=max_seconds,
-            ending_seconds=ending_seconds(max_seconds) if final_average else 0.0,
-        )
+        introduction = _introduction(chosen, self._flat.module, params, max_seconds)
+        host_settings = settings.for_host(introduction)
         if final_average:
             algorithm = FinalAverage(
                 inner=algorithm, num_workers=num_workers, ends_at=max_seconds
             )
         self._algorithm = algorithm
         services = HostServices(forecaster=forecaster, evaluate=judge)
-        self._host: Host[Any] = partial(Host, settings=settings, services=services)(
+        host = partial(Host, settings=host_settings, services=services)
+        self._host: Host[Any] = host(
             algorithm, rank, num_workers, params, self._work, transport
         )
         self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)
@@ -237,7 +263,8 @@ class TrainingLoop:
             UsageError: If the `with` block has not begun.
         """
         if self.is_over:
-            self._flat.load(self._host.state.estimate)  # undo this step
+            # The other workers have these parameters, too: undo this step.
+            self._flat.load(self._host.state.estimate)
             return
         if (piece := self._present) is None:
             raise UsageError(
@@ -253,7 +280,8 @@ class TrainingLoop:
         if piece.is_done or self._is_ending:
             self._work.done.put(piece.result(self._flat))
             self._take_next()
-        elif not self._thread.is_alive():  # the run is over, or has failed
+        elif not self._thread.is_alive():
+            # The run is over, or has failed, in the middle of a piece; its end is in the queue.
             self._take_next()
 
     @property
@@ -265,7 +293,7 @@ class TrainingLoop:
     def _take_next(self) -> None:
         """Wait for the next training request, and load its initial parameters."""
         piece = self._work.pieces.get()
-        if piece is None:
+        if piece is None:  # from `_run`, at the end of the host
             self.is_over = True
             if self._error is not None:
                 raise self._error
@@ -287,6 +315,7 @@ class TrainingLoop:
         except BaseException as error:
             self._error = error
         finally:
+            # Last: the caller's thread reads `_error` and the final state once it has this.
             self._work.pieces.put(None)
 
     def __enter__(self) -> Self:
@@ -310,6 +339,7 @@ class TrainingLoop:
         traceback: TracebackType | None,
     ) -> None:
         """Leave the run, even before its end."""
+        # The host may be waiting for the caller's work, so that must end before it can stop.
         self._host.stop()
         self._work.cancel()
         self._thread.join()
@@ -368,7 +398,7 @@ def _judge(
 
 
 class _Piece:
-    """Work requested by the algorithm."""
+    """Work that the algorithm requested, while the caller's loop does it, step by step."""
 
     def __init__(self, params: Tensor, num_steps: float, num_due: float) -> None:
         self.params = params
@@ -434,6 +464,7 @@ class _OwnWork(Trainer):
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         """Pass the work to the loop, and wait until it is done."""
         self.progress, self.request = progress, request
+        # A piece ends after a number of steps or of samples, whichever the algorithm asked for.
         num_steps, num_due = math.inf, math.inf
         if isinstance(request.work, Epochs):
             num_due = self.cost(request)
@@ -445,6 +476,7 @@ class _OwnWork(Trainer):
             raise _LoopLeftError
         if isinstance(result, TrainingError):
             raise result
+        # The next request's cost in steps is an estimate: only the caller knows its batches.
         self._batch_size = result.num_samples / result.num_steps
         return result
 
