@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from tests.small_runs import events, summary
 
-from edgegossip.cli.recipe import pick
 from edgegossip.real.absentees import LOG, Absentees, has_finished
 from edgegossip.real.gather import make_gathering
 from edgegossip.real.gathering import Gathering
 from edgegossip.real.supervision import Supervised, killed_by, supervised
+from edgegossip.recipes.call import pick
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.runs.files import LOCK
 
