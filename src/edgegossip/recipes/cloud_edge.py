@@ -14,7 +14,7 @@ from edgegossip.contract.topology import complete
 from edgegossip.data.partition import BySubject
 from edgegossip.data.readers import har
 from edgegossip.models import sensor_cnn
-from edgegossip.recipes.sensors import HAR_CNN, PHONE_LINK, phone_platforms
+from edgegossip.recipes.baselines import HAR_CNN_SETTINGS, PHONE_LINK, phone_platforms
 from edgegossip.recipes.tasks import CommonSettings, default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Links
@@ -30,9 +30,9 @@ CLOUD_SPEED = 20.0
 """Throughput of the cloud relative to the fastest phone."""
 DEFAULTS = CommonSettings(
     num_epochs=15,
-    num_workers=HAR_CNN.num_workers,
-    throughput=HAR_CNN.throughput,
-    batch_size=HAR_CNN.batch_size,
+    num_workers=HAR_CNN_SETTINGS.num_workers,
+    throughput=HAR_CNN_SETTINGS.throughput,
+    batch_size=HAR_CNN_SETTINGS.batch_size,
 )
 
 
