@@ -18,12 +18,14 @@ from edgegossip.cli.main import main
 from edgegossip.cli.plan_command import parse_plan
 from edgegossip.contract.errors import UsageError
 from edgegossip.plan import planning, study as plan_study
+from edgegossip.plan.grid import by_text
 from edgegossip.plan.halving import Cost
 from edgegossip.plan.machines import read_machines
-from edgegossip.plan.planning import Plan
+from edgegossip.plan.planning import Plan, PlanSettings, make_plan
 from edgegossip.plan.ranking import Outlook
 from edgegossip.plan.results import advice, exhibits
 from edgegossip.plan.study import best_of
+from edgegossip.recipes.call import RecipeCall
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.experiment import Comparison
@@ -105,6 +107,22 @@ def test_a_recipe_without_a_time_limit_needs_one(machines: Path, tmp_path: Path)
         planned(machines, recipe=f"{recipe}:mine")
     plan = planned(machines, "--max-seconds", "5", recipe=f"{recipe}:mine")
     assert plan.fleet.seconds == 5
+
+
+def test_a_plan_is_made_from_python_without_a_command_line(machines: Path) -> None:
+    call = RecipeCall("quickstart", {"batch_size": 8})
+    settings = PlanSettings(only=("gossip",), max_seconds=0.5, budget="20runs", seeds=(4,))
+    plan = make_plan(
+        call, read_machines(machines), settings, values={"lr": by_text(0.1, 0.2, 0.4)}
+    )
+    [proposals] = plan.proposals.values()
+    assert [each.label for each in proposals] == [
+        f"gossip, lr = {lr}" for lr in (0.1, 0.2, 0.4)
+    ]
+    experiment = plan.fleet.experiment(proposals[1], seed=4)
+    assert (experiment.task.batch_size, experiment.max_seconds, experiment.seed) == (8, 0.5, 4)
+    assert plan.study.settings["arguments"] == ["--batch-size", "8"]
+    assert {cell.run for cell in plan.study.cells if cell.group == "ranking"} == {"seed4"}
 
 
 # The budget.

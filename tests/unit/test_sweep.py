@@ -13,6 +13,8 @@ from edgegossip.cli.command import parse_values
 from edgegossip.cli.main import main
 from edgegossip.cli.sweep_command import SweepOptions, parse_sweep
 from edgegossip.contract.errors import UsageError
+from edgegossip.plan.sweep import sweep
+from edgegossip.recipes.call import RecipeCall
 
 QUICK = ["quickstart", "--num-epochs", "1", "--num-workers", "2"]
 
@@ -30,6 +32,13 @@ def test_all_combinations_of_values_and_seeds_are_runs() -> None:
     names = [cell.name for cell in study.cells]
     assert len(names) == len({*names}) == 12
     assert names[0] == "lr-0.1-momentum-0/seed3"
+
+
+def test_a_sweep_is_made_from_python_without_a_command_line() -> None:
+    study = sweep(RecipeCall("quickstart"), {"lr": {"1e-1": 0.1, "0.2": 0.2}}, only="gosgd")
+    assert [cell.name for cell in study.cells] == ["lr-1e-1/seed0", "lr-0.2/seed0"]
+    with pytest.raises(UsageError, match="unknown argument of quickstart 'rl'"):
+        sweep(RecipeCall("quickstart"), {"rl": {"1": 1.0}})
 
 
 def test_an_option_that_takes_several_values_is_not_swept() -> None:
