@@ -17,8 +17,8 @@ from lab.lab import GOODPUT, HostSpec, Lab, Process
 from lab.machine import share_out
 from lab.pace import Pace
 
+from edgegossip.cli.command import parse_recipe
 from edgegossip.cli.commands import RunOptions
-from edgegossip.cli.recipe import parse_recipe
 from edgegossip.real.gathering import WORKERS, Gathering
 from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.runs.process import one_intra_op_thread
@@ -55,7 +55,7 @@ class Setting:
     @cached_property
     def experiments(self) -> Mapping[str, Experiment]:
         """The runs that the recipe compares."""
-        chosen = parse_recipe("compare", RunOptions, [*self.arguments])[2]
+        chosen = parse_recipe("compare", RunOptions, self.arguments).call.make()
         assert isinstance(chosen, Comparison)
         return chosen.experiments
 

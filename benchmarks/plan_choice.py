@@ -30,10 +30,11 @@ from typing import Any
 
 from benchmarks.kept import about
 
-from edgegossip.cli.plan_command import Plan, PlanOptions, parse_plan
+from edgegossip.cli.plan_command import parse_plan
 from edgegossip.plan.candidates import Proposal
+from edgegossip.plan.planning import Plan
 from edgegossip.plan.ranking import Outlook, ranked
-from edgegossip.plan.study import Stage
+from edgegossip.plan.study import Fleet
 from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.study import STUDY, Cell, Row, Session, Study, run_study
 
@@ -115,7 +116,7 @@ def draw(seed: int) -> SetUp:
 # The runs.
 
 
-def planned(set_up: SetUp, folder: Path, budget: str) -> tuple[Plan, PlanOptions, list[Row]]:
+def planned(set_up: SetUp, folder: Path, budget: str) -> tuple[Plan, list[Row]]:
     """Plan as the command does, and return the rows of the ranking."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "machines.toml"
@@ -123,21 +124,21 @@ def planned(set_up: SetUp, folder: Path, budget: str) -> tuple[Plan, PlanOptions
     out = folder / "plan"
     resumed = ["--resume"] if (out / STUDY).exists() else []
     words = [set_up.recipe, *set_up.words, "--machines", str(file), "--budget", budget]
-    options, plan = parse_plan([*words, "--out", str(out), *resumed])
+    _, plan = parse_plan([*words, "--out", str(out), *resumed])
     rows = run_study(plan.study, out=out, resume=bool(resumed), num_threads=0)
-    return plan, options, [row for row in rows.values() if "rung" not in row]
+    return plan, [row for row in rows.values() if "rung" not in row]
 
 
 def in_full(
     plan: Plan, chosen: Sequence[Proposal], seeds: Sequence[int], folder: Path
 ) -> list[Row]:
     """Run proposals on all training samples, and measure them on the test split."""
-    stage = replace(plan.stage, held_out=0.0)
+    fleet = replace(plan.fleet, held_out=0.0)
     cells = tuple(
         Cell(
             name=f"{proposal.only}/seed{seed}",
             group="full",
-            work=partial(_run, stage, proposal, seed),
+            work=partial(_run, fleet, proposal, seed),
         )
         for proposal in chosen
         for seed in seeds
@@ -146,7 +147,7 @@ def in_full(
         name="plan-choice",
         title="",
         printed=(),
-        settings={"proposals": [each.label for each in chosen], "stage": str(stage)},
+        settings={"proposals": [each.label for each in chosen], "stage": str(fleet)},
         cells=cells,
         exhibit=lambda _: Exhibits(),
     )
@@ -155,14 +156,14 @@ def in_full(
     return [*rows.values()]
 
 
-def _run(stage: Stage, proposal: Proposal, seed: int, session: Session) -> Row:
-    return stage.row(proposal, seed, 1.0, session)
+def _run(fleet: Fleet, proposal: Proposal, seed: int, session: Session) -> Row:
+    return fleet.row(proposal, seed, 1.0, session)
 
 
 def judge(set_up: SetUp, out: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Plan, run all candidates in full, and compare."""
     folder, began = out / f"set-up-{set_up.seed}", time.process_time()
-    plan, _, ranking = planned(set_up, folder, options.budget)
+    plan, ranking = planned(set_up, folder, options.budget)
     plan_seconds = time.process_time() - began
     expected, order = ranked(ranking, None)
     chosen = [plan.known[each.run] for each in order]
@@ -171,7 +172,7 @@ def judge(set_up: SetUp, out: Path, options: argparse.Namespace) -> dict[str, An
     first = truth[places[order[0].run]]
     return {
         "set_up": asdict(set_up),
-        "max_seconds": plan.stage.seconds,
+        "max_seconds": plan.fleet.seconds,
         "whole_runs": plan.study.settings["whole_runs"],
         "planned": {"target": expected, "order": [_plain(each) for each in order]},
         "in_full": {"target": target, "order": [_plain(each) for each in truth]},

@@ -35,8 +35,9 @@ from benchmarks.lab_runs import Setting, run_in_lab
 from lab.lab import GOODPUT, HostSpec, Lab
 from lab.machine import missing
 
-from edgegossip.cli.plan_command import Plan, parse_plan
-from edgegossip.plan.candidates import Proposal, duration_words
+from edgegossip.cli.plan_command import parse_plan
+from edgegossip.plan.candidates import Proposal
+from edgegossip.plan.planning import Plan
 from edgegossip.plan.ranking import Outlook, ranked
 from edgegossip.runs.study import STUDY, run_study
 
@@ -103,7 +104,7 @@ def planned(options: argparse.Namespace) -> tuple[Plan, float, list[Outlook]]:
         [*words, "--max-seconds", str(options.seconds), "--processes", "2", *resumed]
     )
     rows = run_study(
-        plan.study, out=out, resume=bool(resumed), num_processes=found.num_processes
+        plan.study, out=out, resume=bool(resumed), num_processes=found.options.num_processes
     )
     target, order = ranked([row for row in rows.values() if "rung" not in row], options.target)
     return plan, target, order
@@ -113,8 +114,8 @@ def started(
     plan: Plan, proposal: Proposal, target: float, out: Path
 ) -> dict[str, float | None]:
     """Start a proposal on the hosts, by the command of the plan, and measure it."""
-    seconds = plan.stage.seconds
-    words = [proposal.recipe, *proposal.words, *duration_words(proposal.recipe, seconds)]
+    seconds = plan.fleet.seconds
+    words = proposal.lasting(seconds).words()
     setting = Setting(arguments=tuple(words), hosts=HOSTS, target=target, out=out)
     results, _, _ = run_in_lab(setting, proposal.only, None)
     last = results.history[-1]
@@ -156,7 +157,7 @@ def main() -> int:
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     plan, target, order = planned(options)
-    before = [each.samples_per_second or 0.0 for each in plan.stage.machines]
+    before = [each.samples_per_second or 0.0 for each in plan.fleet.machines]
     rows, runs = list[Row](), {}
     for outlook in order:
         proposal = plan.known[outlook.run]
@@ -167,7 +168,7 @@ def main() -> int:
         new = [Row(outlook.only, name, expected[name], found[name]) for name in found]
         rows += new
         runs[outlook.only] = {
-            "command": proposal.command("worker", plan.stage.seconds),
+            "command": proposal.command("worker", plan.fleet.seconds),
             "times_of_seeds": outlook.times,
             "idle": outlook.idle,
             "drift": sum(after) / sum(before) - 1,
@@ -178,7 +179,7 @@ def main() -> int:
             print(row, error, file=sys.stderr, flush=True)
     told = {
         **origin,
-        "machines": [str(each) for each in plan.stage.machines],
+        "machines": [str(each) for each in plan.fleet.machines],
         "rows": [
             {"algorithm": r.algorithm, "quantity": r.quantity, "planned": r.planned}
             | {"measured": r.measured, "error": r.error}

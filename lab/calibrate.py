@@ -26,7 +26,7 @@ from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.algorithms.wrappers.standby.standby import Standby
-from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.cli.command import parse_recipe
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.topology import complete
@@ -137,10 +137,11 @@ def _wait(options: Options) -> None:
 
 
 def main() -> None:
-    name, options, chosen = parse_recipe("worker", Options, sys.argv[1:])
+    command = parse_recipe("worker", Options, sys.argv[1:])
+    options = command.options
     keep_freed_memory()
     with one_intra_op_thread():
-        print(throughput(pick(name, chosen, options.only), options))
+        print(throughput(command.call.experiment(options.only), options))
 
 
 if __name__ == "__main__":

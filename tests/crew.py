@@ -19,11 +19,11 @@ import torch
 from lab.lab import HostSpec, Lab
 
 from edgegossip.cli.main import main
-from edgegossip.cli.recipe import pick
 from edgegossip.contract.metrics import consensus_distance
 from edgegossip.real.gathering import WORKERS
 from edgegossip.real.launch import free_ports
 from edgegossip.real.worker_files import read_params
+from edgegossip.recipes.call import pick
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.training.task import Workload
 

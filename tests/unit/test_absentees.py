@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from tests.small_runs import events, summary
 
-from edgegossip.cli.recipe import pick
 from edgegossip.real.gather import make_gathering
 from edgegossip.real.gathering import Gathering
 from edgegossip.real.launch import (
@@ -26,6 +25,7 @@ from edgegossip.real.launch import (
     killed_by,
     worker_processes,
 )
+from edgegossip.recipes.call import pick
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.runs.files import LOCK
 

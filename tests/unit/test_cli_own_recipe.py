@@ -15,6 +15,7 @@ from edgegossip.cli import commands
 from edgegossip.cli.main import main
 from edgegossip.contract.errors import Interrupted
 from edgegossip.plan.candidates import Proposal
+from edgegossip.recipes.call import RecipeCall
 
 OWN = """
 from dataclasses import replace
@@ -115,7 +116,7 @@ def test_a_sweep_seeds_runs_with_and_without_an_argument_seed(own: str, name: st
 
 
 def test_a_plan_seeds_the_runs_of_a_recipe_without_an_argument_seed(own: str) -> None:
-    proposal = Proposal(recipe="own.py:both", only="gosgd", words=())
+    proposal = Proposal(call=RecipeCall("own.py:both"), only="gosgd")
     assert proposal.experiment(seed=7, seconds=1.0).seed == 7
 
 

@@ -22,12 +22,12 @@ from tests.small_runs import events, summary, tensors
 from tests.tiers import thorough
 from tests.unit.test_full_disk import fill_up
 
-from edgegossip.cli.recipe import pick
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real import launch as launching
 from edgegossip.real.launch import free_ports, launch
 from edgegossip.real.worker import take_part
+from edgegossip.recipes.call import pick
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.runs.tracking import Silent
 
@@ -230,7 +230,7 @@ STANDBY = """
 from dataclasses import replace
 from edgegossip import Experiment, Standby
 from edgegossip.algorithms.server.methods import ASP
-from edgegossip.cli.recipe import pick
+from edgegossip.recipes.call import pick
 from edgegossip.recipes.registry import load_recipe
 
 def standby() -> Experiment:

@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
-from edgegossip.cli.recipe import pick
 from edgegossip.contract.errors import RunFolderError, TrainingError
 from edgegossip.real.launch import launch
+from edgegossip.recipes.call import pick
 from edgegossip.recipes.registry import load_recipe
 
 

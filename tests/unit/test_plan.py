@@ -14,16 +14,18 @@ from tests.machine_lists import three_machines
 from tests.outlooks import outlook
 from tests.tiers import thorough
 
-from edgegossip.cli import plan_command
 from edgegossip.cli.main import main
-from edgegossip.cli.plan_command import Plan, PlanOptions, parse_plan
+from edgegossip.cli.plan_command import parse_plan
 from edgegossip.contract.errors import UsageError
-from edgegossip.plan import study as plan_study
+from edgegossip.plan import planning, study as plan_study
+from edgegossip.plan.grid import by_text
 from edgegossip.plan.halving import Cost
 from edgegossip.plan.machines import read_machines
+from edgegossip.plan.planning import Plan, PlanSettings, make_plan
 from edgegossip.plan.ranking import Outlook
 from edgegossip.plan.results import advice, exhibits
 from edgegossip.plan.study import best_of
+from edgegossip.recipes.call import RecipeCall
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.experiment import Comparison
@@ -38,24 +40,24 @@ def machines(tmp_path: Path) -> Path:
 # Candidates.
 
 
-def planned(
-    machines: Path, *words: str, recipe: str = "quickstart"
-) -> tuple[PlanOptions, Plan]:
-    return parse_plan([recipe, "--machines", str(machines), *words])
+def planned(machines: Path, *words: str, recipe: str = "quickstart") -> Plan:
+    return parse_plan([recipe, "--machines", str(machines), *words])[1]
 
 
 def test_a_recipe_with_a_server_gives_one_of_the_machines_to_it(machines: Path) -> None:
-    _, plan = planned(machines, recipe="adsp/quickstart")
-    assert plan.proposals["adsp"][0].words[-2:] == ("--num-workers", "2")
-    _, peers = planned(machines)
-    assert peers.proposals["gosgd"][0].words[-2:] == ("--num-workers", "3")
+    plan = planned(machines, recipe="adsp/quickstart")
+    assert plan.proposals["adsp"][0].call.arguments["num_workers"] == 2
+    peers = planned(machines)
+    assert peers.proposals["gosgd"][0].call.arguments["num_workers"] == 3
 
 
 def test_each_algorithm_is_tried_with_its_own_settings_the_likeliest_first(
     machines: Path,
 ) -> None:
-    _, plan = planned(machines)
-    told = {only: [each.told for each in some] for only, some in plan.proposals.items()}
+    plan = planned(machines)
+    told = {
+        only: [each.setting.label for each in some] for only, some in plan.proposals.items()
+    }
     rates = ["0.05", "0.15", "0.0167", "0.45", "0.00556"]
     assert told["epoch-gossip"] == [f"lr = {rate}" for rate in rates]
     assert len(told["gosgd"]) == 15
@@ -66,29 +68,29 @@ def test_each_algorithm_is_tried_with_its_own_settings_the_likeliest_first(
 @thorough
 def test_typed_values_replace_those_of_the_recipe(machines: Path) -> None:
     words = ["--lr", "0.3", "--exchange-probability", "0.2", "0.3", "--batch-size", "8", "16"]
-    _, plan = planned(machines, *words)
-    assert [each.told for each in plan.proposals["gossip"]] == [
+    plan = planned(machines, *words)
+    assert [each.setting.label for each in plan.proposals["gossip"]] == [
         "batch-size = 8",
         "batch-size = 16",
     ]
     assert len(plan.proposals["gosgd"]) == 4
-    assert plan.proposals["gosgd"][0].words[:2] == ("--lr", "0.3")
+    assert plan.proposals["gosgd"][0].call.words()[1:3] == ["--lr", "0.3"]
 
 
 def test_only_some_algorithms_may_be_planned_for(machines: Path) -> None:
-    _, plan = planned(machines, "--only", "gosgd", "gossip")
+    plan = planned(machines, "--only", "gosgd", "gossip")
     assert [*plan.proposals] == ["gosgd", "gossip"]
     with pytest.raises(UsageError, match=r"unknown algorithm 'gosg'.*did you mean 'gosgd'"):
         planned(machines, "--only", "gosg")
 
 
 def test_a_run_is_as_long_as_the_machines_take_for_as_many_samples(machines: Path) -> None:
-    _, plan = planned(machines, "--num-epochs", "4", recipe="systems/quickstart")
-    assert plan.stage.seconds == pytest.approx(4 * 0.97 * 1437 / 1501, rel=0.01)
+    plan = planned(machines, "--num-epochs", "4", recipe="systems/quickstart")
+    assert plan.fleet.seconds == pytest.approx(4 * 0.97 * 1437 / 1501, rel=0.01)
     # The first machine serves; the recipe has two workers of 1000 and 333 samples a second.
     words = ["--seconds", "10", "--heterogeneity", "1.5"]
-    _, served = planned(machines, *words, recipe="adsp/quickstart")
-    assert served.stage.seconds == pytest.approx(10 * 1500 / 501, rel=0.01)
+    served = planned(machines, *words, recipe="adsp/quickstart")
+    assert served.fleet.seconds == pytest.approx(10 * 1500 / 501, rel=0.01)
 
 
 def test_a_recipe_without_a_time_limit_needs_one(machines: Path, tmp_path: Path) -> None:
@@ -103,8 +105,24 @@ def test_a_recipe_without_a_time_limit_needs_one(machines: Path, tmp_path: Path)
     )
     with pytest.raises(UsageError, match="no time limit; give --max-seconds"):
         planned(machines, recipe=f"{recipe}:mine")
-    _, plan = planned(machines, "--max-seconds", "5", recipe=f"{recipe}:mine")
-    assert plan.stage.seconds == 5
+    plan = planned(machines, "--max-seconds", "5", recipe=f"{recipe}:mine")
+    assert plan.fleet.seconds == 5
+
+
+def test_a_plan_is_made_from_python_without_a_command_line(machines: Path) -> None:
+    call = RecipeCall("quickstart", {"batch_size": 8})
+    settings = PlanSettings(only=("gossip",), max_seconds=0.5, budget="20runs", seeds=(4,))
+    plan = make_plan(
+        call, read_machines(machines), settings, values={"lr": by_text(0.1, 0.2, 0.4)}
+    )
+    [proposals] = plan.proposals.values()
+    assert [each.label for each in proposals] == [
+        f"gossip, lr = {lr}" for lr in (0.1, 0.2, 0.4)
+    ]
+    experiment = plan.fleet.experiment(proposals[1], seed=4)
+    assert (experiment.task.batch_size, experiment.max_seconds, experiment.seed) == (8, 0.5, 4)
+    assert plan.study.settings["arguments"] == ["--batch-size", "8"]
+    assert {cell.run for cell in plan.study.cells if cell.group == "ranking"} == {"seed4"}
 
 
 # The budget.
@@ -112,12 +130,12 @@ def test_a_recipe_without_a_time_limit_needs_one(machines: Path, tmp_path: Path)
 
 def test_a_budget_in_runs_is_shared_out_to_all(machines: Path) -> None:
     """Three runs rank each of five and six each of two; what is left is for tuning."""
-    _, plan = planned(machines, "--budget", "42runs")
+    plan = planned(machines, "--budget", "42runs")
     whole_runs = plan.study.settings["whole_runs"]
     work = dict.fromkeys(plan.proposals, 0.0)
     for cell in plan.study.cells:
         if cell.group == "tuning":
-            share = cell.work.args[1]  # type: ignore[attr-defined]
+            share = cell.work.args[4]  # type: ignore[attr-defined]
             work[cell.name.split("/")[1]] += share
     assert all(2.5 <= each <= whole_runs + 1e-9 for each in work.values())
     assert 13.0 <= sum(work.values()) <= 15.0
@@ -127,11 +145,11 @@ def test_a_budget_in_time_buys_as_many_runs_as_it_takes(
     machines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = Cost(start=0.0, whole=60.0)
-    monkeypatch.setattr(plan_command, "measured_cost", lambda *_: cost)
+    monkeypatch.setattr(planning, "measured_cost", lambda *_: cost)
     found = []
     for budget in ("15m", "0.5h"):
         words = ["--budget", budget, "--processes", "2", "--seeds", "0"]
-        _, plan = planned(machines, *words)
+        plan = planned(machines, *words)
         found.append(plan.wall_seconds or 0.0)
     assert 0.7 * 900 < found[0] <= 900
     assert 0.7 * 1800 < found[1] <= 1800
@@ -147,7 +165,7 @@ def test_a_budget_that_is_no_good_is_told(machines: Path, budget: str, said: str
 
 
 def test_tuning_and_ranking_share_no_seed(machines: Path) -> None:
-    _, plan = planned(machines, "--budget", "90runs")
+    plan = planned(machines, "--budget", "90runs")
     seeds = {
         group: {cell.run for cell in plan.study.cells if cell.group == group}
         for group in ("tuning", "ranking")
@@ -159,7 +177,7 @@ def test_tuning_and_ranking_share_no_seed(machines: Path) -> None:
 
 
 def test_each_rung_takes_the_best_of_the_one_before(machines: Path) -> None:
-    _, plan = planned(machines, "--only", "gosgd")
+    plan = planned(machines, "--only", "gosgd")
     some = plan.proposals["gosgd"]
 
     def row(place: int, accuracy: float, seed: int = 0) -> dict[str, Any]:
@@ -207,10 +225,10 @@ def test_the_plan_says_what_to_type_and_why(
 def test_machines_with_endpoints_are_told_what_to_type_each(machines: Path) -> None:
     text = machines.read_text().replace("count = 2\n", 'endpoint = "tls/phone:7447"\n')
     machines.write_text(text.replace("mbits = 100", 'endpoint = "tls/desk:7447"'))
-    _, plan = planned(machines, "--only", "gossip", "--num-workers", "2")
+    plan = planned(machines, "--only", "gossip", "--num-workers", "2")
     [proposal, *_] = plan.proposals["gossip"]
     *_, desk, phone = advice(
-        0.9, [outlook(proposal.label, 2.0, (2.0,))], plan.stage, plan.proposals
+        0.9, [outlook(proposal.label, 2.0, (2.0,))], plan.fleet, plan.proposals
     )
     assert desk.startswith("on desk: edgegossip worker quickstart --only gossip ")
     assert desk.endswith(" --rank 0 --listen tls/desk:7447")
@@ -223,8 +241,8 @@ def test_a_plan_goes_on_with_what_it_measured(
 ) -> None:
     speeds = iter([300.0, 700.0])
     costs = iter([Cost(0.0, 20.0), Cost(0.0, 1.0)])
-    monkeypatch.setattr(plan_command, "measured_throughput", lambda _: next(speeds))
-    monkeypatch.setattr(plan_command, "measured_cost", lambda *_: next(costs))
+    monkeypatch.setattr(planning, "measured_throughput", lambda _: next(speeds))
+    monkeypatch.setattr(planning, "measured_cost", lambda *_: next(costs))
     machines.write_text("[[machine]]\ncount = 3\n")
     out = machines.parent / "out"
     words = [
@@ -276,10 +294,10 @@ def test_a_table_of_a_measured_machine_is_one_of_the_file(
 
 @thorough
 def test_the_time_of_whole_runs_is_told_by_their_beginnings(machines: Path) -> None:
-    _, plan = planned(machines, "--only", "gossip", "--num-epochs", "2")
+    plan = planned(machines, "--only", "gossip", "--num-epochs", "2")
     [proposal, *_] = plan.proposals["gossip"]
-    cost = plan_study.measured_cost(plan.stage, proposal, seconds=0.0)
-    whole = plan_study.measured_cost(plan.stage, proposal, seconds=60.0)
+    cost = plan_study.measured_cost(plan.fleet, proposal, seconds=0.0)
+    whole = plan_study.measured_cost(plan.fleet, proposal, seconds=60.0)
     assert cost.start > 0
     assert 0.1 < whole.whole / cost.whole < 10
 
@@ -308,25 +326,25 @@ def test_plan_needs_machines_or_measures_one(machines: Path) -> None:
 
 
 def said(plan: Plan, order: Sequence[Outlook]) -> str:
-    return "\n".join(advice(0.9, order, plan.stage, plan.proposals)).replace("\u00a0", " ")
+    return "\n".join(advice(0.9, order, plan.fleet, plan.proposals)).replace("\u00a0", " ")
 
 
 def test_where_nobody_reaches_the_target_the_plan_says_so(machines: Path) -> None:
-    _, plan = planned(machines)
-    [line] = advice(0.99, [outlook("gosgd", math.inf, (math.inf,))], plan.stage, plan.proposals)
+    plan = planned(machines)
+    [line] = advice(0.99, [outlook("gosgd", math.inf, (math.inf,))], plan.fleet, plan.proposals)
     assert "no candidate reaches 99" in line
     assert "--target" in line
 
 
 def test_a_target_that_needs_no_training_is_told(machines: Path) -> None:
-    _, plan = planned(machines)
-    [line] = advice(0.04, [outlook("gosgd", 0.0, (0.0,))], plan.stage, plan.proposals)
+    plan = planned(machines)
+    [line] = advice(0.04, [outlook("gosgd", 0.0, (0.0,))], plan.fleet, plan.proposals)
     assert line.startswith("even the untrained model reaches 4")
     assert line.endswith("give a higher --target")
 
 
 def test_the_time_limit_of_the_commands_is_told(machines: Path) -> None:
-    _, plan = planned(machines, "--max-seconds", "12")
+    plan = planned(machines, "--max-seconds", "12")
     [proposal, *_] = plan.proposals["gossip"]
     assert "these commands stop after 12 s" in said(
         plan, [outlook(proposal.label, 2.0, (2.0,))]
@@ -345,9 +363,11 @@ def test_the_page_says_what_the_table_says(target: float) -> None:
 
 
 def test_a_best_value_at_an_end_of_those_tried_is_told(machines: Path) -> None:
-    _, plan = planned(machines)
+    plan = planned(machines)
     proposals = plan.proposals["epoch-gossip"]
-    told = {each.told: said(plan, [outlook(each.label, 2.0, (2.0,))]) for each in proposals}
+    told = {
+        each.setting.label: said(plan, [outlook(each.label, 2.0, (2.0,))]) for each in proposals
+    }
     assert "note: --lr 0.45 is the greatest value tried" in told["lr = 0.45"]
     assert "note: --lr 0.00556 is the least value tried" in told["lr = 0.00556"]
     assert "note" not in told["lr = 0.15"]
@@ -356,11 +376,11 @@ def test_a_best_value_at_an_end_of_those_tried_is_told(machines: Path) -> None:
 
 @thorough
 def test_runs_are_judged_by_held_out_samples_or_the_test_split(machines: Path) -> None:
-    _, plan = planned(machines)
+    plan = planned(machines)
     assert plan.study.exhibit({}).tables == ()
-    stage = replace(plan.stage, held_out=0.0)
+    fleet = replace(plan.fleet, held_out=0.0)
     [proposal, *_] = plan.proposals["gossip"]
-    found = proposal.experiment(0, stage.seconds).task.dataset
-    assert len(stage.experiment(proposal, seed=0).task.dataset.test) == len(found.test)
-    held = plan.stage.experiment(proposal, seed=0).task.dataset
+    found = proposal.experiment(0, fleet.seconds).task.dataset
+    assert len(fleet.experiment(proposal, seed=0).task.dataset.test) == len(found.test)
+    held = plan.fleet.experiment(proposal, seed=0).task.dataset
     assert len(held.train) + len(held.test) == len(found.train)

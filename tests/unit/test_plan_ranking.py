@@ -75,10 +75,10 @@ def test_a_run_that_diverged_comes_last() -> None:
 def test_the_time_to_a_target_is_told_with_its_range() -> None:
     times = (2.0, 1.0, math.inf)
     assert (
-        outlook("a", seconds=2.0, times=times).told_time.replace("\u00a0", " ")
+        outlook("a", seconds=2.0, times=times).time_text.replace("\u00a0", " ")
         == "2 s (1 to never)"
     )
-    assert outlook("a", seconds=math.inf).told_time == "never"
+    assert outlook("a", seconds=math.inf).time_text == "never"
 
 
 def test_finalists_stay_before_those_with_fewer_seeds() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from tests.tiers import thorough
 
+from edgegossip.cli.command import parse_values
 from edgegossip.cli.main import main
-from edgegossip.cli.sweep_command import parse_sweep
-from edgegossip.cli.swept_values import split_values
+from edgegossip.cli.sweep_command import SweepOptions, parse_sweep
 from edgegossip.contract.errors import UsageError
+from edgegossip.plan.sweep import sweep
+from edgegossip.recipes.call import RecipeCall
 
 QUICK = ["quickstart", "--num-epochs", "1", "--num-workers", "2"]
 
@@ -25,18 +27,27 @@ def swept(out: Path, *words: str) -> dict[str, Any]:
 
 def test_all_combinations_of_values_and_seeds_are_runs() -> None:
     words = ["--lr", "0.1", "0.2", "--momentum", "0", "0.9", "--seeds", "3..5"]
-    options, study = parse_sweep([*QUICK, *words])
-    assert options.seeds == (3, 4, 5)
+    command, study = parse_sweep([*QUICK, *words])
+    assert command.options.seeds == (3, 4, 5)
     names = [cell.name for cell in study.cells]
     assert len(names) == len({*names}) == 12
     assert names[0] == "lr-0.1-momentum-0/seed3"
 
 
+def test_a_sweep_is_made_from_python_without_a_command_line() -> None:
+    study = sweep(RecipeCall("quickstart"), {"lr": {"1e-1": 0.1, "0.2": 0.2}}, only="gosgd")
+    assert [cell.name for cell in study.cells] == ["lr-1e-1/seed0", "lr-0.2/seed0"]
+    with pytest.raises(UsageError, match="unknown argument of quickstart 'rl'"):
+        sweep(RecipeCall("quickstart"), {"rl": {"1": 1.0}})
+
+
 def test_an_option_that_takes_several_values_is_not_swept() -> None:
     words = ["--speeds", "1", "2", "1", "--lr", "0.1", "0.2"]
-    values = split_values("sweep", "synthetic-gradients/quickstart", words)
-    assert values.fixed == ["--speeds", "1", "2", "1"]
-    assert values.swept == {"--lr": ["0.1", "0.2"]}
+    command, values = parse_values(
+        "sweep", SweepOptions, ["synthetic-gradients/quickstart", *words]
+    )
+    assert command.call.arguments == {"speeds": (1.0, 2.0, 1.0)}
+    assert values == {"lr": {"0.1": 0.1, "0.2": 0.2}}
 
 
 @thorough

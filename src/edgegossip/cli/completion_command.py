@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from edgegossip.cli.certs_command import CERTS_COMMANDS
+from edgegossip.cli.command import together
 from edgegossip.cli.commands import (
     CompareOptions,
     ExportOptions,
@@ -19,7 +20,6 @@ from edgegossip.cli.commands import (
     report_folder,
 )
 from edgegossip.cli.doctor_command import Doctor
-from edgegossip.cli.options import together
 from edgegossip.cli.plan_command import PlanOptions
 from edgegossip.cli.profile_command import ProfileOptions
 from edgegossip.cli.router_command import RouterOptions

@@ -16,7 +16,7 @@ edgegossip: train one PyTorch model together on machines of very different speed
 
 usage: edgegossip COMMAND [OPTIONS]
 
-  edgegossip list                   the recipes and studies, a line each
+  edgegossip list                   one line per recipe and study
   edgegossip run RECIPE             one algorithm of a recipe (--only NAME says which)
   edgegossip compare RECIPE         all algorithms of a recipe, side by side
   edgegossip study STUDY            a figure of a paper, or of ours, from many runs
@@ -28,7 +28,7 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip report DIR             draw the report of a folder (again)
   edgegossip export DIR             a folder for the Hugging Face hub: model, model card
 
-  edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
+  edgegossip launch RECIPE -n 4     one process per worker on this machine, over a real network
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
   edgegossip router                 join workers that cannot connect to each other
   edgegossip script -n 4 FILE.py    a training script of your own, once for each worker
@@ -108,18 +108,6 @@ def _list(arguments: list[str]) -> int:
     return 0
 
 
-def _run(arguments: list[str]) -> int:
-    from edgegossip.cli.commands import run_command
-
-    return run_command(arguments, is_comparison=False)
-
-
-def _compare(arguments: list[str]) -> int:
-    from edgegossip.cli.commands import run_command
-
-    return run_command(arguments, is_comparison=True)
-
-
 def _imported(module: str, function: str) -> Callable[[list[str]], int]:
     """A command whose module, and thus torch, is imported on use."""
 
@@ -138,8 +126,8 @@ def _complain(error: object) -> None:
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": _list,
-    "run": _run,
-    "compare": _compare,
+    "run": _imported("edgegossip.cli.commands", "run_command"),
+    "compare": _imported("edgegossip.cli.commands", "compare_command"),
     "study": _imported("edgegossip.cli.study_command", "study_command"),
     "plan": _imported("edgegossip.cli.plan_command", "plan_command"),
     "sweep": _imported("edgegossip.cli.sweep_command", "sweep_command"),

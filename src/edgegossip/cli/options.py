@@ -1,25 +1,22 @@
-"""Options common to commands, combined with those of a recipe or a study."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from itertools import chain
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Literal
 
 import tyro
 
-from edgegossip.cli.unknown_options import meanings, unknown_option
-from edgegossip.contract.errors import UsageError
+from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_range
 from edgegossip.integrations.ray_runs import RayRuns
 from edgegossip.integrations.trackers import TrackerName, trackers
 from edgegossip.machine.quota import num_cores
+from edgegossip.net.address import Address
+from edgegossip.net.zenoh.session import LEASE
+from edgegossip.real.join import Connection
 from edgegossip.runs.tracking import Tracker
-
-AnyOptions = TypeVar("AnyOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,102 +113,47 @@ class ClusterOptions(ManyRunsOptions):
         return None if self.pool == "processes" else RayRuns(self.ray_address, self.processes)
 
 
-def argument_names(make: Callable[..., Any]) -> list[str]:
-    """The names of a recipe's or a study's options, including those of its settings.
-
-    >>> from edgegossip.recipes.registry import load_recipe
-    >>> "num_workers" in argument_names(load_recipe("quickstart"))
-    True
-    """
-    names: list[str] = []
-    for name, parameter in inspect.signature(make).parameters.items():
-        is_nested = is_dataclass(parameter.default)
-        names += [each.name for each in fields(parameter.default)] if is_nested else [name]
-    return names
-
-
-def parse(
-    prog: str, kind: type[AnyOptions], make: Callable[..., Any], arguments: list[str]
-) -> tuple[AnyOptions, Any]:
-    """Parse the options of the command and of `make`, and call `make` with its own options.
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """Options for the connection of one worker.
 
     Args:
-        prog: Text before the options.
-        kind: Class of the command's options.
-        make: Recipe or study; its arguments become options.
-        arguments: Command-line arguments after `prog`.
-
-    Raises:
-        UsageError: If an option is unknown, a value is out of range, or an argument of `make`
-            has the same name as an option of the command. A value that cannot be read ends the
-            process.
+        listen: Endpoint at which other workers reach this one, e.g. tls/0.0.0.0:7447; port 0
+            chooses a free port. With --tls, a worker may leave it out only behind a router.
+        connect: Endpoint of another worker or a router, e.g. tls/server:7447.
+        multicast: Also look for workers on the local network.
+        tls: Folder with ca.pem and this rank's certificate; see `edgegossip certs`. Changes to
+            these files and to revoked.pem take effect at once.
+        ban: Serial number of a further certificate to reject; repeatable.
+        insecure: Allow plain links beyond this machine; anybody can then read messages and
+            join.
+        lease: Seconds after which a link is closed if it is silent or cannot send a piece of
+            256 kB; slow links need more.
     """
-    ours = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-    if taken := [name for name in argument_names(make) if name in ours]:
-        raise UsageError(
-            f"{prog} has an option --{taken[0].replace('_', '-')} of its own; give that "
-            "argument of the recipe another name"
+
+    listen: tuple[str, ...] = ()
+    connect: tuple[str, ...] = ()
+    multicast: bool = False
+    tls: Path | None = None
+    ban: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    insecure: bool = False
+    lease: Seconds = LEASE
+
+    def connection(self) -> Connection:
+        """The connection.
+
+        Raises:
+            ValueError: If an option is malformed, or there is no way to any other worker.
+        """
+        return Connection(
+            address=Address(listen=self.listen, connect=self.connect, multicast=self.multicast),
+            tls=self.tls,
+            ban=self.ban,
+            insecure=self.insecure,
+            lease=self.lease,
         )
 
-    # The arguments follow below, each beside its option.
-    description = inspect.cleandoc(make.__doc__ or "").partition("\n\nArgs:")[0]
-    config = (tyro.conf.OmitArgPrefixes,)
-    known = dict.fromkeys([*ours, *argument_names(make)], "")
-    if message := unknown_option(arguments, known | _meanings(kind, make)):
-        raise UsageError(f"{message} - {prog} --help lists all")
-    try:
-        return tyro.cli(
-            together(kind, make),
-            prog=prog,
-            description=description,
-            args=arguments,
-            config=config,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def together(kind: type[Any], make: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """Make a function that has the options of both functions and returns both results."""
-
-    def parsed(options: Any, made: Any) -> tuple[Any, Any]:  # noqa: ANN401
-        return options, made
-
-    # `make` is known only now, so tyro is told here that its arguments are ours too.
-    parsed.__annotations__ = {
-        "options": Annotated[kind, tyro.conf.arg(name="")],
-        "made": Annotated[Any, tyro.conf.arg(name="", constructor=make)],
-    }
-    return parsed
-
-
-def show_help(command: str, what: str, kind: type[Any]) -> None:
-    """Print the options that a command has with every recipe or study.
-
-    Args:
-        command: Name of the command.
-        what: The argument that the command needs, in capitals.
-        kind: Class of the command's options.
-    """
-    summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
-    own, example = ("", "NAME") if what == "STUDY" else (", or FILE.py:NAME", "quickstart")
-    tyro.cli(
-        kind,
-        prog=f"edgegossip {command} {what}",
-        description=(
-            f"{summary}\n\n{what} is a name that `edgegossip list` prints{own}. It has options "
-            f"of its own: `edgegossip {command} {example} --help` lists all."
-        ),
-        args=["--help"],
-    )
-
-
-def _meanings(kind: type[Any], make: Callable[..., Any]) -> dict[str, str]:
-    """Descriptions of options, from the docstrings of a command, a recipe and its settings."""
-    defaults = (each.default for each in inspect.signature(make).parameters.values())
-    settings = (inspect.getmro(type(each)) for each in defaults if is_dataclass(each))
-    documented = [*kind.__mro__, *chain.from_iterable(settings), make]
-    found: dict[str, str] = {}
-    for each in documented:
-        found |= meanings(each.__doc__)
-    return found
+    def of_the_connection(self) -> list[str]:
+        """The options of the connection that differ from their defaults."""
+        ours = fields(ConnectionOptions)
+        return [f"--{each.name}" for each in ours if getattr(self, each.name) != each.default]

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.progress import track
 
-from edgegossip.cli.recipe import parse_recipe, pick
+from edgegossip.cli.command import parse_recipe
 from edgegossip.contract.ranges import check_ranges
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.counters import SystemCounters
@@ -49,8 +49,9 @@ class ProfileOptions:
 
 def profile_command(arguments: list[str]) -> int:
     """`edgegossip profile`."""
-    name, options, chosen = parse_recipe("profile", ProfileOptions, arguments)
-    experiment = pick(name, chosen, options.only)
+    command = parse_recipe("profile", ProfileOptions, arguments)
+    options = command.options
+    experiment = command.call.experiment(options.only)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     workload = experiment.workload()

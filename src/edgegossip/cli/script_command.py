@@ -9,8 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from edgegossip.cli.commands import default_folder
-from edgegossip.cli.connection_options import ConnectionOptions
+from edgegossip.cli.command import default_folder
+from edgegossip.cli.options import ConnectionOptions
 from edgegossip.contract.errors import UsageError
 from edgegossip.contract.protocol import Rank
 from edgegossip.contract.ranges import check_ranges

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from edgegossip.cli.commands import default_folder, how_to_resume, print_report, repeatable
-from edgegossip.cli.options import ClusterOptions, ManyRunsOptions, parse, show_help
+from edgegossip.cli.command import Command, default_folder, parse, show_help
+from edgegossip.cli.commands import print_report
+from edgegossip.cli.options import ClusterOptions, ManyRunsOptions
 from edgegossip.contract.errors import DataError, Interrupted, TrainingError, UsageError
+from edgegossip.recipes.call import Call
 from edgegossip.recipes.registry import load_study
 from edgegossip.report.live import LiveView
 from edgegossip.report.study_page import write_study_report
@@ -30,39 +33,45 @@ class StudyOptions(ClusterOptions):
 
 def study_command(arguments: list[str]) -> int:
     """`edgegossip study`."""
-    options, study = _parse(arguments)
-    carry_out(study, options, "study", arguments, at_once=options.at_once)
+    if arguments and arguments[0] in ("-h", "--help"):
+        show_help("study", "STUDY", StudyOptions)
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(
+            "study needs a name, such as edgegossip/fig3 (in a clone of the repository, "
+            "edgegossip list has all), or FILE.py:NAME"
+        )
+    name, *words = arguments
+    command = parse("study", StudyOptions, Call(name, load=load_study), words)
+    options, study = command.options, command.call.result()
+    if options.only is not None:
+        study = study.only(options.only)
+    study = study.with_runs(options.runs) if options.runs else study
+    carry_out(study, command, at_once=options.at_once)
     return 0
 
 
 def carry_out(
-    study: Study,
-    options: ManyRunsOptions,
-    command: str,
-    arguments: list[str],
-    *,
-    at_once: AtOnce | None = None,
+    study: Study, command: Command[Any, Any], *, at_once: AtOnce | None = None
 ) -> dict[str, Row]:
     """Run the unfinished cells of a study, draw its report, and return all rows.
 
     Args:
         study: The study.
-        options: Options of the command.
-        command: Name of the command.
-        arguments: Command-line arguments after the command.
+        command: The command, whose options are `ManyRunsOptions`.
         at_once: As in `run_study`.
 
     Raises:
         TrainingError: If a cell has failed.
     """
+    options: ManyRunsOptions = command.options
     out = options.out or default_folder(study.name)
     try:
-        with LiveView() as view, how_to_resume(command, arguments, out):
+        with LiveView() as view, command.how_to_resume(out):
             rows = run_study(
                 study,
                 out=out,
                 resume=options.resume,
-                command=repeatable(command, arguments),
+                command=command.record,
                 num_threads=options.threads,
                 num_processes=options.num_processes,
                 at_once=at_once,
@@ -78,18 +87,3 @@ def carry_out(
             "the report says why, and --resume tries them again"
         )
     return rows
-
-
-def _parse(arguments: list[str]) -> tuple[StudyOptions, Study]:
-    if arguments and arguments[0] in ("-h", "--help"):
-        show_help("study", "STUDY", StudyOptions)
-    if not arguments or arguments[0].startswith("-"):
-        raise UsageError(
-            "study needs a name, such as edgegossip/fig3 (in a clone of the repository, "
-            "edgegossip list has all), or FILE.py:NAME"
-        )
-    name, *rest = arguments
-    options, study = parse(f"edgegossip study {name}", StudyOptions, load_study(name), rest)
-    if options.only is not None:
-        study = study.only(options.only)
-    return options, study.with_runs(options.runs) if options.runs else study

@@ -7,53 +7,46 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from edgegossip.cli.commands import (
-    default_folder,
-    how_to_resume,
-    print_report,
-    print_table,
-    repeatable,
-    without,
-)
-from edgegossip.cli.connection_options import ConnectionOptions
-from edgegossip.cli.options import TrackOptions, argument_names
+from edgegossip.cli.command import Command, parse_recipe, recipe_name
+from edgegossip.cli.commands import print_report, print_table
+from edgegossip.cli.options import ConnectionOptions, TrackOptions
 from edgegossip.cli.printing import log_to_console
-from edgegossip.cli.recipe import parse_recipe, pick, recipe_name
 from edgegossip.contract.errors import Interrupted, UsageError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_ranges
 from edgegossip.data.local import Local
+from edgegossip.integrations.trackers import trackers
 from edgegossip.net.host.meeting import workers
 from edgegossip.real.agreement import is_apart
 from edgegossip.real.gather import AVERAGED, MEASURED, gather, measure
 from edgegossip.real.gathering import WORKERS
-from edgegossip.real.join import Connection, join
+from edgegossip.real.join import join
 from edgegossip.real.launch import launch, lost_workers
 from edgegossip.real.worker import WorkerSettings
+from edgegossip.recipes.call import RecipeCall, defaults_of, option_words
 from edgegossip.recipes.registry import load_recipe
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
 from edgegossip.runs.describe import rank_name
-from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.files import read_json
 from edgegossip.runs.process import one_intra_op_thread
 from edgegossip.runs.results import Results
-from edgegossip.runs.tracking import track_results
+from edgegossip.runs.tracking import Tracker, track_results
 
 APART = 3
 """Exit code of a real run whose workers end with different models."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(ConnectionOptions, TrackOptions):
+class WorkerOptions(WorkerSettings, ConnectionOptions, TrackOptions):
     """Options of one worker.
 
     Args:
@@ -61,44 +54,19 @@ class WorkerOptions(ConnectionOptions, TrackOptions):
         only: Algorithm to run if the recipe is a comparison; by default its baseline.
         out: Folder of this worker; a restart with the same folder resumes. By default
             runs/NAME/STAMP.
-        name: Name of the run, equal for all its workers; it keeps simultaneous runs of one
-            recipe apart. Certificates may be limited to runs of this name.
-        meet_seconds: Seconds to wait for all workers before beginning without the missing ones.
-        min_workers: Minimum number of workers, including this one, to begin and to continue;
-            with fewer, the run ends after `meet_seconds` and keeps a checkpoint. By default a
-            run needs two workers to begin and may continue with any number.
-        ended: Ranks that have already finished; the run does not wait for them.
-        max_seconds: Time limit, counted from the beginning; by default the recipe's.
-        checkpoint_seconds: Seconds between checkpoints.
-        snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
         profile: CSV file from `edgegossip profile`, which improves forecasts from the start.
         telemetry: Where to store a sample of this machine's load each minute: a .jsonl file, a
             redis:// URL, or memory. Put the password into EDGEGOSSIP_REDIS_PASSWORD, because
             other users of this machine can see the URL.
-        parent: ID of a process whose end stops this worker.
-        threads: Threads of one training step.
-        max_waiting_bytes: Maximum size of the messages in memory waiting for one receiver, and
-            of the received messages; by default an eighth of the memory, at most 1 GiB.
-        final_average: At the end, give all workers in reach the mean of their models, or the
-            server's model. Stages, and servers that share a model, keep their parts.
+        trackers: Not an option; `track` names them.
     """
 
     rank: Rank
     only: str | None = None
     out: Path | None = None
-    name: str = ""
-    meet_seconds: Seconds = 60.0
-    min_workers: int | None = None
-    ended: tuple[Rank, ...] = ()
-    max_seconds: Seconds | None = None
-    checkpoint_seconds: Seconds = 60.0
-    snapshots: bool = True
     profile: Path | None = None
     telemetry: str = "memory"
-    parent: int | None = None
-    threads: int = 1
-    max_waiting_bytes: int | None = None
-    final_average: bool = True
+    trackers: tyro.conf.Suppress[tuple[Tracker, ...]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,77 +134,46 @@ class MeasureOptions:
 def worker_command(arguments: list[str]) -> int:
     """`edgegossip worker`."""
     log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
-    name, options, chosen = parse_recipe("worker", WorkerOptions, arguments)
-    experiment = pick(name, chosen, options.only)
+    command = parse_recipe("worker", WorkerOptions, arguments)
+    options = command.options
+    experiment = command.call.experiment(options.only)
     if not 0 <= options.rank < experiment.num_workers:
         raise UsageError(
             f"--rank must be in 0..{experiment.num_workers - 1}, got {options.rank}; the run "
             f"has {experiment.num_workers} workers, set by --num-workers or the recipe"
         )
-    out = options.out or default_folder(name.rpartition(":")[2])
-    connection, settings = _how(options)
+    out = options.out or command.default_folder
+    try:
+        connection = options.connection()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     try:
         reason = join(
             experiment,
             options.rank,
             out=out,
             connection=connection,
-            settings=settings,
+            settings=replace(options, trackers=trackers(options.track)),
             profile=options.profile,
             telemetry=options.telemetry,
-            recipe=name,
-            command=repeatable("worker", arguments),
+            recipe=command.call.name,
+            command=command.record,
         )
     except KeyboardInterrupt:  # before the run, or asked twice
         reason = "interrupted"
     print(f"{rank_name(experiment.roles, options.rank)}: {reason}")
     if reason == "interrupted":
-        given = ["worker", *without(arguments, "out"), "--out", str(out)]
-        raise Interrupted(f"stopped; to continue: edgegossip {shlex.join(given)}")
+        raise Interrupted(f"stopped; to continue: {command.line(out=out)}")
     if options.parent is None:
-        metric = experiment.task.metric
-        command = ["gather", name, *_of_recipe(arguments[1:], options.only, WorkerOptions)]
-        return _say_what_came_out(out, command, metric)
+        gather = ["gather", *_same_for_all(command)]
+        return _say_what_came_out(out, gather, experiment.task.metric)
     return 0  # the launcher finds out from the folders whether the models agree
 
 
-def _how(options: WorkerOptions) -> tuple[Connection, WorkerSettings]:
-    """Read the settings of a worker.
-
-    Raises:
-        UsageError: If an endpoint is malformed or missing, or a number is out of range.
-    """
-    try:
-        connection = options.connection()
-        settings = WorkerSettings(
-            name=options.name,
-            meet_seconds=options.meet_seconds,
-            min_workers=options.min_workers,
-            ended=options.ended,
-            max_seconds=options.max_seconds,
-            checkpoint_seconds=options.checkpoint_seconds,
-            snapshots=options.snapshots,
-            parent=options.parent,
-            threads=options.threads,
-            max_waiting_bytes=options.max_waiting_bytes,
-            final_average=options.final_average,
-            trackers=options.trackers,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    return connection, settings
-
-
-def _of_recipe(arguments: list[str], only: str | None, kind: type[Any]) -> list[str]:
-    """The recipe's own arguments and `--only`, which are the same for all workers.
-
-    >>> words = ["--rank", "1", "--lr", "0.1", "--listen", "tcp/a:1", "tcp/b:1"]
-    >>> _of_recipe(words, "gosgd", WorkerOptions)
-    ['--lr', '0.1', '--only', 'gosgd']
-    """
-    ours = (each.name.replace("_", "-") for each in fields(kind))
-    kept = without(arguments, *ours)
-    return kept if only is None else [*kept, "--only", only]
+def _same_for_all(command: Command[Any, RecipeCall]) -> list[str]:
+    """The recipe and its arguments, and `--only`, which are the same for all workers."""
+    only = command.options.only
+    return [*command.call.words(), *([] if only is None else option_words("only", only))]
 
 
 def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = ACCURACY) -> int:
@@ -273,7 +210,7 @@ def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:
         UsageError: If both options are given.
     """
     given = [each for each in arguments[1:] if each.partition("=")[0] in ("-n", "--n")]
-    known = argument_names(load_recipe(arguments[0])) if given else []
+    known = defaults_of(load_recipe(arguments[0])) if given else {}
     name = next((each for each in _NUMBERS if each in known), None)
     if name is None:
         return arguments, None
@@ -284,16 +221,27 @@ def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:
     return [replaced.get(each, each) for each in arguments], name
 
 
-def _require_number(name: str, wanted: int | None, experiment: Experiment) -> None:
-    """Check `-n` for a recipe without an argument that it could set.
+def _check_number(name: str, wanted: int | None, sets: str | None, num_workers: int) -> None:
+    """Check that `-n` has set what it should.
+
+    Args:
+        name: Name of the recipe.
+        wanted: Number that no argument of the recipe could take; None if there is none.
+        sets: The argument that has taken it.
+        num_workers: Number of workers of the run.
 
     Raises:
-        UsageError: If the run has another number of workers.
+        UsageError: If the run has another number of workers, or no stages.
     """
-    if wanted not in (None, experiment.num_workers):
+    if wanted not in (None, num_workers):
         raise UsageError(
-            f"{name} has {experiment.num_workers} workers, and no argument "
-            f"{' or '.join(_NUMBERS)} that -n {wanted} could set; leave out -n"
+            f"{name} has {num_workers} workers, and no argument {' or '.join(_NUMBERS)} that "
+            f"-n {wanted} could set; leave out -n"
+        )
+    if sets == "num_stages" and num_workers == 1:
+        raise UsageError(
+            "-n sets the number of stages, but this run has the whole model on one "
+            "machine; choose one in stages with --only"
         )
 
 
@@ -302,10 +250,11 @@ def launch_command(arguments: list[str]) -> int:
     log_to_console()
     recipe_name("launch", LaunchOptions, arguments)
     arguments, number = _with_number(arguments)
-    name, options, chosen = parse_recipe("launch", LaunchOptions, arguments)
+    command = parse_recipe("launch", LaunchOptions, arguments)
+    options, name = command.options, command.call.name
     if options.resume and (options.out is None or not options.out.is_dir()):
         raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
-    passed_on = without(arguments, "out", "resume", "n", "track")
+    _, *passed_on = command.words("out", "resume", "n", "track")
 
     def worker(
         rank: Rank, endpoint: str, others: Sequence[str], folder: Path, ended: Sequence[Rank]
@@ -315,25 +264,19 @@ def launch_command(arguments: list[str]) -> int:
         return ["worker", *passed_on, *whose, *network]
 
     def measuring(rank: Rank) -> list[str]:
-        of_recipe = _of_recipe(arguments[1:], options.only, LaunchOptions)
-        return ["measure", name, *of_recipe, "--rank", str(rank), "--out", str(out)]
+        return ["measure", *_same_for_all(command), "--rank", str(rank), "--out", str(out)]
 
-    out = options.out or default_folder(name.rpartition(":")[2])
-    experiment = pick(name, chosen, options.only)
-    _require_number(name, options.n, experiment)
-    if number == "num_stages" and experiment.num_workers == 1:
-        raise UsageError(
-            "-n sets the number of stages, but this run has the whole model on one "
-            "machine; choose one in stages with --only"
-        )
-    with LiveView() as view, one_intra_op_thread(), how_to_resume("launch", arguments, out):
+    out = options.out or command.default_folder
+    experiment = command.call.experiment(options.only)
+    _check_number(name, options.n, number, experiment.num_workers)
+    with LiveView() as view, one_intra_op_thread(), command.how_to_resume(out):
         results = launch(
             experiment,
             worker,
             out=out,
             resume=options.resume,
             recipe=name,
-            command=repeatable("launch", arguments),
+            command=command.record,
             progress=view,
             trackers=options.trackers,
             make_measure=measuring,
@@ -354,16 +297,16 @@ def _say_who_disagrees(disagreements: Sequence[str]) -> int:
 def gather_command(arguments: list[str]) -> int:
     """`edgegossip gather`."""
     log_to_console()
-    name, options, chosen = parse_recipe("gather", GatherOptions, arguments)
-    experiment = pick(name, chosen, options.only)
-    trackers = options.trackers  # before anything is written: a package may be missing
+    command = parse_recipe("gather", GatherOptions, arguments)
+    options, name = command.options, command.call.name
+    experiment = command.call.experiment(options.only)
+    chosen = options.trackers  # before anything is written: a package may be missing
     with one_intra_op_thread():
         results, left_out = gather(experiment, options.out, name, options.without)
     if not isinstance(results, Results):
-        of_recipe = _of_recipe(arguments[1:], options.only, GatherOptions)
-        _say_who_measures(options.out, ["measure", name, *of_recipe], results)
+        _say_who_measures(options.out, ["measure", *_same_for_all(command)], results)
         return 0
-    track_results(results, trackers)
+    track_results(results, chosen)
     for line in left_out:
         print(f"warning: {line}", file=sys.stderr)
     print_table({experiment.run_name: results})
@@ -386,10 +329,13 @@ def _say_who_measures(out: Path, command: Sequence[str], ranks: Sequence[Rank]) 
 def measure_command(arguments: list[str]) -> int:
     """`edgegossip measure`."""
     log_to_console()
-    name, options, chosen = parse_recipe("measure", MeasureOptions, arguments)
-    experiment = pick(name, chosen, options.only)
+    command = parse_recipe("measure", MeasureOptions, arguments)
+    options = command.options
+    experiment = command.call.experiment(options.only)
     if not isinstance(experiment.task.dataset, Local):
-        raise UsageError(f"{name} has no Local data, so `edgegossip gather` measures it all")
+        raise UsageError(
+            f"{command.call.name} has no Local data, so `edgegossip gather` measures it all"
+        )
     with one_intra_op_thread():
         number = measure(experiment, options.rank, options.out)
     print(f"worker {options.rank} has measured {number} models; see {options.out / MEASURED}")

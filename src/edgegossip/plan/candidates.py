@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from edgegossip.cli.options import argument_names
-from edgegossip.cli.recipe import parse_recipe, parse_with_seed, pick
-from edgegossip.cli.swept_values import SeveralSeeds, SweptValues, Words, label
 from edgegossip.contract.errors import UsageError
 from edgegossip.contract.protocol import Seconds
-from edgegossip.recipes.registry import load_recipe
+from edgegossip.plan.grid import Grid, Setting, by_text, settings_of
+from edgegossip.recipes.call import RecipeCall
 from edgegossip.runs.experiment import Comparison, Experiment
 
 FACTORS = (1.0, 3.0, 1 / 3, 9.0, 1 / 9)
@@ -26,144 +20,109 @@ class Proposal:
     """One algorithm of a recipe, with settings to try.
 
     Args:
-        recipe: Name of the recipe.
+        call: The recipe with its arguments, including those of `setting`.
         only: Name of the algorithm.
-        words: The recipe's options and their values, including those of `point`.
-        point: The options that differ between the proposals, with their values.
+        setting: The arguments that differ between the proposals.
     """
 
-    recipe: str
+    call: RecipeCall
     only: str
-    words: tuple[str, ...]
-    point: tuple[str, ...] = ()
-
-    @property
-    def told(self) -> str:
-        """Settings that differ between the proposals, as text."""
-        return label([*self.point])
+    setting: Setting = Setting({}, {})
 
     @property
     def label(self) -> str:
         """Name in tables."""
-        return f"{self.only}, {self.told}" if self.told else self.only
+        return f"{self.only}, {self.setting.label}" if self.setting.values else self.only
 
     def experiment(self, seed: int, seconds: Seconds) -> Experiment:
         """Make the experiment for a run of `seconds` seconds."""
-        words = [self.recipe, *self.words, *duration_words(self.recipe, seconds)]
-        _, chosen = parse_with_seed("plan", SeveralSeeds, words, seed)
-        return pick(self.recipe, chosen, self.only)
+        return self.lasting(seconds).experiment(self.only, seed)
 
     def command(self, start: str, seconds: Seconds) -> str:
-        """Command that starts the proposal on real machines."""
-        limit = duration_words(self.recipe, seconds) or ["--max-seconds", f"{seconds:g}"]
-        words = [*start.split(), self.recipe, "--only", self.only, *self.words, *limit]
-        return shlex.join(["edgegossip", *words])
+        """Command that starts the proposal on real machines.
 
+        Args:
+            start: Name of the command: launch or worker.
+            seconds: Time limit.
+        """
+        name, *options = self.lasting(seconds).words()
+        if "seconds" not in self.call.defaults:
+            options += ["--max-seconds", f"{seconds:g}"]
+        return shlex.join(["edgegossip", start, name, "--only", self.only, *options])
 
-def duration_words(recipe: str, seconds: Seconds) -> Words:
-    """Options that set the duration of a run, if the recipe has any."""
-    has_seconds = "seconds" in argument_names(load_recipe(recipe))
-    return ["--seconds", f"{seconds:g}"] if has_seconds else []
+    def lasting(self, seconds: Seconds) -> RecipeCall:
+        """The recipe with this duration, if it has an argument for it."""
+        if "seconds" not in self.call.defaults:
+            return self.call
+        # Rounded as in the command, so that a plan predicts what the command does.
+        return self.call.replace(seconds=float(f"{seconds:g}"))
 
 
 def candidates(
-    name: str, values: SweptValues, own: tuple[str, ...], num_machines: int
+    call: RecipeCall, typed: Grid, num_machines: int
 ) -> tuple[Comparison, dict[str, list[Proposal]]]:
     """List the settings to try for each algorithm of a recipe, the most promising first.
 
     An algorithm is tried with five learning rates and some values of its own settings
-    (`Comparison.tunable`). If the user gives an option several values, these are tried instead;
-    a single value is fixed.
+    (`Comparison.tunable`). Values in `typed` replace these; an argument of `call` is fixed.
 
     Args:
-        name: Name of the recipe.
-        values: Command-line arguments after the recipe's name.
-        own: Options of the plan itself, which the recipe does not have.
+        call: The recipe with its fixed arguments.
+        typed: Values to try of further arguments.
         num_machines: Number of machines.
 
     Returns:
-        The recipe's comparison as typed, and the proposals by algorithm name.
+        The recipe's comparison for these machines, and the proposals by algorithm name.
 
     Raises:
         UsageError: If the recipe, a setting or a value is invalid.
     """
-    fixed = values.kept(*own)
-    comparison, number = _made_for(num_machines, name, fixed)
-    for option, typed in values.swept.items():
-        for value in typed:  # a wrong one would be found hours later
-            _made_for(num_machines, name, [*fixed, option, value])
+    sized, comparison = _made_for(num_machines, call)
+    for argument, values in typed.items():
+        for value in values.values():  # a wrong one would be found hours later
+            _made_for(num_machines, call.replace(**{argument: value}))
     found = {}
     for only in comparison.experiments:
-        points = _points(_values_to_try(name, values, comparison, only))
+        grid = _values_to_try(call, typed, comparison, only)
+        settings = settings_of(grid)
+        first = next(iter(settings)).values
+        # Settings with few values that are not the most promising ones come first.
+        settings.sort(key=lambda each: sum(each.values[x] != first[x] for x in first))
+        number = {"num_workers": sized.arguments["num_workers"]}
         found[only] = [
             Proposal(
-                recipe=name,
+                call=replace(call, arguments={**call.arguments, **each.values, **number}),
                 only=only,
-                words=(*fixed, *point, *number),
-                point=tuple(point),
+                setting=each,
             )
-            for point in points
+            for each in settings
         ]
     return comparison, found
 
 
-def _values_to_try(
-    name: str, values: SweptValues, comparison: Comparison, only: str
-) -> Mapping[str, Words]:
-    """Values to try for each option, the most promising first."""
-    own = comparison.tunable.get(only, {})
-    tried = {_option(argument): [f"{x:g}" for x in some] for argument, some in own.items()}
-    if (lr := _default(load_recipe(name), "lr")) is not None:
-        tried["--lr"] = [f"{lr * factor:.3g}" for factor in FACTORS]
-    of_some = {_option(each) for some in comparison.tunable.values() for each in some}
-    for option, typed in values.swept.items():
-        if option in tried or option not in of_some:
-            tried[option] = typed
-    return {option: some for option, some in tried.items() if option not in values.given}
+def _values_to_try(call: RecipeCall, typed: Grid, comparison: Comparison, only: str) -> Grid:
+    """Values to try for each argument, the most promising first."""
+    tried = {name: by_text(*some) for name, some in comparison.tunable.get(only, {}).items()}
+    lr = call.defaults.get("lr")
+    if isinstance(lr, int | float):
+        tried["lr"] = by_text(*(float(f"{lr * factor:.3g}") for factor in FACTORS))
+    # A setting of one algorithm is not varied for the others.
+    of_some = {name for some in comparison.tunable.values() for name in some}
+    tried |= {
+        name: dict(values)
+        for name, values in typed.items()
+        if name in tried or name not in of_some
+    }
+    return {name: values for name, values in tried.items() if name not in call.arguments}
 
 
-def _points(tried: Mapping[str, Words]) -> list[Words]:
-    """All combinations, ordered by the number of values that are not the most promising ones.
-
-    >>> _points({"--p": ["1", "2"], "--lr": ["3", "4"]})[:3]
-    [['--p', '1', '--lr', '3'], ['--p', '1', '--lr', '4'], ['--p', '2', '--lr', '3']]
-    """
-    combinations = itertools.product(*(enumerate(some) for some in tried.values()))
-    ordered = sorted(combinations, key=lambda each: sum(index > 0 for index, _ in each))
-    return [
-        [
-            word
-            for option, (_, value) in zip(tried, each, strict=True)
-            for word in (option, value)
-        ]
-        for each in ordered
-    ]
-
-
-def _option(argument: str) -> str:
-    return "--" + argument.replace("_", "-")
-
-
-def _default(make: Callable[..., Any], argument: str) -> float | None:
-    """Default of a recipe's argument; None if it is not a number."""
-    for name, parameter in inspect.signature(make).parameters.items():
-        default = parameter.default
-        if is_dataclass(default):
-            default = getattr(default, argument, None)
-        elif name != argument:
-            continue
-        if isinstance(default, int | float):
-            return default
-    return None
-
-
-def _made_for(wanted: int, name: str, words: Words) -> tuple[Comparison, Words]:
+def _made_for(wanted: int, call: RecipeCall) -> tuple[RecipeCall, Comparison]:
     """Make the recipe for `wanted` machines, one of which may be its server."""
     for num_workers in (wanted, wanted - 1):
-        number = ["--num-workers", str(num_workers)]
-        _, _, chosen = parse_recipe("plan", SeveralSeeds, [name, *words, *number])
-        if not isinstance(chosen, Comparison):
-            raise UsageError(f"recipe {name!r} is a single run; plan needs a comparison")
-        if {each.num_workers for each in chosen.experiments.values()} == {wanted}:
-            return chosen, number
-    raise UsageError(f"recipe {name!r} cannot be made for {wanted} machines")
+        sized = call.replace(num_workers=num_workers)
+        made = sized.make()
+        if not isinstance(made, Comparison):
+            raise UsageError(f"recipe {call.name!r} is a single run; plan needs a comparison")
+        if {each.num_workers for each in made.experiments.values()} == {wanted}:
+            return sized, made
+    raise UsageError(f"recipe {call.name!r} cannot be made for {wanted} machines")

@@ -194,7 +194,7 @@ class Outlook:
         return self.run.partition(",")[0]
 
     @property
-    def told_time(self) -> str:
+    def time_text(self) -> str:
         """Time to the target, and its range over the seeds."""
         if math.isinf(self.seconds):
             return "never"

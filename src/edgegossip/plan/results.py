@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from edgegossip.plan.candidates import Proposal
 from edgegossip.plan.ranking import Outlook, no_winner, ranked, reason
-from edgegossip.plan.study import Stage
+from edgegossip.plan.study import Fleet
 from edgegossip.report import units
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.runs.scoreboard import metric_of, unit_of, values_of
@@ -38,7 +38,7 @@ def print_ranking(order: Sequence[Outlook], target: float) -> None:
     for each in order:
         table.add_row(
             escape(each.run),
-            each.told_time,
+            each.time_text,
             units.data_size(each.num_bytes),
             units.percent(each.idle, 0),
             units.metric_value(each.value, metric),
@@ -49,7 +49,7 @@ def print_ranking(order: Sequence[Outlook], target: float) -> None:
 def advice(
     target: float,
     order: Sequence[Outlook],
-    stage: Stage,
+    fleet: Fleet,
     proposals: Mapping[str, Sequence[Proposal]],
 ) -> Iterator[str]:
     """Write the recommendation, its reason, and the commands.
@@ -57,7 +57,7 @@ def advice(
     Args:
         target: Value of the metric to reach.
         order: Candidates, best first.
-        stage: The machines.
+        fleet: The machines.
         proposals: Settings that were tried for each algorithm.
     """
     best = order[0]
@@ -68,22 +68,22 @@ def advice(
         remedy = f"give {change} --target" + (", or more --max-seconds" if is_missed else "")
         yield f"{why}; {remedy}"
         return
-    yield f"best: {best.run}: {goal} after {best.told_time}"
+    yield f"best: {best.run}: {goal} after {best.time_text}"
     yield reason(order)
     tried = proposals[best.only]
     chosen = next(each for each in tried if each.label == best.run)
     yield from _at_an_end(chosen, tried)
     yield (
-        f"these commands stop after {units.seconds(stage.seconds)}, like the runs of this "
+        f"these commands stop after {units.seconds(fleet.seconds)}, like the runs of this "
         "plan; raise their time limit to train for longer"
     )
-    yield f"try it on this machine: {chosen.command('launch', stage.seconds)}"
-    start = chosen.command("worker", stage.seconds)
-    endpoints = [machine.endpoint for machine in stage.machines]
+    yield f"try it on this machine: {chosen.command('launch', fleet.seconds)}"
+    start = chosen.command("worker", fleet.seconds)
+    endpoints = [machine.endpoint for machine in fleet.machines]
     if None in endpoints:
         yield f"on machine R: {start} --rank R"
         return
-    for rank, machine in enumerate(stage.machines):
+    for rank, machine in enumerate(fleet.machines):
         others = " ".join(each for each in endpoints[:rank] if each)
         connect = f" --connect {others}" if others else ""
         yield (f"on {machine.name}: {start} --rank {rank} --listen {machine.endpoint}{connect}")
@@ -91,20 +91,13 @@ def advice(
 
 def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
     """Yield a note for each setting whose best value is the smallest or largest tried."""
-    for index in range(0, len(chosen.point), 2):
-        option, value = chosen.point[index : index + 2]
-        others = {each.point[index + 1] for each in tried}
-        if len(others) > 1 and all(map(_is_number, others)):
+    for name, value in chosen.setting.values.items():
+        others = {each.setting.values[name] for each in tried}
+        if len(others) > 1 and all(isinstance(each, int | float) for each in others):
+            option, text = name.replace("_", "-"), chosen.setting.texts[name]
             for end, extreme in (("least", min), ("greatest", max)):
-                if value == extreme(others, key=float):
-                    yield f"note: {option} {value} is the {end} value tried; extend the range"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+                if value == extreme(others):
+                    yield f"note: --{option} {text} is the {end} value tried; extend the range"
 
 
 def exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:

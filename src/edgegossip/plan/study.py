@@ -14,7 +14,7 @@ from typing import Any
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Seconds, Steps, Train
 from edgegossip.plan.candidates import Proposal
-from edgegossip.plan.halving import Cost, HalvingRung, Ladder, Ranking
+from edgegossip.plan.halving import Cost, Ranking, ladders
 from edgegossip.plan.machines import Machine, links_between
 from edgegossip.plan.ranking import (
     by,
@@ -40,8 +40,8 @@ LEAST_LOOKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
-    """The machines, and the common settings of all runs on them.
+class Fleet:
+    """The machines on which candidates are tried, and the common settings of all runs.
 
     Args:
         machines: One for each rank.
@@ -99,23 +99,38 @@ class Stage:
 
 
 def cells_of(
-    stage: Stage,
+    fleet: Fleet,
     proposals: Mapping[str, Sequence[Proposal]],
-    ladders: Mapping[str, Ladder],
+    whole_runs: float,
     seeds: Sequence[int],
 ) -> tuple[Cell, ...]:
     """All runs: the rungs of each candidate, then whole runs of its best setting.
 
     The seeds of rungs begin with `TUNING_SEED`.
+
+    Args:
+        fleet: The machines.
+        proposals: Settings to try for each algorithm.
+        whole_runs: Budget for tuning one algorithm, in whole runs; see `ladders`.
+        seeds: Seeds of the whole runs.
     """
+    numbers = {only: len(some) for only, some in proposals.items()}
     tuning, last = list[Cell](), dict[str, list[str]]()
-    for only, ladder in ladders.items():
+    for only, ladder in ladders(numbers, whole_runs).items():
         some = tuple(proposals[only][: ladder.num_settings])
         before, seed = list[str](), TUNING_SEED
         for number, rung in enumerate(ladder.rungs, start=1):
-            step = _Step(stage, some, only, number, len(ladder.rungs))
-            rung_seeds = range(seed, seed + rung.num_seeds)
-            cells = [*step.cells(rung, rung_seeds, before)]
+            about = {"rung": number, "num_rungs": len(ladder.rungs)}
+            cells = [
+                Cell(
+                    name=f"tuning/{only}/rung{number}/{place + 1}/seed{each}",
+                    group="tuning",
+                    work=partial(_tune, fleet, some, about, place, rung.share, each),
+                    after=tuple(before),
+                )
+                for place in range(rung.num_settings)
+                for each in range(seed, seed + rung.num_seeds)
+            ]
             tuning += cells
             before, seed = [cell.name for cell in cells], seed + rung.num_seeds
         last[only] = before
@@ -125,76 +140,58 @@ def cells_of(
         Cell(
             name=f"{only}/seed{seed}",
             group="ranking",
-            work=partial(_rank, stage, tuple(proposals[only]), seed),
+            work=partial(_rank, fleet, tuple(proposals[only]), seed),
             after=after,
         )
         for only in proposals
         for seed in seeds
     ]
-    return (*tuning, *ranking, *_finals(stage, proposals, ranking, seeds))
+    return (*tuning, *ranking, *_finals(fleet, proposals, ranking, seeds))
 
 
 def _finals(
-    stage: Stage,
+    fleet: Fleet,
     proposals: Mapping[str, Sequence[Proposal]],
     ranking: Sequence[Cell],
     seeds: Sequence[int],
 ) -> Iterator[Cell]:
     """More seeds for the best candidates, because few seeds rank close candidates by chance."""
-    every = tuple(each for some in proposals.values() for each in some)
+    known = {each.label: each for some in proposals.values() for each in some}
     race = Ranking(len(proposals), len(seeds))
     for place in range(race.num_finalists):
         for seed in range(max(seeds) + 1, max(seeds) + 1 + race.num_final_seeds):
             yield Cell(
                 name=f"finalist{place + 1}/seed{seed}",
                 group="ranking",
-                work=partial(_run_finalist, stage, every, place, seed),
+                work=partial(_run_finalist, fleet, known, place, seed),
                 after=tuple(cell.name for cell in ranking),
             )
 
 
 def _run_finalist(
-    stage: Stage, proposals: Sequence[Proposal], place: int, seed: int, session: Session
+    fleet: Fleet, known: Mapping[str, Proposal], place: int, seed: int, session: Session
 ) -> Row:
-    _, order = ranked(session.rows.values(), stage.target)
-    known = {each.label: each for each in proposals}
+    _, order = ranked(session.rows.values(), fleet.target)
     run = order[min(place, len(order) - 1)].run
-    return {**stage.row(known[run], seed, 1.0, session), "is_final": True}
+    return {**fleet.row(known[run], seed, 1.0, session), "is_final": True}
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One rung of a candidate's ladder."""
-
-    stage: Stage
-    proposals: tuple[Proposal, ...]
-    only: str
-    number: int
-    num_rungs: int
-
-    def cells(
-        self, rung: HalvingRung, seeds: Sequence[int], before: Sequence[str]
-    ) -> Iterator[Cell]:
-        """One cell for each setting and seed, after the cells of the previous rung."""
-        folder = f"tuning/{self.only}/rung{self.number}"
-        for place in range(rung.num_settings):
-            for seed in seeds:
-                yield Cell(
-                    name=f"{folder}/{place + 1}/seed{seed}",
-                    group="tuning",
-                    work=partial(self._work, place, rung.share, seed),
-                    after=tuple(before),
-                )
-
-    def _work(self, place: int, share: float, seed: int, session: Session) -> Row:
-        proposal = best_of(self.proposals, session.rows, self.stage.target, place)
-        found = self.stage.row(proposal, seed, share, session)
-        return {**found, "rung": self.number, "num_rungs": self.num_rungs}
+def _tune(
+    fleet: Fleet,
+    proposals: tuple[Proposal, ...],
+    rung: Mapping[str, int],
+    place: int,
+    share: float,
+    seed: int,
+    session: Session,
+) -> Row:
+    proposal = best_of(proposals, session.rows, fleet.target, place)
+    return {**fleet.row(proposal, seed, share, session), **rung}
 
 
-def _rank(stage: Stage, proposals: tuple[Proposal, ...], seed: int, session: Session) -> Row:
-    proposal = best_of(proposals, session.rows, stage.target)
-    return stage.row(proposal, seed, 1.0, session)
+def _rank(fleet: Fleet, proposals: tuple[Proposal, ...], seed: int, session: Session) -> Row:
+    proposal = best_of(proposals, session.rows, fleet.target)
+    return fleet.row(proposal, seed, 1.0, session)
 
 
 def best_of(
@@ -238,14 +235,14 @@ def measured_throughput(experiment: Experiment, seconds: Seconds = 2.0) -> float
     return num_samples / (time.perf_counter() - began)
 
 
-def measured_cost(stage: Stage, proposal: Proposal, seconds: Seconds = 1.0) -> Cost:
+def measured_cost(fleet: Fleet, proposal: Proposal, seconds: Seconds = 1.0) -> Cost:
     """Time the beginning of a proposal's whole run, for at least `seconds` seconds."""
     watch, began = _Watch(seconds), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
-        experiment = stage.experiment(proposal, TUNING_SEED)
+        experiment = fleet.experiment(proposal, TUNING_SEED)
         run(experiment, out=Path(folder) / "pilot", num_threads=0, progress=watch)
     (first, _), *_, (last, time_there) = watch.seen  # the first one is at time 0
-    whole = (last - first) * stage.seconds / time_there
+    whole = (last - first) * fleet.seconds / time_there
     return Cost(start=first - began, whole=whole)
 
 

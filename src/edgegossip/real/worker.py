@@ -61,20 +61,23 @@ class WorkerSettings:
     """Settings of one worker.
 
     Args:
-        name: Name of the run, which keeps simultaneous runs of the same experiment apart.
-        meet_seconds: See `HostSettings`.
-        min_workers: Minimum number of workers, including this one, to begin and to continue.
-            With None, a run needs one other worker to begin and may continue without any.
-        ended: See `HostSettings`.
-        max_seconds: Time limit, counted from the beginning; None for the experiment's.
+        name: Name of the run, equal for all its workers; it keeps simultaneous runs of one
+            recipe apart. Certificates may be limited to runs of this name.
+        meet_seconds: Seconds to wait for all workers before beginning without the missing ones.
+        min_workers: Minimum number of workers, including this one, to begin and to continue;
+            with fewer, the run ends after `meet_seconds` and keeps a checkpoint. By default a
+            run needs two workers to begin and may continue with any number.
+        ended: Ranks that have already finished; the run does not wait for them.
+        max_seconds: Time limit, counted from the beginning; by default the recipe's.
         checkpoint_seconds: Seconds between checkpoints.
         snapshots: Keep snapshots, from which accuracy over time can be measured afterwards.
-        parent: ID of a process whose end stops this worker; None for none.
-        threads: Number of threads that a training step uses, at least 1.
-        max_waiting_bytes: Limit on messages in memory; see `HostSettings`.
+        parent: ID of a process whose end stops this worker.
+        threads: Threads of one training step.
+        max_waiting_bytes: Maximum size of the messages in memory waiting for one receiver, and
+            of the received messages; by default an eighth of the memory, at most 1 GiB.
         trackers: Trackers that receive this worker's own numbers, such as `TensorBoard()`.
         final_average: At the end, give all workers in reach the mean of their models, or the
-            server's model; equal for all workers.
+            server's model. Stages, and servers that share a model, keep their parts.
 
     Raises:
         ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1 or not a whole

@@ -1,10 +1,14 @@
-"""The baselines and EdgeGossip on the same machines for the same virtual time."""
+"""The baselines and EdgeGossip on the same machines for the same virtual time.
+
+The recipes are for pictures on uneven platforms, and for the sensor data of phones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,21 +21,42 @@ from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
 from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
+from edgegossip.contract.errors import DataError
 from edgegossip.contract.ranges import check_range, check_ranges
 from edgegossip.contract.topology import Topology, complete, ring
 from edgegossip.data.dataset import Dataset
-from edgegossip.data.partition import IID, Partition
+from edgegossip.data.partition import IID, BySubject, Partition
+from edgegossip.data.pictures import flip_and_crop
+from edgegossip.data.readers import cifar10, har, mnist
+from edgegossip.models import lenet5, resnet20, sensor_cnn
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
-from edgegossip.recipes.tasks import ACCURACY_AWARE, Settings, make_task
+from edgegossip.recipes.tasks import (
+    ACCURACY_AWARE,
+    CommonSettings,
+    Settings,
+    default_data_dir,
+    make_task,
+)
 from edgegossip.runs.experiment import Comparison, Experiment, algorithm_name
 from edgegossip.sim.link import Link, Links
-from edgegossip.sim.platform import Platform
+from edgegossip.sim.platform import Platform, uneven
+from edgegossip.sim.traces import phones
 from edgegossip.training.learner import Augmentation
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
 from edgegossip.training.task import Workload
 
 HOME_LINK = Link(latency=0.005, bandwidth=12.5e6)
 """A link of 100 Mbit/s and 5 ms, as in a good home or campus network."""
+PHONE_LINK = Link(latency=0.03, bandwidth=2.5e6)
+"""A link of 20 Mbit/s and 30 ms, as in a mobile network."""
+MNIST_LENET5_SETTINGS = Settings(throughput=2000.0)
+CIFAR10_LENET5_SETTINGS = Settings(num_epochs=20)
+CIFAR10_RESNET20_SETTINGS = Settings(
+    num_epochs=30, throughput=200.0, batch_size=32, lr=0.05, weight_decay=1e-4
+)
+HAR_CNN_SETTINGS = Settings(
+    num_epochs=30, num_workers=21, throughput=500.0, batch_size=32, exchange_probability=0.1
+)
 
 
 def compare_baselines(
@@ -113,8 +138,8 @@ def balanced(
 
     Args:
         inner: See `EdgeGossip`.
-        control: 0 for no control variates. Both these and EdgeGossip's correction mend the
-            drift to fast workers' data, so with them there is no correction by default.
+        control: 0 for no control variates. Both control variates and EdgeGossip's correction
+            remove the bias towards the data of fast workers, so by default only one is used.
         balancing: Other arguments of `EdgeGossip`.
     """
     if not control:
@@ -163,3 +188,100 @@ def _rivals(everyone: Topology, settings: Settings) -> list[Algorithm[Any]]:
         AllReduce(topology=everyone, num_rounds=UNTIL_CUT_OFF),
         Gossip(topology=ring(everyone.num_workers), num_rounds=UNTIL_CUT_OFF),
     ]
+
+
+# Recipes.
+
+
+def mnist_lenet5(
+    settings: Settings = MNIST_LENET5_SETTINGS,
+    *,
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """MNIST with LeNet-5 on 4 uneven platforms.
+
+    `compare` takes about 5 minutes on two cores.
+
+    Args:
+        settings: Settings of the recipe.
+        data_dir: Folder with mnist/*-ubyte.gz; by default $EDGEGOSSIP_DATA.
+    """
+    platforms = uneven(settings.num_workers, settings.throughput)
+    return compare_baselines(mnist(data_dir), lenet5, platforms, settings)
+
+
+def cifar10_lenet5(
+    settings: Settings = CIFAR10_LENET5_SETTINGS,
+    *,
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """CIFAR-10 with LeNet-5 on 4 uneven platforms.
+
+    `compare` takes about 20 minutes on two cores.
+
+    Args:
+        settings: Settings of the recipe.
+        data_dir: Folder with cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+    """
+    platforms = uneven(settings.num_workers, settings.throughput)
+    return compare_baselines(cifar10(data_dir), lenet5, platforms, settings)
+
+
+def cifar10_resnet20(
+    settings: Settings = CIFAR10_RESNET20_SETTINGS,
+    *,
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """CIFAR-10 with ResNet-20 on 4 uneven platforms: hours on two cores.
+
+    Pictures are flipped and cropped at random; normalization statistics are averaged with the
+    parameters. `compare` takes 6 to 8 hours.
+
+    Args:
+        settings: Settings of the recipe.
+        data_dir: Folder with cifar-10-batches-bin; by default $EDGEGOSSIP_DATA.
+    """
+    platforms = uneven(settings.num_workers, settings.throughput)
+    return compare_baselines(
+        cifar10(data_dir), resnet20, platforms, settings, augmentation=flip_and_crop
+    )
+
+
+def har_cnn(
+    settings: Settings = HAR_CNN_SETTINGS,
+    *,
+    data_dir: Path = default_data_dir(),
+    phone_trace: Path | None = None,
+) -> Comparison:
+    """Activities of 21 people on 21 phones of measured speeds, tested on 9 other people.
+
+    Each worker has one person's data. `compare` takes about half an hour on two cores.
+
+    Args:
+        settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.
+        data_dir: Folder with uci_har.npz; by default $EDGEGOSSIP_DATA.
+        phone_trace: AI-Benchmark scores of phones (see `sim.traces.phones`); by default
+            raw_ai_benchmark_list.json.gz in `data_dir`.
+    """
+    platforms = phone_platforms(settings, data_dir, phone_trace)
+    return compare_baselines(
+        har(data_dir),
+        sensor_cnn,
+        platforms,
+        settings,
+        partition=BySubject(),
+        link=PHONE_LINK,
+    )
+
+
+def phone_platforms(
+    settings: CommonSettings, data_dir: Path, phone_trace: Path | None
+) -> tuple[Platform, ...]:
+    """Make phones with the speeds of a trace; see `har_cnn`."""
+    trace = phone_trace or data_dir / "raw_ai_benchmark_list.json.gz"
+    try:
+        return phones(trace, settings.num_workers, settings.throughput, settings.seed)
+    except DataError as error:
+        raise DataError(
+            f"{error}; name it by --phone-trace, or its folder by --data-dir or EDGEGOSSIP_DATA"
+        ) from error

@@ -14,7 +14,7 @@ from edgegossip.contract.topology import complete
 from edgegossip.data.partition import BySubject
 from edgegossip.data.readers import har
 from edgegossip.models import sensor_cnn
-from edgegossip.recipes.sensors import HAR_CNN_SETTINGS, PHONE_LINK, phone_platforms
+from edgegossip.recipes.baselines import HAR_CNN_SETTINGS, PHONE_LINK, phone_platforms
 from edgegossip.recipes.tasks import CommonSettings, default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Links
