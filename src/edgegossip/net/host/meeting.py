@@ -44,7 +44,7 @@ class Meeting:
         calls: Endpoints to which the transport connects.
 
     Attributes:
-        deadline: Time at which the wait ends, whoever is missing.
+        deadline: Time at which the wait ends, even if workers are missing.
     """
 
     deadline: Seconds

@@ -400,6 +400,9 @@ def connect(
         peers: This worker's rank, and the state of the others.
         settings: Limits.
         clock: The run's clock.
+
+    Returns:
+        Both directions, and the memory of usual values that they share with the host.
     """
     rank, num_workers = peers.rank, peers.num_workers
     own = {STATUS: spec(num_workers), INTRODUCTION: SPEC}
