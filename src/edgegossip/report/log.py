@@ -19,7 +19,6 @@ from edgegossip.runs.describe import rank_name, stage_number
 from edgegossip.runs.events import Commits, EventReader
 from edgegossip.runs.results import Evaluation
 
-SCHEMA = 1
 _MAX_SECONDS: Seconds = 1e15
 """Thirty million years; later times are damage, and no axis can show them."""
 _LARGEST = 1e30
@@ -222,13 +221,7 @@ class RunLog:
             case "finished":
                 self._worker(event).finished = now
             case "ended":
-                ended = Ended(
-                    event["reason"],
-                    event["error"],
-                    _seconds(event, "wall_seconds"),
-                    disagreements=tuple(map(str, event.get("disagreements", ()))),
-                    cut_off=self._cut_off(event),
-                )
+                ended = self._ended(event)
         self.duration = max(self.duration, now)
         # Only the last line says how the run ended: an interrupted run may have been resumed.
         self.ended = ended
@@ -245,13 +238,20 @@ class RunLog:
         is_reached = self.metric.is_reached
         return next((e for e in self.evaluations if is_reached(e.value, target)), None)
 
-    def _cut_off(self, event: Mapping[str, Any]) -> dict[Rank, Seconds] | None:
-        if "cut_off" not in event:
-            return None
-        found = [{"rank": rank, "start": start} for rank, start in event["cut_off"]]
-        for each in found:
-            self._worker(each)
-        return {each["rank"]: _seconds(each, "start") for each in found}
+    def _ended(self, event: Mapping[str, Any]) -> Ended:
+        cut_off = None
+        if "cut_off" in event:
+            found = [{"rank": rank, "start": start} for rank, start in event["cut_off"]]
+            for each in found:
+                self._worker(each)  # raises an error if there is no such rank
+            cut_off = {each["rank"]: _seconds(each, "start") for each in found}
+        return Ended(
+            event["reason"],
+            event["error"],
+            _seconds(event, "wall_seconds"),
+            disagreements=tuple(map(str, event.get("disagreements", ()))),
+            cut_off=cut_off,
+        )
 
     def _worker(self, event: Mapping[str, Any]) -> WorkerLog:
         rank: Rank = _count(event, "rank")
@@ -318,13 +318,8 @@ def _not_gathered(folder: Path, header: Mapping[str, Any]) -> RunFolderError:
 
 def _empty_log(path: Path, reader: EventReader) -> RunLog:
     """Make the log of a run that has just begun."""
-    header = reader.header
     try:
-        if header["schema"] != SCHEMA:
-            raise RunFolderError(
-                f"{path} has schema {header['schema']!r}, this version reads {SCHEMA}; "
-                "use the version of edgegossip that wrote it"
-            )
+        header = reader.header
         _check_header(header)
         workers = [WorkerLog() for _ in header["platforms"]]
         return RunLog(header=header, workers=workers, metrics=reader.metrics)

@@ -22,6 +22,7 @@ from edgegossip.contract.protocol import WORKER, Rank
 from edgegossip.contract.topology import Topology
 from edgegossip.data.dataset import Dataset
 from edgegossip.data.local import Local
+from edgegossip.runs.events import SCHEMA
 from edgegossip.runs.experiment import Experiment
 from edgegossip.training.task import Task
 
@@ -156,7 +157,7 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
     dataset = experiment.task.dataset
     known = {} if isinstance(dataset, Local) else {"num_train": len(dataset.train)}
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "recipe": recipe,
         "name": experiment.run_name,
         "seed": experiment.seed,

@@ -104,6 +104,8 @@ _KEPT = (
     "commits",
     "_sends",  # a line that may still grow
 )
+SCHEMA = 1
+"""Version of the layout of run folders."""
 _READ_AT_ONCE = 2**16
 _LONGEST_LINE = 2**26
 """Maximum bytes of a line; a longer one is not an event, and might not fit into memory."""
@@ -213,11 +215,19 @@ class EventReader:
         """The experiment: the first line, or `experiment.json` if that line is damaged.
 
         Raises:
-            RunFolderError: If the log has no event, or neither has the experiment.
+            LookupError: If the experiment has no `schema`.
+            RunFolderError: If the log has no event, no file has the experiment, or another
+                version of this package wrote it.
         """
-        if self.first["type"] == "experiment":
-            return self.first
-        return read_json(self._path.with_name("experiment.json"))
+        found = self.first
+        if found["type"] != "experiment":
+            found = read_json(self._path.with_name("experiment.json"))
+        if found["schema"] != SCHEMA:
+            raise RunFolderError(
+                f"{self._path} has schema {found['schema']!r}, this version reads {SCHEMA}; "
+                "use the version of edgegossip that wrote it"
+            )
+        return found
 
     @cached_property
     def metrics(self) -> tuple[MetricSpec, ...]:
