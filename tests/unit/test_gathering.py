@@ -119,18 +119,6 @@ def test_damaged_evaluations_do_not_stop_a_run(out: Path, content: str) -> None:
     assert times(measured(out)) == [0]
 
 
-def test_evaluations_without_ranks_stay(out: Path) -> None:
-    write_snapshots(out, 0)
-    measured(out)
-    path = out / WORKERS / "evaluations.json"
-    content = json.loads(path.read_text())
-    del content["0"]["ranks"]
-    content["0"]["samples_processed"] = 7  # the mark of what is not evaluated anew
-    path.write_text(json.dumps(content))
-    write_snapshots(out, 0)
-    assert [each.samples_processed for each in measured(out).history] == [7]
-
-
 # A worker's log.
 
 

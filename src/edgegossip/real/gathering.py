@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from heapq import merge
@@ -55,8 +55,8 @@ class Evaluations:
 
     def covers(self, index: int, ranks: Sequence[Rank]) -> bool:
         """Whether this snapshot was evaluated with exactly these workers in the run folder."""
-        # Older files do not name the workers.
-        return index in self._by_index and self._ranks.get(index, ranks) == ranks
+        # A folder that was copied here since then may hold one more model of that moment.
+        return index in self._by_index and self._ranks[index] == ranks
 
     @property
     def history(self) -> list[Evaluation]:
@@ -79,7 +79,7 @@ class Evaluations:
 
     def _keep(self) -> None:
         content = {
-            str(index): {**each.line(), "ranks": self._ranks.get(index)}
+            str(index): {**each.line(), "ranks": self._ranks[index]}
             for index, each in self._by_index.items()
         }
         try:
@@ -100,7 +100,7 @@ def _read(
     try:
         found = {int(index): each for index, each in read_json(path).items()}
         read = {index: read_evaluation(each, metrics) for index, each in found.items()}
-        return read, {i: each["ranks"] for i, each in found.items() if each.get("ranks")}
+        return read, {index: each["ranks"] for index, each in found.items()}
     except (RunFolderError, LookupError, TypeError, ValueError) as error:
         _LOG.warning("%s is damaged (%s) - continuing without it", path, error)
         return {}, {}
@@ -346,7 +346,7 @@ class Gathering:
         time = max(summary["seconds"] for summary in summaries.values())
         # A killed run that resumed from checkpoints may end before times that it had reached.
         before = [each for each in self.history if each.time <= time]
-        reason = _worst(summary["reason"] for summary in summaries.values())
+        reason = max((each["reason"] for each in summaries.values()), key=REASONS.index)
         received = [summary["mean_staleness"] for summary in summaries.values()]
         results = Results(
             name=self._experiment.run_name,
@@ -489,8 +489,3 @@ class Gathering:
         timelines = [worker.timeline(is_lost=worker.rank in lost) for worker in self.workers]
         for _, line in merge(*timelines, evaluated, key=itemgetter(0)):
             yield line
-
-
-def _worst(reasons: Iterable[str]) -> str:
-    """The worst of the workers' reasons for ending."""
-    return max(reasons, key=REASONS.index)
