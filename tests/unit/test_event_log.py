@@ -17,7 +17,7 @@ from tests.trained import trained_event
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.protocol import Message, Note, Trained
 from edgegossip.contract.snapshot import assemble, dismantle
-from edgegossip.real.worker_files import Diary
+from edgegossip.real.worker_files import WorkerEventLog
 from edgegossip.runs import events as event_log
 from edgegossip.runs.events import EventLog, EventReader, whole_lines
 
@@ -202,7 +202,7 @@ def test_whole_lines_are_read_between_two_places(
 def test_a_diary_that_goes_on_does_not_read_all_of_itself_at_once(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     for incarnation in range(3):
-        diary = Diary(path)
+        diary = WorkerEventLog(path)
         assert diary.incarnation == incarnation
         diary.write("worker")
         diary.close()
@@ -210,7 +210,7 @@ def test_a_diary_that_goes_on_does_not_read_all_of_itself_at_once(tmp_path: Path
     path.write_bytes(whole + b'{"type":"wor')
     tracemalloc.start()
     try:
-        diary = Diary(path)
+        diary = WorkerEventLog(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -27,7 +27,7 @@ from edgegossip.contract.protocol import Event
 from edgegossip.machine import files as atomic
 from edgegossip.machine.files import reserve, reserve_of, write_reserved
 from edgegossip.real.gathering import Gathering
-from edgegossip.real.worker_files import Diary, Snapshots, indices, read_params
+from edgegossip.real.worker_files import WorkerEventLog, Snapshots, indices, read_params
 from edgegossip.runs import files
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -169,7 +169,7 @@ def test_a_log_on_a_full_disk_loses_whole_lines_and_says_so_once(
 ) -> None:
     caplog.set_level("INFO")
     path = tmp_path / "events.jsonl"
-    diary = Diary(path)
+    diary = WorkerEventLog(path)
     numbers = iter(range(100_000))
 
     def write(how_many: int) -> None:

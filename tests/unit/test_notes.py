@@ -34,7 +34,7 @@ from edgegossip.contract.protocol import (
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.settings import HostServices
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.worker_files import NOTES_A_SECOND, NOTES_AT_ONCE, Diary
+from edgegossip.real.worker_files import NOTES_A_SECOND, NOTES_AT_ONCE, WorkerEventLog
 from edgegossip.runs.events import EventLog
 
 
@@ -115,7 +115,7 @@ def test_a_note_is_a_line_of_the_log(tmp_path: Path) -> None:
 def test_a_worker_that_notes_too_much_fills_no_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    diary = Diary(tmp_path / "events.jsonl")
+    diary = WorkerEventLog(tmp_path / "events.jsonl")
     with caplog.at_level(logging.WARNING):
         for _ in range(2 * NOTES_AT_ONCE):
             diary.noted(0.0, 0, Note("step", {}))

@@ -179,7 +179,8 @@ def test_a_run_whose_process_is_stopped_is_started_again(tmp_path: Path) -> None
     with started(out, mark) as process:
         runs: list[psutil.Process] = []
         while process.poll() is None and not runs:
-            runs = [each for each in marked(mark) if "_carry_out" in each.name()]
+            with suppress(psutil.NoSuchProcess):
+                runs = [each for each in marked(mark) if "_carry_out" in each.name()]
         os.kill(runs[0].pid, signal.SIGTERM)
         _, told = process.communicate(timeout=120)
     assert process.returncode == 0, told

@@ -103,7 +103,8 @@ class SystemCounters:
         self._num_readings = 0
 
     def read(self) -> Reading:
-        # Ours last: what we use meanwhile must not pass for use by others.
+        # Our own counters last: what we use between the readings would otherwise count as use
+        # by others.
         machine = Usage(self._busy(), _traffic(), _disk_traffic())
         group = None if self._quota is None else self._quota.used()
         return Reading(machine, self._own(), group)

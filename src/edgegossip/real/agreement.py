@@ -43,7 +43,9 @@ _FINAL = "final average"
 _MEMBERS = "final members"
 """Kind of the message that names the models in a mean, or asks for missing ones."""
 _ASK = "final ask"
+"""Name of the timer after which a worker asks for missing models."""
 _ASK_AFTER: Seconds = 10.0
+"""Seconds until the first question; they double with each one."""
 _LONGEST: Seconds = 60.0
 """Wait for workers in reach, however short the run was."""
 _PATIENCE = 10.0
@@ -168,6 +170,7 @@ class FinalAverage(Wrapper[FinalState]):
                 pass  # too late to count
             case _:
                 effects = self._pass_on(state, event, now)
+        # Heard even before the end, because the exchange must know then who is in reach.
         match event:
             case Started() if self.ends_at < math.inf:
                 effects.append(SetTimer(_FINAL, self.ends_at))
@@ -175,12 +178,14 @@ class FinalAverage(Wrapper[FinalState]):
                 state.lost.setdefault(rank, now)
                 state.has_lost |= not state.is_ending
                 if has_lied and state.models.pop(rank, None) is not None:
+                    # Its model may be as false as its messages: average again without it.
                     state.is_stale = True
             case WorkerJoined(rank, has_restarted):
                 state.lost.pop(rank, None)
                 if has_restarted:
                     state.renewable[rank] = None
                 if state.rank in state.models:
+                    # Nothing was sent while it was away, and it may wait for this.
                     effects += self._send(state, [rank])
                     effects += self._tell(state, [rank])
         state.params, state.round = state.inner.params, state.inner.round
@@ -206,6 +211,8 @@ class FinalAverage(Wrapper[FinalState]):
         if state.inner.round != state.round:
             state.num_exchanged += state.has_heard
             state.has_heard = False
+        # The host would leave at `Finish`, before the exchange; training that is requested
+        # together with it would not count.
         state.is_ending |= any(isinstance(effect, Finish) for effect in effects)
         dropped = Train | Finish if state.is_ending else Finish
         return [effect for effect in effects if not isinstance(effect, dropped)]
@@ -214,6 +221,7 @@ class FinalAverage(Wrapper[FinalState]):
         """Send this worker's model once, and average whenever no model is awaited."""
         effects: list[Effect] = []
         if state.rank not in state.models:
+            # A copy: the inner state may still change, and this model was sent as it is now.
             estimate = state.inner.estimate.clone()
             state.models[state.rank] = estimate if state.inner.is_evaluated else estimate[:0]
             state.ended_at = now
@@ -226,6 +234,7 @@ class FinalAverage(Wrapper[FinalState]):
         if self._awaited(state) and now < state.waits_until:
             return effects
         if state.is_stale:
+            # A model that arrives after the wait still changes the mean, but not the end.
             is_first, state.is_stale = state.average is None, False
             members = self.members(state)
             state.means[state.rank] = {rank: _checksum(state.models[rank]) for rank in members}
@@ -237,6 +246,8 @@ class FinalAverage(Wrapper[FinalState]):
     def _take(self, state: FinalState, sender: Rank, params: Tensor) -> None:
         if len(params) not in (0, self.role(sender).num_held(state.num_params)):
             return
+        # One model per process: an answer to a question repeats it, and a liar that sends
+        # another one changes no mean. A worker that came back may have trained on.
         if sender not in state.models or sender in state.renewable:
             state.models[sender], state.is_stale = params, True
             state.renewable.pop(sender, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from heapq import merge
@@ -55,6 +55,7 @@ class Evaluations:
 
     def covers(self, index: int, ranks: Sequence[Rank]) -> bool:
         """Whether this snapshot was evaluated with exactly these workers in the run folder."""
+        # A folder that was copied here since then may hold one more model of that moment.
         return index in self._by_index and self._ranks[index] == ranks
 
     @property
@@ -345,7 +346,7 @@ class Gathering:
         time = max(summary["seconds"] for summary in summaries.values())
         # A killed run that resumed from checkpoints may end before times that it had reached.
         before = [each for each in self.history if each.time <= time]
-        reason = _worst(summary["reason"] for summary in summaries.values())
+        reason = max((each["reason"] for each in summaries.values()), key=REASONS.index)
         received = [summary["mean_staleness"] for summary in summaries.values()]
         results = Results(
             name=self._experiment.run_name,
@@ -488,8 +489,3 @@ class Gathering:
         timelines = [worker.timeline(is_lost=worker.rank in lost) for worker in self.workers]
         for _, line in merge(*timelines, evaluated, key=itemgetter(0)):
             yield line
-
-
-def _worst(reasons: Iterable[str]) -> str:
-    """The worst of the workers' reasons for ending."""
-    return max(reasons, key=REASONS.index)

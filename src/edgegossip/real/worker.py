@@ -32,7 +32,7 @@ from edgegossip.real.agreement import (
     with_final_average,
 )
 from edgegossip.real.introduction import introduce, run_id, run_key
-from edgegossip.real.worker_files import Diary, Lapse, Snapshots, WorkerTracking
+from edgegossip.real.worker_files import DiskWarning, Snapshots, WorkerEventLog, WorkerTracking
 from edgegossip.real.worker_folder import ENDS, has_ended, kept_checkpoint
 from edgegossip.runs.describe import header, role_words, who_is_who
 from edgegossip.runs.events import cut_off
@@ -170,11 +170,11 @@ class _Worker:
         self._recipe = recipe
         self._header = header(experiment, recipe)
         self._checkpoint = out / "checkpoint.safetensors"
-        self._lapse = Lapse("a new checkpoint")
+        self._disk_warning = DiskWarning("a new checkpoint")
         if has_ended(out, self._header):
             raise RunFolderError(f"{out} holds a worker that has ended; choose another --out")
         _make(out, self._header)
-        self._diary = Diary(out / "events.jsonl")
+        self._diary = WorkerEventLog(out / "events.jsonl")
         self._tracking = WorkerTracking(settings.trackers, self._header, rank, out, self._diary)
         self._diary.write(
             "worker",
@@ -207,7 +207,7 @@ class _Worker:
             self._snapshots.close()
             self._end(host, reason)
             if not (host.peers.has_begun or self._checkpoint.exists()):
-                # Nothing to go on from: the same folder will do for other settings, too.
+                # Nothing to resume, so the folder can be reused with other settings.
                 (self._out / "experiment.json").unlink()
         if host.meeting.shortage is not None:
             raise NetworkError(host.meeting.shortage)
@@ -320,9 +320,9 @@ class _Worker:
         try:
             save_checkpoint(self._checkpoint, {**checkpoint, "incarnation": self._incarnation})
         except RunFolderError as error:
-            self._lapse.begin(error)
+            self._disk_warning.begin(error)
             return False
-        self._lapse.end()
+        self._disk_warning.end()
         self._is_untried = False
         return True
 
@@ -362,6 +362,7 @@ class _Worker:
         self._keep(self._summary, summary, reason)
         self._tracking.end(host.now)
         if reason in ENDS:
+            # After the summary: a worker killed between the two resumes, and ends again.
             try:
                 self._checkpoint.unlink(missing_ok=True)
             except OSError as error:  # a worker that has ended does not look at it

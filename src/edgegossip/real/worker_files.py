@@ -38,7 +38,7 @@ _INTERVAL: Seconds = 2.0
 """Seconds between two reports to trackers."""
 
 
-class Lapse:
+class DiskWarning:
     """Warns once when something cannot be written, and says once when it can be again.
 
     Args:
@@ -95,15 +95,18 @@ class Snapshots:
         self._folder = folder
         self._estimate = estimate
         self._checkpoint_bytes = checkpoint_bytes
-        self._lapse = Lapse("new snapshots")
+        self._disk_warning = DiskWarning("new snapshots")
         self._times = enumerate(schedule())
         self._next = next(self._times)
         self._num_bytes = 0
+        # Writing takes as long as the disk does, and the host's thread handles messages.
         self._writer = BackgroundThread("snapshots")
         folder.mkdir(parents=True, exist_ok=True)
 
     def due(self, now: Seconds) -> Seconds:
         """Take the snapshot that is due; return the time of the next snapshot."""
+        # After a pause, several are due; all would hold the same parameters, so only the last
+        # one is taken.
         index = self._next[0]
         while self._next[1] <= now:
             index = self._next[0]
@@ -120,10 +123,10 @@ class Snapshots:
         try:
             free = shutil.disk_usage(self._folder).free
         except OSError as error:
-            self._lapse.begin(error)
+            self._disk_warning.begin(error)
             return False
         if free < needed:
-            self._lapse.begin(
+            self._disk_warning.begin(
                 f"{free / 1e6:.1f} MB are free in {self._folder}, and a snapshot must leave "
                 f"room for two checkpoints ({needed / 1e6:.1f} MB in all)"
             )
@@ -139,9 +142,9 @@ class Snapshots:
                 snapshot_path(self._folder, index), safetensors.torch.save({"params": params})
             )
         except RunFolderError as error:
-            self._lapse.begin(error)
+            self._disk_warning.begin(error)
         else:
-            self._lapse.end()
+            self._disk_warning.end()
 
     def delete(self) -> None:
         """Delete all snapshots, for the room that they take."""
@@ -185,7 +188,7 @@ def read_params(path: Path, num_params: int | None = None) -> Tensor:
     return params
 
 
-class Diary(EventLog):
+class WorkerEventLog(EventLog):
     """An `EventLog` that tolerates a full disk, so that training continues.
 
     On a full disk, lines are lost, except the last ones. A line is lost as a whole: Python's
@@ -205,13 +208,13 @@ class Diary(EventLog):
         self.incarnation, size = _previous(path)
         self._has_dropped = False
         self._num_notes = 0
-        self._lapse = Lapse("new log lines")
+        self._disk_warning = DiskWarning("new log lines")
         self._room = ReservedFile(path, _LAST_LINES)
         super().__init__(path, size)
 
     def show(self) -> None:
         if self._try(super().show):
-            self._lapse.end()
+            self._disk_warning.end()
 
     def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
         """Keep a note unless notes exceed their limit."""
@@ -225,8 +228,10 @@ class Diary(EventLog):
 
     def end(self, **fields: object) -> None:
         """Write the line "ended", and close the file."""
+        # On a full disk, the reserved bytes are what the buffered lines go to; only then does
+        # the buffer have a place for the last line, without which the worker counts as killed.
         self._room.release()
-        self._try(super().show)  # so that the buffer has a place for the line
+        self._try(super().show)
         self.write("ended", **fields)
         self.close()
 
@@ -243,7 +248,7 @@ class Diary(EventLog):
         try:
             write()
         except RunFolderError as error:
-            self._lapse.begin(error)
+            self._disk_warning.begin(error)
             return False
         return True
 
