@@ -31,7 +31,7 @@ def test_shares_are_counted_over_whole_rounds(tmp_path: Path) -> None:
         }
 
     lines = [
-        {"type": "experiment", "shard_sizes": [100, 100]},
+        {"type": "experiment", "schema": 1, "shard_sizes": [100, 100]},
         trained(0, 1.0, 100, 103.0),
         sent(0, 1.0, 0),
         trained(1, 1.1, 25, 28.0),
@@ -57,7 +57,7 @@ def test_a_round_lasts_from_one_message_to_the_next(tmp_path: Path) -> None:
         return line | {"end": time}
 
     lines = [
-        {"type": "experiment", "shard_sizes": [80]},
+        {"type": "experiment", "schema": 1, "shard_sizes": [80]},
         *(trained(1.0, 43.0), sent(1.0, 0), trained(3.0, 44.0), trained(4.0, 40.0)),
         *(sent(4.0, 1), trained(5.0, 40.0)),
     ]
