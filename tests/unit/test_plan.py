@@ -135,7 +135,7 @@ def test_a_budget_in_runs_is_shared_out_to_all(machines: Path) -> None:
     work = dict.fromkeys(plan.proposals, 0.0)
     for cell in plan.study.cells:
         if cell.group == "tuning":
-            share = cell.work.args[4]  # type: ignore[attr-defined]
+            share = cell.work.args[3]  # type: ignore[attr-defined]
             work[cell.name.split("/")[1]] += share
     assert all(2.5 <= each <= whole_runs + 1e-9 for each in work.values())
     assert 13.0 <= sum(work.values()) <= 15.0

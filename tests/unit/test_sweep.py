@@ -34,6 +34,15 @@ def test_all_combinations_of_values_and_seeds_are_runs() -> None:
     assert names[0] == "lr-0.1-momentum-0/seed3"
 
 
+def test_the_command_that_repeats_a_sweep_has_all_values() -> None:
+    words = ["--lr", "1e-1", "0.2", "--out", "x", "--only", "gosgd", "--seeds", "3..4"]
+    command, study = parse_sweep(["quickstart", "--num-epochs", "1", *words])
+    assert command.record == (
+        "edgegossip sweep quickstart --num-epochs 1 --lr 1e-1 0.2 --only gosgd --seeds 3 4"
+    )
+    assert study.settings["arguments"] == ["--num-epochs", "1", "--only", "gosgd"]
+
+
 def test_a_sweep_is_made_from_python_without_a_command_line() -> None:
     study = sweep(RecipeCall("quickstart"), {"lr": {"1e-1": 0.1, "0.2": 0.2}}, only="gosgd")
     assert [cell.name for cell in study.cells] == ["lr-1e-1/seed0", "lr-0.2/seed0"]
@@ -43,11 +52,9 @@ def test_a_sweep_is_made_from_python_without_a_command_line() -> None:
 
 def test_an_option_that_takes_several_values_is_not_swept() -> None:
     words = ["--speeds", "1", "2", "1", "--lr", "0.1", "0.2"]
-    command, values = parse_values(
-        "sweep", SweepOptions, ["synthetic-gradients/quickstart", *words]
-    )
+    command = parse_values("sweep", SweepOptions, ["synthetic-gradients/quickstart", *words])
     assert command.call.arguments == {"speeds": (1.0, 2.0, 1.0)}
-    assert values == {"lr": {"0.1": 0.1, "0.2": 0.2}}
+    assert command.values == {"lr": {"0.1": 0.1, "0.2": 0.2}}
 
 
 @thorough

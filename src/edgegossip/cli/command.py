@@ -7,9 +7,9 @@ import inspect
 import itertools
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
@@ -37,12 +37,15 @@ class Command(Generic[AnyOptions, OfRecipe]):
         options: Its own options.
         call: The recipe or study, with the given arguments.
         given: Names of the given options, of the command and of the call, as typed.
+        values: Values to try of further arguments, by argument and by their text; see
+            `parse_values`.
     """
 
     name: str
     options: AnyOptions
     call: OfRecipe
     given: tuple[str, ...]
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def default_folder(self) -> Path:
@@ -59,11 +62,10 @@ class Command(Generic[AnyOptions, OfRecipe]):
         """
         ours = {each.name: each for each in fields(self.options)}  # type: ignore[arg-type]
         defaults = {name: each.default for name, each in ours.items()} | self.call.defaults
-        values = {
-            name: getattr(self.options, name) if name in ours else self.call.arguments[name]
-            for name in self.given
-            if name not in (*left_out, *changes)
-        }
+        known = {**vars(self.options), **self.call.arguments}
+        known |= {name: tuple(texts) for name, texts in self.values.items()}
+        kept = (name for name in self.given if name not in (*left_out, *changes))
+        values = {name: known[name] for name in kept}
         words = [self.name, self.call.name]
         for name, value in {**values, **changes}.items():
             if name in ours and "UseAppendAction" in str(ours[name].type):
@@ -197,7 +199,9 @@ def _given(words: Sequence[str], known: set[str]) -> Iterator[str]:
     for word in words:
         if word.startswith("--") or word.partition("=")[0] == "-n":
             name = word.partition("=")[0].lstrip("-").replace("-", "_")
-            yield name if name in known else name.removeprefix("no_")
+            name = name if name in known else name.removeprefix("no_")
+            if name in known:
+                yield name
 
 
 def together(kind: type[Any], make: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
@@ -240,17 +244,15 @@ def show_help(command: str, what: str, kind: type[Any]) -> None:
 
 def parse_values(
     command: str, kind: type[AnyOptions], words: Sequence[str]
-) -> tuple[Command[AnyOptions, RecipeCall], dict[str, dict[str, Any]]]:
+) -> Command[AnyOptions, RecipeCall]:
     """Parse a command whose recipe's options may have several values each.
+
+    The call has only the arguments with one value; the others are in `values`.
 
     Args:
         command: Name of the command.
         kind: The command's options.
         words: Command-line arguments after the command.
-
-    Returns:
-        The command with the options that have one value; and of the others, by argument, each
-        value by its text.
 
     Raises:
         UsageError: If `parse_recipe` raises it.
@@ -271,8 +273,8 @@ def parse_values(
     some = [word for pair in first.items() for word in pair]
     found = parse(command, kind, call, [*fixed, *some])
     kept = {name: x for name, x in found.call.arguments.items() if name not in values}
-    given = tuple(name for name in found.given if name not in values)
-    return replace(found, call=replace(found.call, arguments=kept), given=given), values
+    given = tuple(dict.fromkeys(_given(words[1:], {*found.given})))
+    return replace(found, call=replace(found.call, arguments=kept), given=given, values=values)
 
 
 def _split_values(

@@ -83,7 +83,7 @@ def parse_plan(arguments: Sequence[str]) -> tuple[Command[PlanOptions, RecipeCal
         UsageError: If the recipe, one of its settings, or a machine is invalid, or the budget
             is too small.
     """
-    command, values = parse_values("plan", PlanOptions, arguments)
+    command = parse_values("plan", PlanOptions, arguments)
     options = command.options
     assert options.machines is not None
     earlier = None
@@ -93,7 +93,7 @@ def parse_plan(arguments: Sequence[str]) -> tuple[Command[PlanOptions, RecipeCal
         command.call,
         read_machines(options.machines),
         options,
-        values=values,
+        values=command.values,
         num_processes=options.num_processes,
         earlier=earlier,
     )

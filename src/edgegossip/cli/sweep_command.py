@@ -51,12 +51,12 @@ def parse_sweep(
     Raises:
         UsageError: If the recipe or one of its settings is invalid.
     """
-    command, values = parse_values("sweep", SweepOptions, arguments)
+    command = parse_values("sweep", SweepOptions, arguments)
     options, name = command.options, command.call.name
-    _, _, *words = command.words(*NOT_RECORDED, "seeds")
+    _, _, *words = command.words(*NOT_RECORDED, "seeds", *command.values)
     return command, sweep(
         command.call,
-        values,
+        command.values,
         only=options.only,
         seeds=options.seeds,
         held_out=options.held_out,

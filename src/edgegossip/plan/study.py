@@ -125,7 +125,7 @@ def cells_of(
                 Cell(
                     name=f"tuning/{only}/rung{number}/{place + 1}/seed{each}",
                     group="tuning",
-                    work=partial(_tune, fleet, some, about, place, rung.share, each),
+                    work=partial(_run_placed, fleet, some, place, rung.share, about, each),
                     after=tuple(before),
                 )
                 for place in range(rung.num_settings)
@@ -134,13 +134,13 @@ def cells_of(
             tuning += cells
             before, seed = [cell.name for cell in cells], seed + rung.num_seeds
         last[only] = before
-    # The goal of the last rungs is the same for all candidates.
+    # All candidates wait for the last rungs of all, because these set the common target.
     after = tuple(name for names in last.values() for name in names)
     ranking = [
         Cell(
             name=f"{only}/seed{seed}",
             group="ranking",
-            work=partial(_rank, fleet, tuple(proposals[only]), seed),
+            work=partial(_run_placed, fleet, tuple(proposals[only]), 0, 1.0, {}, seed),
             after=after,
         )
         for only in proposals
@@ -176,22 +176,18 @@ def _run_finalist(
     return {**fleet.row(known[run], seed, 1.0, session), "is_final": True}
 
 
-def _tune(
+def _run_placed(
     fleet: Fleet,
     proposals: tuple[Proposal, ...],
-    rung: Mapping[str, int],
     place: int,
     share: float,
+    rung: Mapping[str, int],
     seed: int,
     session: Session,
 ) -> Row:
+    """Run the proposal of one algorithm that is at a place in the ranking so far."""
     proposal = best_of(proposals, session.rows, fleet.target, place)
     return {**fleet.row(proposal, seed, share, session), **rung}
-
-
-def _rank(fleet: Fleet, proposals: tuple[Proposal, ...], seed: int, session: Session) -> Row:
-    proposal = best_of(proposals, session.rows, fleet.target)
-    return fleet.row(proposal, seed, 1.0, session)
 
 
 def best_of(
