@@ -201,6 +201,7 @@ class _Worker:
                 if reason == "finished" and is_cut:
                     reason = "time limit"
         finally:
+            # In this order: once there is a summary, others may read the folder, or copy it.
             self._snapshots.close()
             self._end(host, reason)
             if not (host.peers.has_begun or self._checkpoint.exists()):
