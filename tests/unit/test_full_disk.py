@@ -27,7 +27,7 @@ from edgegossip.contract.protocol import Event
 from edgegossip.machine import files as atomic
 from edgegossip.machine.files import reserve, reserve_of, write_reserved
 from edgegossip.real.gathering import Gathering
-from edgegossip.real.worker_files import WorkerEventLog, Snapshots, indices, read_params
+from edgegossip.real.worker_files import Snapshots, WorkerEventLog, indices, read_params
 from edgegossip.runs import files
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

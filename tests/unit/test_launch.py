@@ -326,6 +326,7 @@ def test_free_ports_are_different() -> None:
 @thorough
 def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring, seconds = [], 0.02
+    experiment = pick("quickstart", load_recipe("quickstart")(), None)
 
     class Measured:
         """One whose snapshots never end."""
@@ -359,7 +360,6 @@ def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(launching, "_LOOK", 0.01)
     monkeypatch.setattr(launching, "_status", lambda *arguments: None)
-    experiment = pick("quickstart", load_recipe("quickstart")(), None)
     working: Any = {0: Working()}
     launching._watch(experiment, Measured(), working, Silent(), NoneLost())  # type: ignore[arg-type]
     gaps = [after - before for before, after in pairwise(measuring)]

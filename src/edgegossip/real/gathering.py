@@ -446,6 +446,8 @@ class Gathering:
 
     def _write(self, results: Results) -> None:
         """Write the files of a run folder over those of an earlier gathering."""
+        # The old summary goes first and the new one comes last, so that a folder with a summary
+        # is never half of each.
         content = {**header(self._measured(), self._recipe), "driver": "network"}
         folder = RunFolder(self._out, content, resume=False, replace=True)
         first = {

@@ -130,6 +130,7 @@ def join(
     run = run_key(experiment, recipe, settings.name)
     transport = connection.transport(run, rank, experiment.num_workers)
     keep_freed_memory()
+    # Messages are this worker's own traffic, which must not count as load by others.
     counters = SystemCounters(lambda: transport.network_bytes)
     alone = seconds_per_sample(experiment, rank, threads=settings.threads)
     predictor = PerformancePredictor(seconds_alone=alone)

@@ -256,6 +256,7 @@ def launch(
             raise RunFolderError(
                 f"{out} already holds a run; choose another --out, or --resume it"
             )
+        # Everything that can be wrong is checked before the first worker is started.
         require_gathered(out)
         gathering = make_gathering(experiment, out, recipe, command)
         gathering.require_schema()
@@ -265,6 +266,7 @@ def launch(
         ended = [each.rank for each in gathering.workers if has_ended(each.path, described)]
         if resume and (results := finished_results(out)):
             return results
+        # What was measured beyond this time is of a future that resumed workers do not have.
         gathering.go_on_at(max(goes_on_at(each.path) for each in gathering.workers))
         tracked = TrackedRun(name=experiment.run_name, folder=out, header=described)
         with followed(trackers, tracked) as follower:
@@ -316,6 +318,7 @@ def _run_workers(
         lost = LostWorkers(gathering, workers)
         _watch(experiment, gathering, workers.processes, progress, lost)
     failures = {rank: lost.how(rank) for rank in lost.failed}
+    # Workers that finished although they were asked to stop leave nothing to continue.
     return None if workers.is_stopping and failures else failures
 
 
@@ -364,6 +367,7 @@ def _measure(
 
 def free_ports(number: int) -> list[int]:
     """Find free ports on this machine."""
+    # All sockets are open at once, because a port that is closed again may be given twice.
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:
@@ -405,7 +409,8 @@ def _watch(
             worker.has_ended = process is None or process.poll() is not None
         now = time.monotonic()
         if now >= due and gathering.measure_next():
-            # Workers are on the same machine; the rest is measured when they have ended.
+            # The workers need the cores of this machine, so what takes too long now is measured
+            # when they have ended.
             due = time.monotonic() + (time.monotonic() - now) / _MEASURING
         seconds = time.monotonic() - started
         progress.update(_status(experiment, gathering, seconds, len(lost.lost)))

@@ -174,14 +174,14 @@ class _Worker:
         if has_ended(out, self._header):
             raise RunFolderError(f"{out} holds a worker that has ended; choose another --out")
         _make(out, self._header)
-        self._diary = WorkerEventLog(out / "events.jsonl")
-        self._tracking = WorkerTracking(settings.trackers, self._header, rank, out, self._diary)
-        self._diary.write(
+        self._log = WorkerEventLog(out / "events.jsonl")
+        self._tracking = WorkerTracking(settings.trackers, self._header, rank, out, self._log)
+        self._log.write(
             "worker",
             **self._header,
             rank=rank,
             command=command,
-            incarnation=self._diary.incarnation,
+            incarnation=self._log.incarnation,
             wall_started=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         if who := who_is_who(experiment.roles):
@@ -194,7 +194,7 @@ class _Worker:
         try:
             host = self._host = self._make_host(transport, forecaster)
         except BaseException:
-            self._diary.close()
+            self._log.close()
             raise
         reason = "failed"
         try:
@@ -204,6 +204,7 @@ class _Worker:
                 if reason == "finished" and is_cut:
                     reason = "time limit"
         finally:
+            # In this order: once there is a summary, others may read the folder, or copy it.
             self._snapshots.close()
             self._end(host, reason)
             if not (host.peers.has_begun or self._checkpoint.exists()):
@@ -218,7 +219,7 @@ class _Worker:
         workload = self._workload = experiment.workload((self._rank,))
         checkpoint = kept_checkpoint(self._checkpoint)
         # A resumed worker goes on with its random streams, another gets new ones.
-        kept = self._diary.incarnation if checkpoint is None else checkpoint["incarnation"]
+        kept = self._log.incarnation if checkpoint is None else checkpoint["incarnation"]
         self._incarnation: int = kept
         nothing = torch.empty(0)
         self._snapshots = Snapshots(
@@ -228,7 +229,7 @@ class _Worker:
         )
         services = self._services(workload, forecaster)
         trainer = workload.make_trainer(self._rank, self._incarnation)
-        self._diary.write("data", time=0.0, rank=self._rank, num_samples=trainer.num_samples)
+        self._log.write("data", time=0.0, rank=self._rank, num_samples=trainer.num_samples)
         initial = workload.initial_params(self._rank)
         algorithm = self._algorithm = self._whole_algorithm(initial)
         self._is_untried = checkpoint is not None  # until the next one is kept
@@ -258,7 +259,7 @@ class _Worker:
         return HostServices(
             forecaster=forecaster,
             evaluate=validator.evaluate if validator else None,
-            observer=self._diary,
+            observer=self._log,
             chores=(*chores, *([self._snapshots.due] if is_watched else [])),
             save=self._save,
         )
@@ -310,7 +311,7 @@ class _Worker:
             ) from error
 
     def _show(self, now: Seconds) -> Seconds:
-        self._diary.show()
+        self._log.show()
         parent = self._settings.parent
         if parent is not None and not is_running(parent):
             self._host.stop()
@@ -339,7 +340,7 @@ class _Worker:
         content = safetensors.torch.save({"params": host.state.estimate.contiguous()})
         self._keep(self._model, content, reason)
         last = {"reason": reason, "wall_seconds": wall_seconds}
-        self._diary.end(time=host.now, **last, **cut_off(reason, host.in_training()))
+        self._log.end(time=host.now, **last, **cut_off(reason, host.in_training()))
         # Last, because it completes the folder.
         summary = json_file(
             {
@@ -349,10 +350,10 @@ class _Worker:
                 "wall_seconds": wall_seconds,
                 "rounds": host.state.round,
                 "role": self._experiment.roles[self._rank],
-                "commits": self._diary.commits.total,
-                "bytes_sent": self._diary.bytes_sent,
-                "samples_processed": self._diary.samples_processed,
-                "mean_staleness": self._diary.mean_staleness,
+                "commits": self._log.commits.total,
+                "bytes_sent": self._log.bytes_sent,
+                "samples_processed": self._log.samples_processed,
+                "mean_staleness": self._log.mean_staleness,
                 "is_evaluated": inner.is_evaluated,
                 "agreement": None if agreement is None else agreement.summary(),
                 **self._validated(host, reason),
