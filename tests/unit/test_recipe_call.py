@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from enum import Enum
 from pathlib import Path
 
@@ -100,6 +102,25 @@ def test_passwords_are_not_recorded_and_repeated_options_stay_so() -> None:
 def test_a_call_can_be_sent_to_another_process() -> None:
     call = RecipeCall("quickstart", {"speeds": (1.0, 2.0), "data_dir": Path("data")})
     assert pickle.loads(pickle.dumps(call)) == call
+
+
+def test_a_recipes_file_may_define_the_classes_of_its_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "shaded.py"
+    file.write_text(
+        "from enum import Enum\n"
+        "from edgegossip.recipes.quickstart import quickstart\n"
+        "class Kind(Enum):\n"
+        "    A = 1\n"
+        "def mine(kind: Kind = Kind.A):\n"
+        "    assert isinstance(kind, Kind)\n"
+        "    return quickstart()\n"
+    )
+    call = parse_recipe("run", RunOptions, [f"{file}:mine", "--kind", "A"]).call
+    assert call.words()[1:] == ["--kind", "A"]
+    assert isinstance(call.make(), Comparison)
+    sent = pickle.dumps(call)
+    code = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()).make()"
+    subprocess.run([sys.executable, "-c", code], input=sent, check=True)
 
 
 def test_a_recipe_with_an_argument_without_default_can_be_called(tmp_path: Path) -> None:

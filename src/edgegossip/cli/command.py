@@ -153,7 +153,7 @@ def parse(
             process.
     """
     prog = f"edgegossip {command} {call.name}"
-    make = call.load(call.name)
+    make = call.function
     ours = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     theirs = defaults_of(make)
     if taken := [name for name in theirs if name in ours]:
@@ -183,7 +183,7 @@ def parse(
         for each in given
         if each in theirs
     }
-    needed = [each for each in theirs if theirs[each] is inspect.Parameter.empty]
+    needed = [each for each in found if theirs.get(each) is inspect.Parameter.empty]
     values |= {each: found[each] for each in needed}  # their options may have other names
     return Command(name=command, options=options, call=call.replace(**values), given=given)
 
@@ -283,7 +283,7 @@ def _split_values(
     """Separate the recipe's options with several values from all other words."""
     fixed: list[str] = []
     swept: Texts = {}
-    of_one_value = _arguments_of_one_value(call.load(call.name))
+    of_one_value = _arguments_of_one_value(call.function)
     for option, texts in _grouped(words):
         if _argument(option) == "seed":
             raise UsageError(f"{command} has --seeds, such as 0..4; leave out --seed")

@@ -30,8 +30,7 @@ from edgegossip.real.gathering import WORKERS
 from edgegossip.real.join import join
 from edgegossip.real.launch import launch, lost_workers
 from edgegossip.real.worker import WorkerSettings
-from edgegossip.recipes.call import RecipeCall, defaults_of, option_words
-from edgegossip.recipes.registry import load_recipe
+from edgegossip.recipes.call import RecipeCall, option_words
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
@@ -210,7 +209,7 @@ def _with_number(arguments: list[str]) -> tuple[list[str], str | None]:
         UsageError: If both options are given.
     """
     given = [each for each in arguments[1:] if each.partition("=")[0] in ("-n", "--n")]
-    known = defaults_of(load_recipe(arguments[0])) if given else {}
+    known = RecipeCall(arguments[0]).defaults if given else {}
     name = next((each for each in _NUMBERS if each in known), None)
     if name is None:
         return arguments, None

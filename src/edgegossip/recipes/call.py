@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
+from functools import cache
+from pathlib import Path
 from typing import Any, Self
 
 from edgegossip.contract.errors import UsageError, unknown_name
@@ -23,13 +25,25 @@ class Call:
     Args:
         name: Name of the function.
         arguments: Given arguments by name; all others have their defaults.
-        load: Finds the function by name. A call keeps no function, so that it can be sent to
-            another process, which loads the function from its file.
+        load: Finds the function by name. A call can be sent to another process, which loads
+            the function again.
     """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     load: Callable[[str], Callable[..., Any]] = load_recipe
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A recipe's file may define the classes of its arguments, so it is loaded before them.
+        state = {"arguments": self.arguments}
+        return _with_loaded_function, (type(self), self.name, self.load), state
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function; its file is executed again only if it has changed."""
+        file = Path(self.name.rpartition(":")[0])
+        modified = file.stat().st_mtime_ns if file.is_file() else None
+        return _function(self.load, self.name, file.resolve(), modified)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -38,7 +52,7 @@ class Call:
         >>> Call("quickstart").defaults["num_workers"]
         4
         """
-        return defaults_of(self.load(self.name))
+        return defaults_of(self.function)
 
     def replace(self, **changes: Any) -> Self:  # noqa: ANN401
         """Return this call with other arguments.
@@ -60,7 +74,7 @@ class Call:
         Raises:
             UsageError: If an argument is out of range.
         """
-        function = self.load(self.name)
+        function = self.function
         given: dict[str, Any] = {}
         try:
             for name, parameter in inspect.signature(function).parameters.items():
@@ -79,6 +93,19 @@ class Call:
         known = self.defaults
         options = (option_words(*each, known[each[0]]) for each in self.arguments.items())
         return [self.name, *(word for words in options for word in words)]
+
+
+@cache
+def _function(
+    load: Callable[[str], Callable[..., Any]], name: str, file: Path, modified: int | None
+) -> Callable[..., Any]:
+    return load(name)
+
+
+def _with_loaded_function(kind: type[Call], name: str, load: Callable[..., Any]) -> Call:
+    call = kind(name, load=load)
+    _ = call.function
+    return call
 
 
 class RecipeCall(Call):
