@@ -218,7 +218,7 @@ def _require_comparison(
 def print_report(page: Path) -> None:
     """Print the path of the report, and the time since the command began."""
     waited = time.time() - psutil.Process().create_time()
-    print(f"report: {page} (finished in {units.seconds(waited)})")
+    print(f"report: {page} ({units.seconds(waited)} from the command to here)")
 
 
 def print_table(results: dict[str, Results]) -> None:

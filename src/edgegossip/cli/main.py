@@ -16,7 +16,7 @@ edgegossip: train one PyTorch model together on machines of very different speed
 
 usage: edgegossip COMMAND [OPTIONS]
 
-  edgegossip list                   one line per recipe and study
+  edgegossip list                   the recipes and studies, a line each
   edgegossip run RECIPE             one algorithm of a recipe (--only NAME says which)
   edgegossip compare RECIPE         all algorithms of a recipe, side by side
   edgegossip study STUDY            a figure of a paper, or of ours, from many runs
@@ -28,7 +28,7 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip report DIR             draw the report of a folder (again)
   edgegossip export DIR             a folder for the Hugging Face hub: model, model card
 
-  edgegossip launch RECIPE -n 4     one process per worker here, over a real network
+  edgegossip launch RECIPE -n 4     one process a worker on this machine, a real network
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
   edgegossip router                 join workers that cannot connect to each other
   edgegossip script -n 4 FILE.py    a training script of your own, once for each worker

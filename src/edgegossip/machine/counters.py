@@ -103,7 +103,7 @@ class SystemCounters:
         self._num_readings = 0
 
     def read(self) -> Reading:
-        # Read our own counters last; otherwise our usage in between counts as use by others.
+        # Ours last: what we use meanwhile must not pass for use by others.
         machine = Usage(self._busy(), _traffic(), _disk_traffic())
         group = None if self._quota is None else self._quota.used()
         return Reading(machine, self._own(), group)

@@ -109,7 +109,7 @@ def ladders(numbers: Mapping[str, int], whole_runs: float) -> dict[str, Ladder]:
 
 def _ladder(num_settings: int, depth: float, whole_runs: float) -> Ladder:
     sizes = _sizes(num_settings)
-    # Floating-point division may fall just below the whole number.
+    # A hair more, because a quotient may be a hair less than a whole number.
     num_seeds = max(1, math.floor(whole_runs / (depth * _whole_runs(num_settings)) + 1e-9))
     shares = [depth / FACTOR**rung for rung in reversed(range(len(sizes)))]
     rungs = zip(sizes, shares, strict=True)

@@ -204,7 +204,7 @@ class _Worker:
             self._snapshots.close()
             self._end(host, reason)
             if not (host.peers.has_begun or self._checkpoint.exists()):
-                # Nothing to resume, so the folder can be reused with other settings.
+                # Nothing to go on from: the same folder will do for other settings, too.
                 (self._out / "experiment.json").unlink()
         if host.meeting.shortage is not None:
             raise NetworkError(host.meeting.shortage)

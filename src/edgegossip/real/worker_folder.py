@@ -165,8 +165,8 @@ class RunningTotal:
 
     def add(self, time: Seconds, amount: int) -> None:
         """Add `amount` at `time`."""
-        # A worker may resume at an earlier time than it had reached: sums of moments that are
-        # over stay as they are.
+        # A worker that goes on from a checkpoint may be a little earlier than it was before:
+        # moments that are over stay as they are.
         while self._next < time:
             self._sums.append(self.total)
             self._next = next(self._times)
@@ -314,7 +314,7 @@ class WorkerFolder:
                 self.num_samples = int(line["num_samples"])
                 return
             case "recovered":
-                # The worker was down and could not log its own absence.
+                # The worker could not report itself that it was away.
                 crash = {"type": "crashed", "time": self._last_seen, "rank": self.rank}
                 self._crashes[self._reader.position] = crash
                 self._note(self._last_seen)

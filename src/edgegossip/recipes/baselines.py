@@ -113,9 +113,8 @@ def balanced(
 
     Args:
         inner: See `EdgeGossip`.
-        control: 0 for no control variates. Both these and EdgeGossip's correction counter
-            the bias towards the data of fast workers, so with control variates there is no
-            correction by default.
+        control: 0 for no control variates. Both these and EdgeGossip's correction mend the
+            drift to fast workers' data, so with them there is no correction by default.
         balancing: Other arguments of `EdgeGossip`.
     """
     if not control:
