@@ -70,12 +70,12 @@ ALLOWED = {
 }
 """By how much what is compared may differ."""
 Measured: TypeAlias = Mapping[str, float | None]
-"""What a run took, by the names of `ALLOWED`; None where it never came to the target.
+"""Costs of a run, by the names of `ALLOWED`; None where it never reached the target.
 
 An epoch's seconds are those from the beginning to the end of the last whole one, on average."""
 
 
-# What is compared.
+# The compared runs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _whole_rounds(sends: Sequence[dict[str, Any]], num_workers: int) -> tuple[fl
 
 
 def crossing(history: Sequence[Evaluation], target: float) -> float | None:
-    """When accuracy first came to `target`, on a straight line between two evaluations."""
+    """Time at which accuracy first reached `target`, interpolated between two evaluations."""
     before: Evaluation | None = None
     for each in history:
         if each.accuracy >= target:

@@ -65,10 +65,10 @@ FLOOD_RATE = 10_000
 
 TOPOLOGY = complete(NUM_WORKERS)
 STEPS = 22
-"""Of an epoch of a worker, roughly."""
+"""Approximate number of steps in an epoch of a worker."""
 EPOCHS = 20
 STEP_SECONDS: Seconds = 0.25 / STEPS
-"""That a step takes at least."""
+"""Minimum duration of a step."""
 PROCESSES = multiprocessing.get_context("fork")  # importing PyTorch again would take longest
 
 

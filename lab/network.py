@@ -10,7 +10,7 @@ BURST_SECONDS = 0.0025
 """How much a link that was idle may pass at once. Short against messages, or they would pass
 too fast; not much shorter than the kernel's timers are late, or links would not be used up."""
 QUEUE_SECONDS = 0.2
-"""What a full queue of a limited link takes to pass; what comes then is dropped."""
+"""Time that a full queue of a limited link takes to pass; further frames are dropped."""
 FRAME = 1514
 """Bytes of the largest frame."""
 

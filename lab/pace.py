@@ -30,7 +30,7 @@ from edgegossip.models import lenet5
 from edgegossip.sim.platform import Platform, ThrottlingTrace
 
 Trace: TypeAlias = list[tuple[Seconds, float]]
-"""What holds from which time on."""
+"""Values, each with the time from which it holds."""
 
 _EVERY: Seconds = 0.25
 _STEPS = 3

@@ -300,7 +300,7 @@ class Race(Contest):
                 ),
                 platforms=(eg.Platform(throughput=settings.throughput),) * self.num_workers,
                 seed=self.seed,
-                # A hair after each epoch, when no worker has completed the next one.
+                # Just after each epoch, when no worker has completed the next one.
                 evaluation_interval=largest / settings.throughput * (1 + 1e-9),
                 name=BASELINE,
             )

@@ -364,11 +364,11 @@ def _study(
 
 
 NOTE = (
-    "Medians over the seeds; a dash: never in its time. A run is over when the mean of ten "
-    "looks at the test loss, equally often for all, has come to the loss of its problem. "
-    "ADSP takes less: 1 - its time / the run's, with the same seed; of a run that never got "
-    "there, at least that. Settings are those that were best on validation data with another "
-    "seed, from equally many candidates for each method."
+    "Medians over the seeds; a dash means that the run never reached the target. A run ends "
+    "when the mean of its last ten test losses reaches the target of its problem; all runs are "
+    "measured equally often. 'ADSP takes less by' is 1 - ADSP's time / the run's time with the "
+    "same seed; for runs that never reached the target, it is a lower bound. Settings are the "
+    "best on validation data with another seed, from equally many candidates for each method."
 )
 
 

@@ -272,9 +272,10 @@ def test_the_headline_is_the_end_and_not_a_peak_on_the_way(tmp_path: Path) -> No
         "the",
         "end;",
         "best",
-        "on",
+        "value",
+        "during",
         "the",
-        "way",
+        "run",
         "99",
         "%",
     ]

@@ -137,7 +137,7 @@ def test_a_router_says_whom_it_has_no_place_for(
     client(folder, opened, 2, endpoint)
     wait_until(lambda: caplog.messages)
     assert caplog.messages == [
-        "nothing passes: a link from 'worker-2', which is not one of the 2 workers"
+        "not forwarding: a link from 'worker-2', which is not one of the 2 workers"
     ]
 
 

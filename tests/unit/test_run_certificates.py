@@ -73,7 +73,7 @@ def test_a_router_passes_a_bound_worker_on_only_where_it_is_told_the_run(
         meet(first, second)
         exchange(first, second)
     else:
-        wait_until(lambda: "nothing passes: a link from 'worker-1@night'" in caplog.text)
+        wait_until(lambda: "not forwarding: a link from 'worker-1@night'" in caplog.text)
     # In no other run, whatever it says.
     day = machines.open(2, endpoint, f"day:{RUN}")
     impostor = Worker(bound, 1, endpoint, run=f"day:{RUN}", is_careful=False)

@@ -254,7 +254,7 @@ class Quantize(Values):
     each). Rounding is deterministic: with error feedback, a smaller error is worth more than an
     unbiased one.
 
-    :math:`\delta` holds for any vector: see `levels.guarantee`. It decreases as the longest
+    :math:`\delta` holds for any vector: see `guarantee`. It decreases as the longest
     part's length :math:`d` grows, slowly except with few bits: with 4 bits, it is 0.78, 0.72
     and 0.67 for 10,000, 100,000 and 1,000,000 entries; with 8 bits, 0.998; with 2 bits, about
     :math:`1.4 / \sqrt d`. Practical losses are far smaller: 4 bits lose 0.03 to 0.6 % of

@@ -93,7 +93,7 @@ def _end_tile(folder: ReportData) -> Tile | None:
     peak, best = _best(folder, "best_value")
     if best is not None and folder.metric.shortfall(value, best) > 0:
         where = f" of {peak}" if peak != name else ""
-        label += f"; best on the way{where} {metric_value(best, folder.metric)}"
+        label += f"; best value during the run{where} {metric_value(best, folder.metric)}"
     return metric_value(value, folder.metric), label
 
 

@@ -111,5 +111,5 @@ class Router:
         self._expired_links.follow(session)
         holders = known_holders(self._num_workers, self._run_names)
         report_links(
-            session, holders, lambda reason: _LOG.warning("nothing passes: %s", reason)
+            session, holders, lambda reason: _LOG.warning("not forwarding: %s", reason)
         )
