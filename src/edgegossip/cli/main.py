@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code.
 
     0 is success, 1 a failure, 2 wrong usage, 3 a real run whose workers end with different
-    models, and 130 Ctrl+C.
+    models (`real.agreement`), and 130 Ctrl+C.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -40,7 +40,7 @@ from edgegossip.runs.process import one_intra_op_thread
 from edgegossip.runs.results import Results
 from edgegossip.runs.tracking import Tracker, track_results
 
-APART = 3
+EXIT_APART = 3
 """Exit code of a real run whose workers end with different models."""
 
 
@@ -195,7 +195,7 @@ def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = AC
     if not is_apart(found):
         return 0
     print("the model of this worker is not the run's; see the warnings above", file=sys.stderr)
-    return APART
+    return EXIT_APART
 
 
 _NUMBERS = ("num_workers", "num_stages")
@@ -290,7 +290,7 @@ def _say_who_disagrees(disagreements: Sequence[str]) -> int:
     """Print a line for each difference of the final models; return the exit code."""
     for line in disagreements:
         print(f"warning: the models differ: {line}", file=sys.stderr)
-    return APART if disagreements else 0
+    return EXIT_APART if disagreements else 0
 
 
 def gather_command(arguments: list[str]) -> int:

@@ -42,8 +42,8 @@ class Refused:
         rank: Apparent author, if any.
         reason: One of a few fixed texts.
         detail: For the log only.
-        is_lie: Whether only the author can have caused this. Input that is lost, damaged,
-            beyond a limit, or from an earlier life or another run is no lie.
+        is_lie: Whether only the author can have caused this. Input that is damaged,
+            beyond a limit, or from another run is no lie.
     """
 
     rank: Rank | None

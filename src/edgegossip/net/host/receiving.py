@@ -307,7 +307,7 @@ class Receiving:
         peer = self._peers[sender]
         # Numbers count between two lives, so the lives come before the number.
         if envelope.sender_life != peer.life or envelope.receiver_life != self._peers.life:
-            return []  # between earlier lives of one of the two
+            return []  # dropped, not refused: it is from an earlier life of one of the two
         if envelope.number <= peer.received:
             return []  # resent by a resumed worker
         # A link keeps its frames in order, so what this one has overtaken is lost for good.
