@@ -105,7 +105,7 @@ def test_who_failed_is_said_also_where_no_model_is_left(
     failed = {**summary(path), "reason": "failed"}
     (path / "summary.json").write_text(json.dumps(failed))
     with pytest.raises(RunFolderError):
-        _gather(Gathering(experiment, out), out, {0: "failed: edgegossip: the disk is full"})
+        _gather(Gathering(experiment, out), {0: "failed: edgegossip: the disk is full"})
     assert "the server failed: edgegossip: the disk is full" in capsys.readouterr().err
 
 

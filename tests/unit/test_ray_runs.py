@@ -30,7 +30,7 @@ from edgegossip.contract.errors import (
 )
 from edgegossip.integrations import ray_runs, ray_session
 from edgegossip.integrations.ray_runs import RayRuns
-from edgegossip.integrations.ray_session import ClusterNode, LostError, NodeError, RaySession
+from edgegossip.integrations.ray_session import LostError, NodeError, RaySession
 from edgegossip.runs.comparison import compare
 from edgegossip.runs.study import Cell, Row, Session, run_study
 from edgegossip.runs.tracking import Status
@@ -82,8 +82,8 @@ class OneProcess:
         Queue.kept.clear()
         return Queue()
 
-    def nodes(self) -> list[ClusterNode]:
-        return [ClusterNode("this", "this", 2)]
+    def num_cores(self) -> int:
+        return 2
 
     def start(self, function: Callable[..., Any], home: Any, work: Any) -> int:  # noqa: ANN401
         number = next(self.numbers)

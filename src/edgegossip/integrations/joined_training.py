@@ -7,7 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from edgegossip.contract.errors import UsageError
@@ -112,3 +113,11 @@ class JoinedTraining:
                 loop.rounds,
             )
         loop.__exit__(None, None, None)
+
+
+def mean_loss(losses: Sequence[Tensor], *, are_shares: bool) -> float | None:
+    """Mean loss of a step's batches, which may be shares of the mean; None without any."""
+    if not losses:
+        return None
+    stacked = torch.stack([*losses])
+    return float(stacked.sum() if are_shares else stacked.mean())

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree
 
 from edgegossip.contract.errors import UsageError, require_extra
-from edgegossip.integrations.joined_training import JoinedTraining
+from edgegossip.integrations.joined_training import JoinedTraining, mean_loss
 from edgegossip.real.script import AlgorithmOrMaker, ScriptWorker
 
 
@@ -95,7 +94,9 @@ class LightningHooks:
         if trainer.global_step == self._num_steps:
             return  # gradients are being accumulated
         self._num_steps = trainer.global_step
-        self._joined.step(self._mean_loss(pl_module), self._num_samples)
+        # Automatic optimization has divided each loss by their number.
+        mean = mean_loss(self._losses, are_shares=pl_module.automatic_optimization)
+        self._joined.step(mean, self._num_samples)
         self._losses, self._num_samples = [], 0
         if self._joined.is_over:
             trainer.should_stop = True
@@ -110,14 +111,6 @@ class LightningHooks:
         exception: BaseException,
     ) -> None:
         self._joined.end()
-
-    def _mean_loss(self, pl_module: Any) -> float | None:  # noqa: ANN401
-        if not self._losses:
-            return None
-        losses = torch.stack(self._losses)
-        # Automatic optimization has divided each loss by their number.
-        mean = losses.sum() if pl_module.automatic_optimization else losses.mean()
-        return float(mean)
 
 
 def _epoch_samples(trainer: Any) -> int | None:  # noqa: ANN401

@@ -122,9 +122,7 @@ class RayRuns:
         watch = _StatusesOfNodes(statuses, progress)
         try:
             while remaining or running:
-                limit = self._num_runs or _SPARE + sum(
-                    each.num_cores for each in session.nodes()
-                )
+                limit = self._num_runs or _SPARE + session.num_cores()
                 names = [name for name, _ in running.values()]
                 for name in ready(remaining, names, after, limit):
                     work = remaining.pop(name)()

@@ -37,15 +37,6 @@ class NodeError(LostError):
     """A node has failed in a way that does not change when the work is repeated."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterNode:
-    """A machine, or a part of a machine, that is currently in the cluster."""
-
-    name: str
-    host: str
-    num_cores: int
-
-
 class RaySession:
     """A connection to a Ray cluster.
 
@@ -76,18 +67,11 @@ class RaySession:
         """Leave the cluster, and end it if it was started here."""
         self._open.close()
 
-    def nodes(self) -> list[ClusterNode]:
-        """List the machines that are present."""
+    def num_cores(self) -> int:
+        """Total cores of the machines that are present."""
         with self._telling_of_losses():
-            return [
-                ClusterNode(
-                    each["NodeID"],
-                    each.get("NodeManagerHostname", "?"),
-                    int(each.get("Resources", {}).get("CPU", 0)),
-                )
-                for each in self._ray.nodes()
-                if each["Alive"]
-            ]
+            resources = [n.get("Resources", {}) for n in self._ray.nodes() if n["Alive"]]
+        return sum(int(each.get("CPU", 0)) for each in resources)
 
     def start(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         """Call a function on one core of any node, and retry lost calls; return a reference.
@@ -102,19 +86,25 @@ class RaySession:
                 max_retries=_MOST_RETRIES,
                 runtime_env={"env_vars": own},
             )
-        with self._telling_of_losses(), self._pickling():
-            return self._functions[function].remote(*arguments)
+        for module in _from_files():
+            self._ray.cloudpickle.register_pickle_by_value(module)
+        with self._telling_of_losses():
+            try:
+                return self._functions[function].remote(*arguments)
+            except TypeError as error:
+                raise TrainingError(
+                    f"the task cannot be sent to other processes ({error}); give it no locks, "
+                    "open files or other things that cannot be pickled, or leave out --pool ray"
+                ) from error
 
     def queue(self) -> Any:  # noqa: ANN401
         """Make a queue on this machine that all nodes can use."""
         from ray.util.queue import Queue
 
-        here = self._on(self._ray.get_runtime_context().get_node_id())
-        return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
-
-    def _on(self, node: str) -> Any:  # noqa: ANN401
         strategies = self._ray.util.scheduling_strategies
-        return strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        node = self._ray.get_runtime_context().get_node_id()
+        here = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
 
     def wait(self, references: Sequence[Any], seconds: float) -> list[Any]:
         """Wait at most `seconds` for a value to arrive; list its reference, if any."""
@@ -148,18 +138,6 @@ class RaySession:
             failures = (self._ray.exceptions.RayTaskError, self._ray.exceptions.RaySystemError)
             kind = NodeError if isinstance(error, failures) else LostError
             raise kind(f"{type(error).__name__}: {what:.400}") from error
-
-    @contextmanager
-    def _pickling(self) -> Iterator[None]:
-        for module in _from_files():
-            self._ray.cloudpickle.register_pickle_by_value(module)
-        try:
-            yield
-        except TypeError as error:
-            raise TrainingError(
-                f"the task cannot be sent to other processes ({error}); give it no locks, "
-                "open files or other things that cannot be pickled, or leave out --pool ray"
-            ) from error
 
     @contextmanager
     def _started(self, max_cores: int | None) -> Iterator[None]:
@@ -276,7 +254,10 @@ def _knock(address: str) -> None:
             "belongs to the cluster needs no ray:// address, and others cannot take part"
         )
     try:
-        answer = _answer(host.strip("[]"), int(port))
+        with socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS) as peer:
+            # The preface of HTTP/2 (RFC 9113, 3.4), which gRPC answers with its settings.
+            peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
+            answer = peer.recv(len(_SETTINGS))
     except (OSError, OverflowError) as error:
         raise NetworkError(
             f"no program answers at --ray-address {address} ({error}); on the machine for the "
@@ -287,13 +268,6 @@ def _knock(address: str) -> None:
             f"--ray-address {address}: the program that answers there is not a Ray cluster; "
             "give the address that `ray start --head` printed for other nodes to join"
         )
-
-
-def _answer(host: str, port: int) -> bytes:
-    """Send the HTTP/2 preface (RFC 9113, 3.4), which gRPC answers with its settings."""
-    with socket.create_connection((host, port), _KNOCK_SECONDS) as connection:
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
-        return connection.recv(len(_SETTINGS))
 
 
 def _from_files() -> list[Any]:

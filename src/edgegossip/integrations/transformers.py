@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from edgegossip.contract.errors import require_extra
-from edgegossip.integrations.joined_training import JoinedTraining
+from edgegossip.integrations.joined_training import JoinedTraining, mean_loss
 from edgegossip.real.script import AlgorithmOrMaker, ScriptWorker
 
 
@@ -81,7 +80,8 @@ class TransformersHooks:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **other: Any) -> None:  # noqa: ANN401
         seen = self._num_seen(state)
-        self._joined.step(self._mean_loss(), seen - self._num_counted)
+        loss = mean_loss(self._losses, are_shares=self._are_shares)
+        self._joined.step(loss, seen - self._num_counted)
         self._losses, self._num_counted = [], seen
         if self._joined.is_over:
             control.should_training_stop = True
@@ -106,12 +106,6 @@ class TransformersHooks:
             self._losses.append(loss.detach())
             # With the number of all tokens of a step, the loss is a share of their mean.
             self._are_shares = named.get("num_items_in_batch") is not None
-
-    def _mean_loss(self) -> float | None:
-        if not self._losses:
-            return None
-        losses = torch.stack(self._losses)
-        return float(losses.sum() if self._are_shares else losses.mean())
 
 
 def _epoch_samples(args: Any, loader: Any) -> int | None:  # noqa: ANN401

@@ -74,10 +74,6 @@ class Counters(Protocol):
         """Current totals."""
 
 
-def _nothing() -> float:
-    return 0.0
-
-
 class SystemCounters:
     """The counters of this machine and of our own process tree, from psutil.
 
@@ -91,7 +87,7 @@ class SystemCounters:
             receives must report it.
     """
 
-    def __init__(self, own_network_bytes: Callable[[], float] = _nothing) -> None:
+    def __init__(self, own_network_bytes: Callable[[], float] = lambda: 0.0) -> None:
         self._own_network_bytes = own_network_bytes
         self._process = psutil.Process()
         self._cores = _allowed_cores(self._process)
@@ -111,8 +107,12 @@ class SystemCounters:
 
     def _busy(self) -> Seconds:
         times = psutil.cpu_times(percpu=True)
-        # A core may have been switched off since.
-        return sum(_core_seconds(times[core]) for core in self._cores if core < len(times))
+        kinds = ("user", "nice", "system", "irq", "softirq", "steal", "interrupt", "dpc")
+        return sum(
+            sum(getattr(times[core], kind, 0.0) for kind in kinds)
+            for core in self._cores
+            if core < len(times)  # a core may have been switched off since
+        )
 
     def _own(self) -> Usage:
         if self._num_readings % _READINGS_PER_LOOK == 0:
@@ -139,26 +139,15 @@ def _allowed_cores(process: Any) -> list[int]:  # noqa: ANN401
     return everything
 
 
-def _core_seconds(times: Any) -> Seconds:  # noqa: ANN401
-    kinds = ("user", "nice", "system", "irq", "softirq", "steal", "interrupt", "dpc")
-    return sum(getattr(times, kind, 0.0) for kind in kinds)
-
-
 def _traffic() -> float:
-    by_card = psutil.net_io_counters(pernic=True)
-    loopback = _loopback()
+    flags = {card: getattr(stats, "flags", "") for card, stats in psutil.net_if_stats().items()}
     return float(
         sum(
             counts.bytes_sent + counts.bytes_recv
-            for card, counts in by_card.items()
-            if card not in loopback
+            for card, counts in psutil.net_io_counters(pernic=True).items()
+            if "loopback" not in flags.get(card, "").split(",")
         )
     )
-
-
-def _loopback() -> set[str]:
-    flags = {card: getattr(stats, "flags", "") for card, stats in psutil.net_if_stats().items()}
-    return {card for card, text in flags.items() if "loopback" in text.split(",")}
 
 
 def _disk_traffic() -> float:

@@ -117,7 +117,7 @@ def _fitted(regressor: RegressorMixin, u: np.ndarray, log_t: np.ndarray) -> Any:
 
 
 def _table(contentions: Sequence[Contention]) -> np.ndarray:
-    return np.array([(u.cores, u.network, u.disk) for u in contentions])
+    return np.array([(u.cores, u.network, u.disk) for u in contentions], np.float64)
 
 
 @dataclass(slots=True)
@@ -369,8 +369,7 @@ class PerformancePredictor:
         path, profile = Path(path), self._profile
         tensors = {}
         if profile is not None:
-            rows = [(u.cores, u.network, u.disk) for u in profile.contentions]
-            tensors["contentions"] = torch.tensor(rows, dtype=torch.float64)
+            tensors["contentions"] = torch.from_numpy(_table(profile.contentions))
             tensors["seconds"] = torch.tensor(list(profile.seconds), dtype=torch.float64)
         settings = {"num_executors": self.num_executors, "state": self.state_dict()}
         write_whole(path, save(tensors, metadata={"predictor": json.dumps(settings)}))

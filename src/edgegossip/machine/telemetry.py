@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -158,7 +159,10 @@ class JsonLinesTelemetry:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._is_torn = _ends_within_a_line(path)
+        self._is_torn = False  # whether the file ends within a line
+        with suppress(OSError), path.open("rb") as file:  # not there, or empty
+            file.seek(-1, os.SEEK_END)
+            self._is_torn = file.read(1) != b"\n"
 
     def append(self, rank: Rank, sample: Sample) -> None:
         line = json.dumps({"rank": rank} | asdict(sample), allow_nan=False).encode() + b"\n"
@@ -192,15 +196,6 @@ class JsonLinesTelemetry:
 
     def close(self) -> None:
         pass
-
-
-def _ends_within_a_line(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) != b"\n"
-    except OSError:  # not there, or empty
-        return False
 
 
 class RedisTelemetry:

@@ -76,7 +76,9 @@ class LocalScores:
 
         A model with missing numbers is written for the workers to measure.
         """
-        name = _name(params)
+        # Models are named by their content.
+        content = params.detach().cpu().contiguous()
+        name = hashlib.sha256(content.numpy().tobytes()).hexdigest()[:24]
         late = [rank for rank in ranks if name not in self._found.get(rank, {})]
         if ranks and not late:
             total = together([self._found[rank][name] for rank in ranks])
@@ -86,8 +88,9 @@ class LocalScores:
         make_folder(folder)
         if not (folder / "experiment.json").exists():
             write_json(folder / "experiment.json", header(self._experiment, None))
-        content = safetensors.torch.save({"params": params.contiguous()})
-        write_atomically(folder / f"{name}.safetensors", content)
+        write_atomically(
+            folder / f"{name}.safetensors", safetensors.torch.save({"params": content})
+        )
         return None
 
 
@@ -175,12 +178,6 @@ def _tensor(told: object) -> Tensor:
         return math.nan if each is None else each
 
     return torch.tensor(numbers(told), dtype=torch.float64)
-
-
-def _name(params: Tensor) -> str:
-    """Name a model by its content."""
-    content = params.detach().cpu().contiguous().numpy().tobytes()
-    return hashlib.sha256(content).hexdigest()[:24]
 
 
 def _require_same(experiment: Experiment, folder: Path) -> None:

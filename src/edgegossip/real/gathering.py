@@ -177,25 +177,27 @@ class Gathering:
 
     def measure_next(self) -> bool:
         """Evaluate the newest moment with complete snapshots; return False if none is left."""
-        ranks, present = self._evaluated_ranks(), self._present
+        ranks = self._evaluated_ranks()
+        present = [worker.rank for worker in self.workers if worker.path.is_dir()]
         there = {rank: self.workers[rank].snapshots for rank in ranks}
         self._drop_measured(there, present)
         # Later moments may still get more snapshots.
         running = [rank for rank in ranks if not self.workers[rank].has_ended]
         complete = min((max(there[rank], default=-1) for rank in running), default=math.inf)
-        waiting = {index for found in there.values() for index in found if index <= complete}
-        waiting = {
-            index
-            for index in waiting
-            if not self._evaluations.covers(index, present)
-            and self._workload.is_whole(rank for rank in ranks if index in there[rank])
-        }
-        waiting = self._chosen(waiting)
+        moments = {index for found in there.values() for index in found if index <= complete}
+        waiting = self._chosen(
+            {
+                index
+                for index in moments
+                if not self._evaluations.covers(index, present)
+                and self._workload.is_whole(rank for rank in ranks if index in there[rank])
+            }
+        )
         if not waiting:
             return False
         index = max(waiting)
         found = {
-            rank: self.workers[rank].read_snapshot(index, self._num_params(rank))
+            rank: self.workers[rank].read_snapshot(index, self._workload.num_params(rank))
             for rank in ranks
             if index in there[rank]
         }
@@ -224,18 +226,10 @@ class Gathering:
                     with suppress(OSError):  # it only takes space
                         self.workers[rank].snapshot(index).unlink()
 
-    @property
-    def _present(self) -> list[Rank]:
-        """The workers with folders in the run folder."""
-        return [worker.rank for worker in self.workers if worker.path.is_dir()]
-
     def _evaluated_ranks(self) -> list[Rank]:
         experiment = self._experiment
         ranks = range(experiment.num_workers)
         return [rank for rank in ranks if experiment.algorithm.role(rank).is_evaluated]
-
-    def _num_params(self, rank: Rank) -> int:
-        return self._workload.num_params(rank)
 
     def _evaluate_snapshots(
         self, index: int, snapshots: Mapping[Rank, Tensor]
@@ -374,8 +368,7 @@ class Gathering:
         models = {}
         for rank, summary in summaries.items():
             if summary.get("agreement"):
-                params = estimates.get(rank)
-                if params is None:
+                if (params := estimates.get(rank)) is None:
                     params = self.workers[rank].last_params(len(mean))
                 if params is not None:
                     models[rank] = params
@@ -434,7 +427,10 @@ class Gathering:
         ends = [rank for rank in ends if summaries[rank].get("is_evaluated", True)] or ends
         # The model of a deposed server, or of workers cut off from most others, is no result.
         ends = [rank for rank in ends if not is_apart(summaries[rank])] or ends
-        found = {rank: self.workers[rank].last_params(self._num_params(rank)) for rank in ends}
+        found = {
+            rank: self.workers[rank].last_params(self._workload.num_params(rank))
+            for rank in ends
+        }
         estimates = {rank: params for rank, params in found.items() if params is not None}
         if not self._workload.is_whole(estimates):
             needed = self.roles[self._evaluated_ranks()[0]]

@@ -110,20 +110,14 @@ def introduce(
         experiment.algorithm.role(rank).name: rank
         for rank in reversed(range(experiment.num_workers))
     }
-    parameters = {
-        f"initial parameters of a {role}": sketch(workload.initial_params(rank))
-        for role, rank in sorted(first_of_role.items())
-    }
-    frozen = {
-        f"frozen parameters of a {role}": sketch(sample)
-        for role, rank in sorted(first_of_role.items())
-        if (sample := workload.frozen_sample(rank)) is not None
-    }
     num_listed = MAX_LISTED // len(first_of_role)
-    tensors: dict[str, Setting] = {}
+    tensors, parameters, frozen = (dict[str, Setting]() for _ in range(3))
     for role, rank in sorted(first_of_role.items()):
         found = workload.described_tensors(rank)
         tensors |= compared_tensors(found, f" of a {role}", num_listed)
+        parameters[f"initial parameters of a {role}"] = sketch(workload.initial_params(rank))
+        if (sample := workload.frozen_sample(rank)) is not None:
+            frozen[f"frozen parameters of a {role}"] = sketch(sample)
     described = header(experiment, None)
     flat = flatten(described)
     machine = {name: flat[name] for name in _OF_MACHINE if flat.get(name) is not None}

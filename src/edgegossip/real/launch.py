@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import signal
@@ -277,7 +276,7 @@ def launch(
                     f"interrupted; {out} holds the workers' checkpoints, and the same command "
                     "with --resume and this --out continues"
                 )
-            results = _gather(gathering, out, failures, make_measure)
+            results = _gather(gathering, failures, make_measure)
             follower.tell(results.history)
             return results
 
@@ -324,7 +323,6 @@ def _run_workers(
 
 def _gather(
     gathering: Gathering,
-    out: Path,
     failures: Mapping[Rank, str],
     make_measure: MakeMeasure | None = None,
 ) -> Results:
@@ -424,13 +422,11 @@ def _status(
     now = max(worker.time for worker in gathering.workers)
     rounds = [worker.num_rounds for worker in gathering.workers]
     history = gathering.history
-    limit = experiment.max_seconds or math.inf
-    last_round = experiment.algorithm.traits.num_rounds or math.inf
-    share = max(now / limit, sum(rounds) / len(rounds) / last_round)
     return Status(
         name=experiment.run_name,
         time=now,
-        share=min(0.99, share),  # ending and gathering remain
+        # Ending and gathering remain.
+        share=min(0.99, experiment.completed_share(now, rounds)),
         evaluation=history[-1] if history else None,
         metric=experiment.task.metric,
         wall_seconds=seconds,

@@ -188,14 +188,13 @@ class TrainingLoop:
             **compared_tensors(described(self._flat.module, settings.has_buffers)),
         }
         introduction = _introduction(chosen, self._flat.module, params, max_seconds)
-        host_settings = settings.for_host(introduction)
         if final_average:
             algorithm = FinalAverage(
                 inner=algorithm, num_workers=num_workers, ends_at=max_seconds
             )
         self._algorithm = algorithm
         services = HostServices(forecaster=forecaster, evaluate=judge)
-        host = partial(Host, settings=host_settings, services=services)
+        host = partial(Host, settings=settings.for_host(introduction), services=services)
         self._host: Host[Any] = host(
             algorithm, rank, num_workers, params, self._work, transport
         )
@@ -277,18 +276,15 @@ class TrainingLoop:
             self._take_next()
             return
         piece.add(loss, num_samples)
-        if piece.is_done or self._is_ending:
+        state = self._host.state
+        # Once the final average has begun, training no longer counts.
+        is_ending = isinstance(state, FinalState) and state.is_ending
+        if piece.is_done or is_ending:
             self._work.done.put(piece.result(self._flat))
             self._take_next()
         elif not self._thread.is_alive():
             # The run is over, or has failed, in the middle of a piece; its end is in the queue.
             self._take_next()
-
-    @property
-    def _is_ending(self) -> bool:
-        """Whether the final average has begun; training then no longer counts."""
-        state = self._host.state
-        return isinstance(state, FinalState) and state.is_ending
 
     def _take_next(self) -> None:
         """Wait for the next training request, and load its initial parameters."""

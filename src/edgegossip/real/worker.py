@@ -18,7 +18,7 @@ from torch import Tensor
 
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import NetworkError, RunFolderError
-from edgegossip.contract.protocol import Rank, Seconds, WorkerState
+from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_counts, check_ranges
 from edgegossip.machine.counters import is_running
 from edgegossip.net.host.host import Host
@@ -245,7 +245,12 @@ class _Worker:
                 services=services,
                 checkpoint=checkpoint,
             )
-            _require_like(host.state, algorithm.init(self._rank, initial))
+            # A loaded state must have the same structure as a new one.
+            state, fresh = host.state, algorithm.init(self._rank, initial)
+            if type(state) is not type(fresh) or state.estimate.shape != fresh.estimate.shape:
+                raise TypeError(
+                    f"a state like {type(fresh).__name__} was expected, got {state!r:.60}"
+                )
         num_bytes = host.state.estimate.numel() * host.state.estimate.element_size()
         self._model = ReservedFile(self._out / "params.safetensors", num_bytes + _MARGIN)
         self._summary = ReservedFile(self._out / "summary.json", _MARGIN)
@@ -390,16 +395,6 @@ class _Worker:
         if reason in ENDS and validator is not None and self._workload.is_whole([self._rank]):
             _, values = validator.evaluate(host.state.estimate)
         return {f"validation_{metric.key}": values[metric.name] for metric in metrics}
-
-
-def _require_like(state: WorkerState, fresh: WorkerState) -> None:
-    """Check that a loaded state has the same structure as a new one.
-
-    Raises:
-        TypeError: If the structures differ.
-    """
-    if type(state) is not type(fresh) or state.estimate.shape != fresh.estimate.shape:
-        raise TypeError(f"a state like {type(fresh).__name__} was expected, got {state!r:.60}")
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:

@@ -163,12 +163,15 @@ def indices(folder: Path) -> list[int]:
     return sorted(int(stem) for stem in found if stem.isdecimal())
 
 
-def read_params(path: Path, num_params: int | None = None) -> Tensor:
+def read_params(
+    path: Path, num_params: int | None = None, *, may_be_empty: bool = False
+) -> Tensor:
     """Read a snapshot, or a worker's last parameters.
 
     Args:
         path: Path of the file.
         num_params: Required number of parameters; None for any number.
+        may_be_empty: Whether there may also be none.
 
     Raises:
         RunFolderError: If the file is missing or damaged, or belongs to another model.
@@ -177,7 +180,9 @@ def read_params(path: Path, num_params: int | None = None) -> Tensor:
         params = safetensors.torch.load_file(path)["params"]
     except (OSError, LookupError, ValueError, safetensors.SafetensorError) as error:
         raise RunFolderError(f"cannot read {path}: {error!r}; expected parameters") from error
-    if params.dim() != 1 or len(params) != (len(params) if num_params is None else num_params):
+    if params.dim() != 1 or not (
+        num_params in (None, len(params)) or (may_be_empty and not len(params))
+    ):
         expected = f"[{'num_params' if num_params is None else num_params}]"
         raise RunFolderError(
             f"{path} has parameters of shape {list(params.shape)}, expected {expected}; is it "

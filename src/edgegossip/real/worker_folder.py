@@ -27,7 +27,7 @@ from edgegossip.real.worker_files import indices, read_params, schedule, snapsho
 from edgegossip.runs.describe import header
 from edgegossip.runs.events import Commits, EventReader, to_line
 from edgegossip.runs.experiment import Experiment
-from edgegossip.runs.files import load_checkpoint, read_json
+from edgegossip.runs.files import is_number, load_checkpoint, read_json
 from edgegossip.runs.folder import difference, holds_run
 
 _LOG = logging.getLogger("edgegossip.real")
@@ -233,9 +233,10 @@ class WorkerFolder:
 
     def read_snapshot(self, index: int, num_params: int) -> Tensor | None:
         """The parameters of a snapshot, [num_params]; None if it is damaged or empty."""
-        params = self._read_params(self.snapshot(index), num_params, may_lack=True)
-        if params is None:
+        params = self._read_params(self.snapshot(index), num_params, may_be_empty=True)
+        if params is None or not len(params):
             self._unreadable.add(index)
+            return None
         return params
 
     def last_params(self, num_params: int) -> Tensor | None:
@@ -358,11 +359,10 @@ class WorkerFolder:
                 yield event
 
     def _read_params(
-        self, path: Path, num_params: int, may_lack: bool = False
+        self, path: Path, num_params: int, *, may_be_empty: bool = False
     ) -> Tensor | None:
         try:
-            params = read_params(path, None if may_lack else num_params)
-            return read_params(path, num_params) if len(params) else None
+            return read_params(path, num_params, may_be_empty=may_be_empty)
         except RunFolderError as error:
             self._complain(error)
             return None
@@ -414,11 +414,7 @@ def require_numbers(content: Mapping[str, Any], names: Iterable[str]) -> None:
     """
     for name in names:
         value = content.get(name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not -_LARGEST <= value <= _LARGEST
-        ):
+        if not is_number(value) or not -_LARGEST <= value <= _LARGEST:
             raise ValueError(f"{name} is {value!r:.60}, not a finite number")
 
 

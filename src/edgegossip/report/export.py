@@ -57,7 +57,9 @@ def export(run: Path | str, out: Path | str | None = None, *, only: str | None =
     folder = _find(Path(run), only)
     tensors = _read_model(folder / PARAMS)
     out = folder / EXPORT if out is None else Path(out)
-    _require_ours(out)
+    old_card = out / CARD
+    if old_card.exists() and _MARK not in old_card.read_text(errors="replace"):
+        raise RunFolderError(f"{old_card} is not a model card of a run; choose another --out")
     try:
         data = read_folder(folder)
         pictures = _pictures(data)
@@ -106,13 +108,6 @@ def _read_model(path: Path) -> dict[str, Tensor]:
         raise RunFolderError(
             f"{path} is damaged ({error}); run the experiment again"
         ) from error
-
-
-def _require_ours(out: Path) -> None:
-    """Check that `out` has no README that is not a run's model card."""
-    card = out / CARD
-    if card.exists() and _MARK not in card.read_text(errors="replace"):
-        raise RunFolderError(f"{card} is not a model card of a run; choose another --out")
 
 
 def _pictures(data: ReportData) -> list[Picture]:

@@ -86,15 +86,13 @@ EPOCHS = Quantity(
 
 def metric_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Picture]:
     """Draw the chosen metric against each quantity; nothing without an evaluation."""
-    runs = [drawn for run in folder.runs if (drawn := _finite(run)).log.evaluations]
+    runs = []
+    for run in folder.runs:
+        finite = [each for each in run.log.evaluations if math.isfinite(each.value)]
+        if finite:
+            runs.append(replace(run, log=replace(run.log, evaluations=finite)))
     for quantity in (TIME, DATA, EPOCHS) if runs else ():
         yield _picture(quantity, runs, folder.target, colors)
-
-
-def _finite(run: Run) -> Run:
-    """The run without evaluations whose metric is not finite."""
-    finite = [each for each in run.log.evaluations if math.isfinite(each.value)]
-    return replace(run, log=replace(run.log, evaluations=finite))
 
 
 def _picture(

@@ -12,7 +12,7 @@ from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.report.log import Activity, RunLog, activities, read_log
-from edgegossip.runs.files import read_json
+from edgegossip.runs.files import is_number, read_json
 from edgegossip.runs.results import ALL_CRASHED, ENDS
 
 EVENTS = "events.jsonl"
@@ -37,17 +37,6 @@ class Summary:
     bytes_ratio_complete_graph: float | None = None
     samples_processed: float | None = None
     consensus_distance: float | None = None
-
-
-def summary_keys(metric: MetricSpec) -> dict[str, str]:
-    """Names in `summary.json` of the fields of `Summary` that depend on the metric."""
-    worst = "min" if metric.higher_is_better else "max"
-    return {
-        "final_value": f"final_{metric.key}",
-        "best_value": f"best_{metric.key}",
-        "worker_worst": f"worker_{metric.key}_{worst}",
-        "worker_mean": f"worker_{metric.key}_mean",
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +161,13 @@ def _read_comparison(path: Path, names: list[str]) -> ReportData:
     ):
         raise _bad_summary(summary_path, "an object `runs` with one object for each run")
     logs = {name: read_log(path / name / EVENTS) for name in dict.fromkeys([*listed, *names])}
-    metric = _only_metric(path, logs)
+    metric = next(iter(logs.values())).metric
+    for log in logs.values():
+        if log.metric != metric:
+            raise RunFolderError(
+                f"runs in {path} are measured by {metric.name} and by {log.metric.name}, which "
+                "cannot be compared; report each of them alone"
+            )
     target = _number(summary_path, overall, f"target_{metric.key}")
     runs = []
     for name, log in logs.items():
@@ -190,17 +185,6 @@ def _read_comparison(path: Path, names: list[str]) -> ReportData:
     )
 
 
-def _only_metric(path: Path, logs: Mapping[str, RunLog]) -> MetricSpec:
-    first, *others = logs.values()
-    for other in others:
-        if other.metric != first.metric:
-            raise RunFolderError(
-                f"runs in {path} are measured by {first.metric.name} and by "
-                f"{other.metric.name}, which cannot be compared; report each of them alone"
-            )
-    return first.metric
-
-
 def _read_json(path: Path) -> Mapping[str, Any]:
     """Read one object; {} if the file is missing, as in an interrupted run."""
     try:
@@ -214,34 +198,33 @@ def _summary(
     path: Path, log: RunLog, target: float | None, given: Mapping[str, Any]
 ) -> Summary:
     """Use the given numbers, and compute missing numbers from the events."""
-    numbers = _from_events(log, target)
-    keys = summary_keys(log.metric)
+    numbers: dict[str, float | None] = {
+        "virtual_seconds": log.duration,
+        "wall_seconds": log.ended.wall_seconds if log.ended else None,
+    }
+    metric = log.metric
+    if log.evaluations:
+        last, reached = log.evaluations[-1], log.first_at(target)
+        numbers |= {
+            "final_value": _known(last.value),
+            "best_value": _known(metric.best(each.value for each in log.evaluations)),
+            "time_to_target": reached.time if reached else None,
+            "bytes_sent": last.bytes_sent,
+            "bytes_per_worker": last.bytes_sent / log.header["num_workers"],
+            "samples_processed": last.samples_processed,
+            "consensus_distance": _known(last.consensus_distance),
+        }
+    keys = {
+        "final_value": f"final_{metric.key}",
+        "best_value": f"best_{metric.key}",
+        "worker_worst": f"worker_{metric.key}_{'min' if metric.higher_is_better else 'max'}",
+        "worker_mean": f"worker_{metric.key}_mean",
+    }
     for field in fields(Summary):
         key = keys.get(field.name, field.name)
         if given.get(key) is not None:
             numbers[field.name] = _number(path, given, key)
     return Summary(**numbers)
-
-
-def _from_events(log: RunLog, target: float | None) -> dict[str, float | None]:
-    numbers: dict[str, float | None] = {
-        "virtual_seconds": log.duration,
-        "wall_seconds": log.ended.wall_seconds if log.ended else None,
-    }
-    if not log.evaluations:
-        return numbers
-    last = log.evaluations[-1]
-    distance = last.consensus_distance
-    reached = log.first_at(target)
-    return numbers | {
-        "final_value": _known(last.value),
-        "best_value": _known(log.metric.best(each.value for each in log.evaluations)),
-        "time_to_target": reached.time if reached else None,
-        "bytes_sent": last.bytes_sent,
-        "bytes_per_worker": last.bytes_sent / log.header["num_workers"],
-        "samples_processed": last.samples_processed,
-        "consensus_distance": _known(distance),
-    }
 
 
 def _known(value: float) -> float | None:
@@ -252,7 +235,7 @@ def _number(path: Path, given: Mapping[str, Any], key: str) -> float | None:
     value = given.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise _bad_summary(path, f"a number or null for `{key}`, got {value!r}")
     return value
 

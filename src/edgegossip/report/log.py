@@ -17,6 +17,7 @@ from edgegossip.contract.protocol import PARAMS, WORKER, Rank, Seconds, Span
 from edgegossip.report.units import percent
 from edgegossip.runs.describe import rank_name, stage_number
 from edgegossip.runs.events import Commits, EventReader
+from edgegossip.runs.files import is_number
 from edgegossip.runs.results import Evaluation
 
 _MAX_SECONDS: Seconds = 1e15
@@ -265,7 +266,7 @@ def _noted(event: Mapping[str, Any], now: Seconds) -> Noted:
     if not isinstance(kind, str) or not isinstance(numbers, dict):
         raise TypeError(f"expected a kind and numbers, got {kind!r:.60} and {numbers!r:.60}")
     known = {name: value for name, value in numbers.items() if value is not None}
-    if any(isinstance(x, bool) or not isinstance(x, int | float) for x in known.values()):
+    if not all(map(is_number, known.values())):
         raise TypeError(f"numbers are {numbers!r:.60}")
     if not all(abs(value) <= _LARGEST for value in known.values()):
         raise ValueError(f"numbers are {numbers!r:.60}, beyond {_LARGEST:g}")
@@ -274,7 +275,7 @@ def _noted(event: Mapping[str, Any], now: Seconds) -> Noted:
 
 def _seconds(event: Mapping[str, Any], name: str) -> Seconds:
     value = event[name]
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise TypeError(f"{name} is {value!r:.60}, not a number")
     if not -_MAX_SECONDS <= value <= _MAX_SECONDS:
         raise ValueError(f"{name} is {value!r:.60}, longer than {_MAX_SECONDS:g} s")
@@ -301,33 +302,24 @@ def read_log(path: Path) -> RunLog:
     """
     reader = EventReader(path)
     if reader.first["type"] == "worker":
-        raise _not_gathered(path.parent, reader.first)
-    log = _empty_log(path, reader)
-    reader.each(log.record)
-    return log
-
-
-def _not_gathered(folder: Path, header: Mapping[str, Any]) -> RunFolderError:
-    run = folder.parent.parent if folder.parent.name == "workers" else "RUN"
-    recipe = header.get("recipe") or "RECIPE"
-    return RunFolderError(
-        f"{folder} is the folder of one worker; gather all workers' folders, and report the "
-        f"result: edgegossip gather {recipe} [the workers' options] --out {run}"
-    )
-
-
-def _empty_log(path: Path, reader: EventReader) -> RunLog:
-    """Make the log of a run that has just begun."""
+        folder, recipe = path.parent, reader.first.get("recipe") or "RECIPE"
+        run = folder.parent.parent if folder.parent.name == "workers" else "RUN"
+        raise RunFolderError(
+            f"{folder} is the folder of one worker; gather all workers' folders, and report "
+            f"the result: edgegossip gather {recipe} [the workers' options] --out {run}"
+        )
     try:
         header = reader.header
         _check_header(header)
         workers = [WorkerLog() for _ in header["platforms"]]
-        return RunLog(header=header, workers=workers, metrics=reader.metrics)
+        log = RunLog(header=header, workers=workers, metrics=reader.metrics)
     except (LookupError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path}, line 1: expected the experiment, with a platform per worker "
             f"({type(error).__name__}: {error}); the file is damaged - run it again"
         ) from error
+    reader.each(log.record)
+    return log
 
 
 def _check_header(header: Mapping[str, Any]) -> None:

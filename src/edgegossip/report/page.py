@@ -50,6 +50,14 @@ DRAWING_ERRORS = (
 )
 """Errors that drawing invalid values can raise."""
 _CODE = re.compile("`([^`]+)`")
+_FACTS = {
+    "recipe": "Recipe",
+    "command": "Command",
+    "seed": "Seed",
+    "num_train": "Training samples",
+    "wall_started": "Started",
+}
+"""Labels of the fields of a header that identify the experiment."""
 # A topology may list all its edges; this many characters identify it without filling the page.
 MAX_SETTING = 160
 
@@ -147,7 +155,9 @@ def render_page(
         is_balanced=any(kept_sentence(run) for run in folder.runs if run.workers),
         platforms=platform_groups(folder.runs[0]),
         has_roles=len(set(folder.runs[0].log.roles)) > 1,
-        facts=_facts(header),
+        facts={
+            label: header[key] for key, label in _FACTS.items() if header.get(key) is not None
+        },
     )
 
 
@@ -179,18 +189,6 @@ def template(name: str, *, autoescape: bool = True, **filters: Callable[..., str
         **filters,
     }
     return environment.get_template(name)
-
-
-def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that identify the experiment."""
-    labels = {
-        "recipe": "Recipe",
-        "command": "Command",
-        "seed": "Seed",
-        "num_train": "Training samples",
-        "wall_started": "Started",
-    }
-    return {label: header[key] for key, label in labels.items() if header.get(key) is not None}
 
 
 def platform_groups(run: Run) -> list[PlatformGroup]:

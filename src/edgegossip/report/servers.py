@@ -33,6 +33,7 @@ from edgegossip.report.style import (
 )
 from edgegossip.report.units import listing, number, seconds
 from edgegossip.runs.describe import rank_spans
+from edgegossip.runs.files import is_number
 
 SEARCH = "search"
 """The kind of note that a server makes at the end of each window of its search."""
@@ -88,7 +89,7 @@ def server_words(runs: Sequence[Run]) -> str:
 
 def _row(run: Run) -> CommitRow:
     workers = [run.log.workers[rank] for rank in run.log.trainers]
-    counts = [len(worker.commits) for worker in workers]
+    counts = _counts(run)
     total = sum(counts)
     implicit = [
         note.numbers["implicit_momentum"]
@@ -112,8 +113,7 @@ def explicit_momentum(run: Run) -> float | None:
     """The momentum of the workers' optimizer; None if its settings have none."""
     optimizer = run.log.header.get("task", {}).get("optimizer")
     value = optimizer.get("momentum") if isinstance(optimizer, Mapping) else None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number else None
+    return value if is_number(value) else None
 
 
 def windows(run: Run) -> list[Noted]:
@@ -138,17 +138,14 @@ class Search:
 def searches(notes: Sequence[Noted]) -> list[Search]:
     """Separate the searches in `windows`: each search begins with window 1."""
     begins = [i for i, note in enumerate(notes) if i == 0 or note.numbers["window"] == 1]
-    return [_search(notes[i:j]) for i, j in itertools.pairwise([*begins, len(notes)])]
-
-
-def _search(notes: Sequence[Noted]) -> Search:
-    tried = [each.numbers for each in notes if "reward" in each.numbers]
-    # A window without a reward comes after the search: its rate is the one found.
-    last = notes[-1].numbers
-    return Search(
-        rewards=[(each["rate"], each["reward"]) for each in tried],
-        chosen=None if "reward" in last else last["rate"],
-    )
+    found = []
+    for begin, end in itertools.pairwise([*begins, len(notes)]):
+        numbers = [note.numbers for note in notes[begin:end]]
+        rewards = [(each["rate"], each["reward"]) for each in numbers if "reward" in each]
+        # A window without a reward comes after the search: its rate is the one found.
+        chosen = None if "reward" in numbers[-1] else numbers[-1]["rate"]
+        found.append(Search(rewards=rewards, chosen=chosen))
+    return found
 
 
 def search_sentences(folder: ReportData) -> list[str]:
@@ -199,7 +196,7 @@ def commit_pictures(folder: ReportData, colors: Mapping[str, str]) -> Iterator[P
 
 def _commits(runs: Sequence[Run], colors: Mapping[str, str]) -> Picture:
     heading = "Commits of each worker"
-    counts = [f"{run.name}: {_span(_counts(run))}" for run in runs]
+    counts = [f"{run.name}: {_span(run)}" for run in runs]
     speeds = {"slowest worker": 0.0, "median": 0.5, "fastest worker": 1.0}
     legend = {name: SPEEDS(share) for name, share in speeds.items()}
     with figure_style():
@@ -219,7 +216,8 @@ def _counts(run: Run) -> list[int]:
     return [len(run.log.workers[rank].commits) for rank in run.log.trainers]
 
 
-def _span(counts: Sequence[int]) -> str:
+def _span(run: Run) -> str:
+    counts = _counts(run)
     low, high = min(counts), max(counts)
     return f"{number(low)} to {number(high)}" if low < high else f"{number(low)} each"
 
@@ -232,7 +230,7 @@ def _draw_commits(run: Run, panel: Sequence[Axes]) -> None:
         made = np.searchsorted(run.log.workers[rank].commits, times, side="right")
         shade = SPEEDS(place / max(1, len(by_speed) - 1))
         axes.plot(times, made, color=shade, linewidth=1.2, drawstyle="steps-post")
-    words = _span(_counts(run))
+    words = _span(run)
     axes.text(0.04, 0.96, words, transform=axes.transAxes, va="top", color=MUTED, fontsize=9)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))

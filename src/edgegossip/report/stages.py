@@ -176,8 +176,9 @@ def worked_shares(workers: Sequence[Activity], edges: Spans) -> Spans:
     for worker in workers:
         spans = merged(worker.training)
         if len(spans):
-            lengths = np.cumsum(spans[:, 1] - spans[:, 0])
-            trained = np.column_stack([lengths - (spans[:, 1] - spans[:, 0]), lengths])
+            lengths = spans[:, 1] - spans[:, 0]
+            ends = np.cumsum(lengths)
+            trained = np.column_stack([ends - lengths, ends])
             covered += np.interp(edges, spans.ravel(), trained.ravel())
     return np.asarray(np.diff(covered) / np.diff(edges) / len(workers))
 

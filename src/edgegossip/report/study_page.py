@@ -76,7 +76,7 @@ def _require_drawable(figures: Sequence[Mapping[str, Any]]) -> None:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        study = json.loads(path.read_bytes())
+        study: Mapping[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(
             f"cannot read {path} ({error}); give the folder that a study wrote"
@@ -86,5 +86,4 @@ def _read(path: Path) -> Mapping[str, Any]:
             raise RunFolderError(
                 f"{path} has no {kind.__name__} {name!r}; give the folder that a study wrote"
             )
-    found: Mapping[str, Any] = study
-    return found
+    return study

@@ -180,6 +180,8 @@ def summarize(
         target = metric.easier(baseline.best_value, comparison.target_gap)
     reference = comparison.experiments[comparison.baseline]
     platforms = tuple(reference.platforms[rank] for rank in reference.data_ranks)
+    sent = {name: traffic(comparison.experiments[name], each) for name, each in results.items()}
+    dense = sent.get(comparison.bytes_reference or "")
     return {
         "recipe": recipe,
         "baseline": comparison.baseline,
@@ -187,20 +189,13 @@ def summarize(
         "throughput_bound": throughput_bound(platforms),
         "bytes_reference": comparison.bytes_reference,
         "runs": {
-            name: result.summary(target, baseline) | _sent(comparison, results, name)
+            name: {
+                **result.summary(target, baseline),
+                "bytes_per_worker": sent[name].per_worker,
+                **sent[name].ratios(dense),
+            }
             for name, result in results.items()
         },
-    }
-
-
-def _sent(
-    comparison: Comparison, results: dict[str, Results], name: str
-) -> dict[str, float | None]:
-    found = {each: traffic(comparison.experiments[each], results[each]) for each in results}
-    dense = comparison.bytes_reference
-    return {
-        "bytes_per_worker": found[name].per_worker,
-        **found[name].ratios(None if dense is None else found.get(dense)),
     }
 
 

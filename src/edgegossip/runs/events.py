@@ -87,12 +87,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import COMMIT, Message, Note, Rank, Seconds, Trained
-from edgegossip.runs.files import read_json, to_json
+from edgegossip.runs.files import read_json, to_json, writing
 from edgegossip.runs.results import Evaluation
 
 _KEPT = (
@@ -135,10 +135,13 @@ def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[b
         RunFolderError: If a line is longer than any event.
     """
     while start < end:
+        lines: list[bytes] = []
         # Not left open: a run may have more workers than a process may have files.
         with path.open("rb") as file:
             file.seek(start)
-            lines = _some_lines(file)
+            stop = start + _READ_AT_ONCE
+            while file.tell() < stop and (line := file.readline(_LONGEST_LINE)):
+                lines.append(line)
         if not lines:
             return
         if len(lines[-1]) >= _LONGEST_LINE:
@@ -151,15 +154,6 @@ def whole_lines(path: Path, start: int = 0, end: float = math.inf) -> Iterator[b
                 return
             start += len(line)
             yield line
-
-
-def _some_lines(file: BinaryIO) -> list[bytes]:
-    lines: list[bytes] = []
-    num_bytes = 0
-    while num_bytes < _READ_AT_ONCE and (line := file.readline(_LONGEST_LINE)):
-        lines.append(line)
-        num_bytes += len(line)
-    return lines
 
 
 def parse_event(line: bytes) -> Event:
@@ -369,14 +363,16 @@ class EventLog:
         self._recent_losses = [0.0, 0]  # the sum over samples, and their number
         self._path = path
         self._sends: dict[str, Any] | None = None
-        if offset:
-            _require_size(path, offset)
-        try:
+        found = path.stat().st_size if path.exists() else 0
+        if found < offset:
+            raise RunFolderError(
+                f"{path} has {found} bytes, but its checkpoint continues after {offset}; "
+                "delete the checkpoint, and --resume begins from the start"
+            )
+        with writing(path):
             self._file = path.open("r+b" if offset else "wb")
             self._file.truncate(offset)
             self._file.seek(offset)
-        except OSError as error:
-            raise _unwritable(path, error) from error
 
     @property
     def mean_staleness(self) -> float:
@@ -460,20 +456,16 @@ class EventLog:
 
     def show(self) -> None:
         """Flush the file for readers."""
-        try:
+        with writing(self._path):
             self._flush_sends()
             self._file.flush()
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
 
     def flush(self) -> int:
         """Sync all complete lines to the disk; return the file's size in bytes."""
-        try:
+        with writing(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
             return self._file.tell()
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
 
     def close(self) -> None:
         try:
@@ -502,25 +494,8 @@ class EventLog:
             self._write(line)
 
     def _write(self, line: dict[str, Any]) -> None:
-        try:
+        with writing(self._path):
             self._file.write(to_line(line))
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
-
-
-def _require_size(path: Path, num_bytes: int) -> None:
-    found = path.stat().st_size if path.exists() else 0
-    if found < num_bytes:
-        raise RunFolderError(
-            f"{path} has {found} bytes, but its checkpoint continues after {num_bytes}; delete "
-            "the checkpoint, and --resume begins from the start"
-        )
-
-
-def _unwritable(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(
-        f"cannot write {path}: {error.strerror}; free some space or choose another --out"
-    )
 
 
 @dataclass(slots=True)

@@ -142,6 +142,12 @@ class Experiment:
     def run_name(self) -> str:
         return self.name or algorithm_name(self.algorithm)
 
+    def completed_share(self, now: Seconds, rounds: Sequence[int]) -> float:
+        """Completed share of the run, in [0, 1], at a time and with the workers' rounds."""
+        limit = self.max_seconds or math.inf
+        last_round = self.algorithm.traits.num_rounds or math.inf
+        return min(1.0, max(now / limit, sum(rounds) / len(rounds) / last_round))
+
     def workload(self, reads: Container[Rank] | None = None) -> Workload:
         """Prepare the task for this run.
 
@@ -221,14 +227,10 @@ class Comparison:
                     f"local_steps={traits.local_steps}; "
                     "name a run that sends after each step"
                 )
-        self._check_target()
-
-    def _check_target(self) -> None:
-        chosen = {name: each.task.metric for name, each in self.experiments.items()}
-        for name, metric in chosen.items():
-            if metric != self.metric:
+        for name, each in self.experiments.items():
+            if each.task.metric != self.metric:
                 raise ValueError(
-                    f"{name} is measured by {metric.name}, and {self.baseline} by "
+                    f"{name} is measured by {each.task.metric.name}, and {self.baseline} by "
                     f"{self.metric.name}; give the tasks of a comparison one target_metric"
                 )
         check_range("target_gap", self.target_gap, "in [0, 1]")

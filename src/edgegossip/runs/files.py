@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import safetensors
 import safetensors.torch
@@ -48,12 +48,13 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     Raises:
         RunFolderError: If the file cannot be written.
     """
-    with _naming(path):
+    with writing(path):
         write_whole(path, content)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError into a RunFolderError that names the file being written."""
     try:
         yield
     except OSError as error:
@@ -80,7 +81,7 @@ class ReservedFile:
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self._path = path
-        with _naming(path):
+        with writing(path):
             reserve(path, num_bytes)
 
     def write(self, content: bytes) -> None:
@@ -89,7 +90,7 @@ class ReservedFile:
         Raises:
             RunFolderError: If the file cannot be written; its room is then kept.
         """
-        with _naming(self._path):
+        with writing(self._path):
             write_reserved(self._path, content)
 
     def release(self) -> None:
@@ -122,6 +123,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RunFolderError(f"{path} is not a JSON object; run it again")
     return content
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value from a JSON file is a number; in Python, true and false are, too."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def json_file(content: object) -> bytes:

@@ -124,15 +124,14 @@ class RunFolder:
 
 def holds_run(path: Path) -> bool:
     """Whether a folder has results, or a log of more than the experiment."""
+    if (path / "summary.json").exists():
+        return True
     log = path / "events.jsonl"
-    return (path / "summary.json").exists() or (log.exists() and not _has_only_begun(log))
-
-
-def _has_only_begun(log: Path) -> bool:
-    """Whether a log has at most one line, as when the first evaluation raises an error."""
+    if not log.exists():
+        return False
     with log.open("rb") as file:
-        file.readline()
-        return not file.readline()
+        file.readline()  # the only line if the first evaluation raised an error
+        return bool(file.readline())
 
 
 def finished_results(path: Path) -> Results | None:
@@ -163,33 +162,28 @@ def load_results(path: Path) -> Results:
         RunFolderError: If a file is missing or damaged.
     """
     try:
-        return _load_results(path)
+        summary = read_json(path / "summary.json")
+        log = EventReader(path / "events.jsonl")
+        if not (history := log.evaluations()):
+            raise LookupError("no evaluation is left")
+        values = summary[worker_values(log.metrics[0])]
+        return Results(
+            name=summary["name"],
+            reason=summary["reason"],
+            history=history,
+            metric=log.metrics[0],
+            worker_values=[math.nan if value is None else value for value in values],
+            params=safetensors.torch.load_file(path / "params.safetensors"),
+            virtual_seconds=summary["virtual_seconds"],
+            wall_seconds=summary["wall_seconds"],
+            mean_staleness=summary["mean_staleness"],
+            folder=path,
+            disagreements=tuple(map(str, summary.get("disagreements", ()))),
+        )
     except (OSError, LookupError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise RunFolderError(
             f"the results in {path} are damaged ({error}); run it again elsewhere"
         ) from error
-
-
-def _load_results(path: Path) -> Results:
-    summary = read_json(path / "summary.json")
-    log = EventReader(path / "events.jsonl")
-    if not (history := log.evaluations()):
-        raise LookupError("no evaluation is left")
-    values = summary[worker_values(log.metrics[0])]
-    tensors = safetensors.torch.load_file(path / "params.safetensors")
-    return Results(
-        name=summary["name"],
-        reason=summary["reason"],
-        history=history,
-        metric=log.metrics[0],
-        worker_values=[math.nan if value is None else value for value in values],
-        params=tensors,
-        virtual_seconds=summary["virtual_seconds"],
-        wall_seconds=summary["wall_seconds"],
-        mean_staleness=summary["mean_staleness"],
-        folder=path,
-        disagreements=tuple(map(str, summary.get("disagreements", ()))),
-    )
 
 
 def worker_values(metric: MetricSpec) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from edgegossip.contract.errors import TrainingError, require_extra
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Seconds
+from edgegossip.runs.files import is_number
 
 ALL_CRASHED = "all crashed"
 """The reason if all workers have crashed for good, and none finished before."""
@@ -66,7 +67,7 @@ class Evaluation:
 
         def number(name: str) -> Any:  # noqa: ANN401 - an integer for counts
             value = math.nan if line[name] is None else line[name]
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not is_number(value):
                 raise TypeError(f"{name} is {value!r}, not a number")
             return value
 

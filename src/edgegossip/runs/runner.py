@@ -285,16 +285,13 @@ class _Run:
         return self._wall_before + time.monotonic() - self._started
 
     def _status(self, now: Seconds) -> Status:
-        limit = self._experiment.max_seconds or math.inf
         rounds = [state.round for state in self.simulator.states]
-        last_round = self._experiment.algorithm.traits.num_rounds or math.inf
-        share = max(now / limit, sum(rounds) / len(rounds) / last_round)
         seconds = time.monotonic() - self._started
         samples = self._log.samples_processed - self._samples_before
         return Status(
             name=self._experiment.run_name,
             time=now,
-            share=min(1.0, share),
+            share=self._experiment.completed_share(now, rounds),
             evaluation=self._history[-1],
             metric=self._metric,
             wall_seconds=self._wall_seconds,

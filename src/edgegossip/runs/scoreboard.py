@@ -113,23 +113,22 @@ def scores(
     """
     rows = list(rows)
     references = {contest_key(row): row for row in rows if row["run"] == reference}
-    return [_score(row, references.get(contest_key(row)), target_gap, measure) for row in rows]
+    found = []
+    for row in rows:
+        target = time = speedup = None
+        if (other := references.get(contest_key(row))) is not None:
+            metric = metric_of(other)
+            target = metric.easier(metric.best(values_of(other)), target_gap)
+            time, other_time = time_to(row, target), time_to(other, target)
+            speedup = other_time / time if other_time is not None and time else None
+        found.append(score(row, measure(row, other, time, speedup), target))
+    return found
 
 
 def score(row: Row, measures: Measures, target: float | None = None) -> Score:
     """The score of a row with `group`, `setting`, `run` and `seed`."""
     names = {name: row[name] for name in ("group", "setting", "run", "seed")}
     return Score(**names, target=target, measures=measures)
-
-
-def _score(row: Row, reference: Row | None, target_gap: float, measure: Measure) -> Score:
-    target = time = speedup = None
-    if reference is not None:
-        metric = metric_of(reference)
-        target = metric.easier(metric.best(values_of(reference)), target_gap)
-        time, reference_time = time_to(row, target), time_to(reference, target)
-        speedup = reference_time / time if reference_time is not None and time else None
-    return score(row, measure(row, reference, time, speedup), target)
 
 
 def time_to(row: Row, target: float) -> Seconds | None:

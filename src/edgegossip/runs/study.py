@@ -322,9 +322,7 @@ class _Record:
             for name, cell in kept["cells"].items():
                 self.rows[name] = cell["row"]
                 self._facts[name] = {
-                    "group": cell["group"],
-                    "wall_seconds": cell["wall_seconds"],
-                    "commit": cell["commit"],
+                    key: cell[key] for key in ("group", "wall_seconds", "commit")
                 }
             self._wall_started = kept["wall_started"]
         except (LookupError, TypeError, AttributeError) as error:

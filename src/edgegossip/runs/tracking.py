@@ -16,7 +16,7 @@ from edgegossip.contract.errors import EdgeGossipError, RunFolderError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Seconds
 from edgegossip.runs.describe import flatten
-from edgegossip.runs.files import read_json
+from edgegossip.runs.files import is_number, read_json
 from edgegossip.runs.results import Evaluation, Results
 
 _LOG = logging.getLogger("edgegossip.runs")
@@ -126,7 +126,9 @@ class Follower:
             if evaluation.time <= self._latest:
                 continue
             self._latest = evaluation.time
-            numbers = evaluation.line() | _known(more if evaluation is history[-1] else {})
+            numbers = evaluation.line()
+            if evaluation is history[-1]:
+                numbers |= {name: value for name, value in more.items() if value is not None}
             seconds, step = numbers.pop("time"), evaluation.samples_processed
             self.log(numbers, step=step, seconds=seconds)
 
@@ -140,11 +142,7 @@ class Follower:
             summary = read_json(self._run.folder / "summary.json")
         except RunFolderError:
             summary = {"reason": "failed"}
-        numbers = {
-            name: value
-            for name, value in summary.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        numbers = {name: value for name, value in summary.items() if is_number(value)}
         self._each(lambda tracking: tracking.end(str(summary.get("reason")), numbers))
         self._trackings.clear()
 
@@ -194,10 +192,6 @@ def track_results(results: Results, trackers: Sequence[Tracker]) -> None:
     run = TrackedRun(name=results.name, folder=results.folder, header=header)
     with followed(trackers, run) as follower:
         follower.tell(results.history)
-
-
-def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in numbers.items() if value is not None}
 
 
 # The live view.
