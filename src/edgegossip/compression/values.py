@@ -311,21 +311,24 @@ class Quantize(Values):
         return np.concatenate([packed_scales, packed_levels, pack(codes, self.bits)])
 
     def unpack(self, data: Bytes, sizes: Sizes) -> Floats:
-        data = padded(data, self.max_num_bytes(sizes))
-        scales, rest = data[: 2 * len(sizes)], data[2 * len(sizes) :]
-        magnitudes = np.nan_to_num(rest[: 2 * self.num_levels].view("<f2").astype(np.float32))
+        scales, magnitudes, packed_codes = self._parts(data, sizes)
         levels = np.concatenate([magnitudes, -magnitudes])
-        codes = unpack(rest[2 * self.num_levels :], self.bits, sum(sizes))
-        values: Floats = levels[codes] * np.repeat(_unpack_bfloat16(scales, len(sizes)), sizes)
+        codes = unpack(packed_codes, self.bits, sum(sizes))
+        values: Floats = levels[codes] * np.repeat(scales, sizes)
         np.nan_to_num(values, copy=False)
         return values
 
     def magnitude(self, data: Bytes, sizes: Sizes) -> float:
+        scales, magnitudes, _ = self._parts(data, sizes)
+        largest = np.abs(scales).max(initial=0.0)
+        return float(largest) * float(np.abs(magnitudes).max(initial=0.0))
+
+    def _parts(self, data: Bytes, sizes: Sizes) -> tuple[Floats, Floats, Bytes]:
+        """The scales, the magnitudes of the levels, and the packed codes."""
         data = padded(data, self.max_num_bytes(sizes))
         scales, rest = data[: 2 * len(sizes)], data[2 * len(sizes) :]
-        levels = np.nan_to_num(rest[: 2 * self.num_levels].view("<f2").astype(np.float32))
-        largest = np.abs(_unpack_bfloat16(scales, len(sizes))).max(initial=0.0)
-        return float(largest) * float(np.abs(levels).max(initial=0.0))
+        magnitudes = np.nan_to_num(rest[: 2 * self.num_levels].view("<f2").astype(np.float32))
+        return _unpack_bfloat16(scales, len(sizes)), magnitudes, rest[2 * self.num_levels :]
 
     def max_num_bytes(self, sizes: Sizes) -> int:
         codes = packed_num_bytes(sum(sizes), self.bits)

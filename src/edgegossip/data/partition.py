@@ -43,9 +43,7 @@ class IID:
     """Deal the shuffled samples evenly: shard sizes differ by at most one."""
 
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
-        num_samples = _num_samples(dataset, num_workers)
-        order = torch.randperm(num_samples, generator=generator(seed, "partition"))
-        return _shards(order % num_workers, num_workers)
+        return _shards(_shuffled(dataset, num_workers, seed) % num_workers, num_workers)
 
 
 @dataclass(frozen=True)
@@ -70,14 +68,13 @@ class Proportional:
             check_range("proportions", proportion, "above 0 and finite")
 
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
-        num_samples = _num_samples(dataset, num_workers)
+        order = _shuffled(dataset, num_workers, seed)
         if len(self.proportions) != num_workers:
             raise ValueError(
                 f"{len(self.proportions)} proportions for {num_workers} workers; give one each"
             )
-        order = torch.randperm(num_samples, generator=generator(seed, "partition"))
-        owners = torch.empty(num_samples, dtype=torch.int64)
-        owners[order] = _deal(num_samples, np.array(self.proportions))
+        owners = torch.empty_like(order)
+        owners[order] = _deal(len(order), np.array(self.proportions))
         return _shards(owners, num_workers)
 
 
@@ -113,11 +110,10 @@ class Dirichlet:
         check_ranges(self, alpha="above 0 and finite")
 
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
-        num_samples = _num_samples(dataset, num_workers)
+        order = _shuffled(dataset, num_workers, seed)
         # NumPy's generator stays exact for tiny alpha, where gamma draws in float32 are all 0.
         draws = np.random.default_rng(derive_seed(seed, "partition", "dirichlet"))
-        order = torch.randperm(num_samples, generator=generator(seed, "partition"))
-        owners = torch.empty(num_samples, dtype=torch.int64)
+        owners = torch.empty_like(order)
         for members in _by_label(dataset, order):
             shares = draws.dirichlet(np.full(num_workers, self.alpha))
             owners[members] = _deal(len(members), shares)
@@ -153,20 +149,19 @@ class LabelSkew:
         return self.skew > 0
 
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
-        num_samples = _num_samples(dataset, num_workers)
-        order = torch.randperm(num_samples, generator=generator(seed, "partition"))
-        is_sorted = torch.zeros(num_samples, dtype=torch.bool)
+        order = _shuffled(dataset, num_workers, seed)
+        is_sorted = torch.zeros(len(order), dtype=torch.bool)
         blocks = []
         for members in _by_label(dataset, order):
             blocks.append(members[: round(self.skew * len(members))])
             is_sorted[blocks[-1]] = True
         by_label = torch.cat(blocks)
         sizes = _even_sizes(len(by_label), num_workers)
-        owners = torch.empty(num_samples, dtype=torch.int64)
+        owners = torch.empty_like(order)
         ranks = torch.arange(num_workers)
         owners[by_label] = ranks.repeat_interleave(sizes)
         # The rest fills each shard up to its even size.
-        rest = _even_sizes(num_samples, num_workers) - sizes
+        rest = _even_sizes(len(order), num_workers) - sizes
         owners[order[~is_sorted[order]]] = ranks.repeat_interleave(rest)
         return _shards(owners, num_workers)
 
@@ -186,7 +181,7 @@ class BySubject:
     is_skewed: ClassVar[bool] = True
 
     def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
-        _num_samples(dataset, num_workers)
+        _require_enough(dataset, num_workers)
         if dataset.subjects is None:
             raise ValueError(f"{dataset.name!r} has no subjects; use Dirichlet")
         _, subject_of, counts = np.unique(
@@ -218,14 +213,19 @@ def _group(counts: NDArray[np.int64], num_groups: int) -> NDArray[np.int64]:
     return owners
 
 
-def _num_samples(dataset: Dataset, num_workers: int) -> int:
+def _require_enough(dataset: Dataset, num_workers: int) -> None:
     num_samples = len(dataset.train)
     if not 1 <= num_workers <= num_samples:
         raise ValueError(
             f"num_workers must be in 1 .. {num_samples}, the training samples of "
             f"{dataset.name!r}, got {num_workers}"
         )
-    return num_samples
+
+
+def _shuffled(dataset: Dataset, num_workers: int, seed: int) -> Tensor:
+    """The training samples in random order, int64 [num_samples]."""
+    _require_enough(dataset, num_workers)
+    return torch.randperm(len(dataset.train), generator=generator(seed, "partition"))
 
 
 def _by_label(dataset: Dataset, order: Tensor) -> tuple[Tensor, ...]:

@@ -122,14 +122,12 @@ def sensor_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     >>> sum(parameter.numel() for parameter in sensor_cnn((9, 128), 6).parameters())
     65350
     """
-    match input_shape:
-        case (channels, length) if length >= 4:
-            pass
-        case _:
-            raise ValueError(
-                "sensor_cnn takes windows (channels, length) with a length of at least 4, "
-                f"got input_shape={input_shape}; use a model for pictures, or mlp"
-            )
+    if len(input_shape) != 2 or input_shape[1] < 4:
+        raise ValueError(
+            "sensor_cnn takes windows (channels, length) with a length of at least 4, "
+            f"got input_shape={input_shape}; use a model for pictures, or mlp"
+        )
+    channels, _ = input_shape
     return nn.Sequential(
         nn.Conv1d(channels, 64, kernel_size=5, padding=2),
         nn.ReLU(inplace=True),

@@ -171,9 +171,8 @@ def _read(path: Path | str, hint: str) -> Any:  # noqa: ANN401
     try:
         opener = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rb") as file:
-            text: bytes = file.read(
-                _MAX_BYTES + 1
-            )  # a compressed file may be far larger than it looks
+            # A compressed file may be far larger than it looks.
+            text: bytes = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
             raise ValueError(f"it holds more than {_MAX_BYTES:,} bytes")
         return json.loads(text.decode())

@@ -83,10 +83,6 @@ class ModelCopy:
         """The same model, compiled by `torch.compile` on first use."""
         return cast("nn.Module", torch.compile(self.model.module))
 
-    @property
-    def has_dropout(self) -> bool:
-        return any(isinstance(layer, Dropout) for layer in self.model.module.modules())
-
     def start_over(self) -> None:
         """Discard the state of the optimizer."""
         self.optimizer = self._make_optimizer()
@@ -182,7 +178,8 @@ class ModelCopies:
         moving = {id(each) for group in with_steps for each in group["params"]}
         self._steps_move = [id(each) in moving for each in first.trained]
         self.can_be_lent = not first.has_own_groups
-        self.has_dropout = first.has_dropout
+        layers = first.model.module.modules()
+        self.has_dropout = any(isinstance(layer, Dropout) for layer in layers)
 
     def restored(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A checkpoint's state that lets training continue on any copy."""

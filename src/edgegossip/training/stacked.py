@@ -348,19 +348,14 @@ class StackedLearner(Learner):
                 [each.learner.velocity for each in work],
                 [each.lr for each in work],
             )
-            losses = [
-                stack.step(*self._read(torch.cat(some)))
-                for some in zip(*(each.samples for each in work), strict=True)
-            ]
+            losses = []
+            for some in zip(*(each.samples for each in work), strict=True):
+                samples = self._dataset.train.batch(torch.cat(some))
+                x, y = prepare_batch(self._dataset, samples, self._torch_device)
+                losses.append(stack.step(x, y))
         finally:
             self._copies.give_back(copy)
         return torch.stack(losses), stack.params, [*stack.velocities()]
-
-    def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = prepare_batch(
-            self._dataset, self._dataset.train.batch(samples), self._torch_device
-        )
-        return x, y
 
     def finish(
         self, losses: Tensor, num_samples: int, params: Tensor, velocity: Tensor | None

@@ -192,7 +192,10 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
             return []  # not a neighbor
         match message.kind:
             case "missed":
-                return self._repair(state, sender, message, now)
+                # It gets the whole replica, unless it has timed out ahead of this worker, whose
+                # increment is then on its way.
+                has_sent = message.round < state.round + state.is_exchanging
+                return self.help_to_catch_up(state, sender, now) if has_sent else []
             case "catch-up":
                 state.replicas[sender].restart(message)
             case _:
@@ -237,14 +240,6 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
             asked += [Send(j, Message("missed", state.round - 1)) for j in state.missed]
         state.missed.clear()
         return asked
-
-    def _repair(
-        self, state: ChocoState, rank: Rank, missed: Message, now: Seconds
-    ) -> list[Effect]:
-        """Send the whole replica, unless the missed round has not been sent yet."""
-        # The neighbor may have timed out ahead of this worker, whose increment is on its way.
-        has_sent = missed.round < state.round + state.is_exchanging
-        return self.help_to_catch_up(state, rank, now) if has_sent else []
 
     def handed_over(self, state: ChocoState) -> Tensor:
         # Not the parameters: the returning worker and this one restart from one replica.

@@ -131,7 +131,9 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         key = (self.seed, state.rank, "update", state.round)
         delta = trained.delta
         if trained.has_gone_back:
-            delta = self._start_anew(state, trained.params)
+            # It continues from parameters that differ from the others', and must report it.
+            state.params, state.has_missed = trained.params, True
+            delta = state.velocity = state.error = torch.zeros_like(trained.params)
         is_due = state.has_missed or state.missing.keys() != state.lost.keys()
         # A repair is usually reported in one round and begins in the next, so that all send
         # their parts together. After the last round, there is no next one.
@@ -144,12 +146,6 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             until = torch.tensor(state.repairs_until)
             update = {**update, "part": self._own_part(state), "until": until}
         state.updates[state.rank] = update
-
-    def _start_anew(self, state: DiLoCoState, params: Tensor) -> Tensor:
-        """Continue from parameters that differ from the others', and report it."""
-        state.params, state.has_missed = params, True
-        state.velocity = state.error = torch.zeros_like(params)
-        return state.error
 
     # Flooding.
 

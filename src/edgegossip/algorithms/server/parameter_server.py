@@ -273,9 +273,12 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         """Handle `event` as a server."""
         effects: list[Effect] = []
         match event:
+            case Started(has_rejoined=True):
+                state.unseen, state.is_new = dict.fromkeys(self.workers), True
+                patience = SetTimer("patience", now + self.patience)
+                effects += [*self._ask(state, now), patience]
             case Started():
-                begin = self._begin_anew if event.has_rejoined else self.start_serving
-                effects += begin(state, now)
+                effects += self.start_serving(state, now)
             case Received():
                 self._receive(state, event.sender, event.message)
             case Evaluated():
@@ -368,10 +371,6 @@ class ParameterServer(Committer, Algorithm[CommitState]):
             state.pulling[sender] = None  # the answer was lost
 
     # A server that has restarted.
-
-    def _begin_anew(self, state: ServerState, now: Seconds) -> list[Effect]:
-        state.unseen, state.is_new = dict.fromkeys(self.workers), True
-        return [*self._ask(state, now), SetTimer("patience", now + self.patience)]
 
     def _ask(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Ask workers for their newest model, because the server has lost its own model.

@@ -100,7 +100,13 @@ class Pipelined(Stages):
 
     def handle(self, state: StageState, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, TimerFired) and event.name == _PATIENCE:
-            return self._give_up_waiting(state)
+            if self._is_stuck(state):
+                raise ServerLostError(
+                    f"worker {state.rank} has waited {self.patience:g} s for worker "
+                    f"{self.above(state.rank)}, which holds the next stage and is lost; start "
+                    "it again, and continue with --resume"
+                )
+            return []
         # The clock runs only while the stage has work that it cannot do: one that waits for
         # batches from below is not stuck.
         was_stuck = self._is_stuck(state)
@@ -115,15 +121,6 @@ class Pipelined(Stages):
         """Whether pending work must wait for the lost stage above."""
         is_lost = self.above(state.rank) in state.lost
         return is_lost and (state.piece is not None or bool(state.waiting))
-
-    def _give_up_waiting(self, state: StageState) -> list[Effect]:
-        if self._is_stuck(state):
-            raise ServerLostError(
-                f"worker {state.rank} has waited {self.patience:g} s for worker "
-                f"{self.above(state.rank)}, which holds the next stage and is lost; start it "
-                "again, and continue with --resume"
-            )
-        return []
 
     def next_work(self, state: StageState) -> Train | None:
         # Backward before forward ("1F1B"): it frees memory, and the stage below waits for it.

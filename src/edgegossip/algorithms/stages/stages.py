@@ -284,19 +284,12 @@ class Stages(Algorithm[StageState]):
                     state.asks_round = event.has_rejoined and not is_known
                 effects = self._drive(state, event, now)
         # Any event may have brought a batch or an answer, or ended the training in progress.
-        effects += self._go_on(state, now)
+        if not state.is_training and (request := self.next_work(state)) is not None:
+            state.is_training = True
+            effects.append(request)
         state.measure_queues()
         # Any event may have been the last that this stage waited for.
         return [*effects, *self._end_if_done(state, now)]
-
-    def _go_on(self, state: StageState, now: Seconds) -> list[Effect]:
-        if state.is_training:
-            return []
-        request = self.next_work(state)
-        if request is None:
-            return []
-        state.is_training = True
-        return [request]
 
     def _account(self, state: StageState, event: Trained, now: Seconds) -> list[Effect]:
         state.is_training = False

@@ -189,16 +189,15 @@ class ControlVariates(Wrapper[ControlledState]):
             step = params - event.before
             state.moved = step if state.moved is None else state.moved + step
             state.num_steps += event.num_steps
-            state.control = self._of_trained(state, state.moved / state.num_steps)
+            control = state.moved / state.num_steps
+            none = torch.zeros_like(control)  # statistics take no steps
+            state.control = self._layout(state).with_statistics(control, none)
             if state.drift is not None:
                 params = params + event.num_steps * state.drift
         # The inner algorithm sees the variate as if training had changed it, and averages it
         # with the parameters.
         control = _halves(state.asked)[1] if state.control is None else state.control
         return replace(event, before=state.asked, params=_joined(params, control))
-
-    def _of_trained(self, state: ControlledState, control: Tensor) -> Tensor:
-        return self._layout(state).with_statistics(control, torch.zeros_like(control))
 
     def _layout(self, state: ControlledState) -> Layout:
         return state.layout or Layout(state.params.numel())

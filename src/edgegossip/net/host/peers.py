@@ -535,11 +535,8 @@ class Peers:
             known_life, life, sent, received, is_lost, has_lost_some, log = kept
             peer = self[rank]
             peer.turn_to(life)
-            peer.known_life, peer.is_lost, peer.has_lost_some = (
-                known_life,
-                is_lost,
-                has_lost_some,
-            )
+            peer.known_life, peer.is_lost = known_life, is_lost
+            peer.has_lost_some = has_lost_some
             # After `turn_to`, which sets them to 0. What had arrived is in this checkpoint.
             peer.sent, peer.received, peer.kept = sent, received, received
             for number, message in log:

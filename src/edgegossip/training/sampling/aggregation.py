@@ -63,9 +63,7 @@ class AggregatedData:
         Args:
             values: Value of each sample, [num_samples, ...].
         """
-        sums = torch.zeros(len(self.x), *values.shape[1:], dtype=torch.float64)
-        sums.index_add_(0, self.subset_of, values.double())
-        return (sums / self.sizes.view(-1, *(1 for _ in values.shape[1:]))).float()
+        return _means(values, self.subset_of, len(self.x))
 
     @property
     def sizes(self) -> Tensor:
@@ -265,17 +263,17 @@ def aggregator(name: str, ratio: float = 10.0, seed: int = 0) -> Aggregator:
     )
 
 
-def _means(x: Tensor, subset_of: Tensor, num_subsets: int) -> Tensor:
-    """The mean of each subset, float32 [num_subsets, *sample_shape]."""
-    sums = torch.zeros(num_subsets, *x.shape[1:], dtype=torch.float64)
+def _means(values: Tensor, subset_of: Tensor, num_subsets: int) -> Tensor:
+    """The mean of each subset, float32 [num_subsets, ...]."""
+    sums = torch.zeros(num_subsets, *values.shape[1:], dtype=torch.float64)
     # In chunks, because doubles take eight times the memory of pictures.
-    for samples, subsets in zip(
-        torch.split(x, 1024), torch.split(subset_of, 1024), strict=True
+    for some, subsets in zip(
+        torch.split(values, 1024), torch.split(subset_of, 1024), strict=True
     ):
         check_cancellation()
-        sums.index_add_(0, subsets, samples.double())
+        sums.index_add_(0, subsets, some.double())
     sizes = subset_of.bincount(minlength=num_subsets)
-    return (sums / sizes.view(-1, *(1 for _ in x.shape[1:]))).float()
+    return (sums / sizes.view(-1, *(1 for _ in values.shape[1:]))).float()
 
 
 def _validate(x: Tensor, y: Tensor) -> None:

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from edgegossip.contract.protocol import Steps, Work
-from edgegossip.training.sampling.sampler import AccuracyAwareSampler, Batch
+from edgegossip.training.sampling.sampler import (
+    AccuracyAwareSampler,
+    Batch,
+    cut_into_batches,
+)
 
 FORWARD_COST = 1 / 3
 """Cost of a forward pass over a point, in training samples; a backward pass costs twice as
@@ -159,12 +163,9 @@ class BatchStream:
         left = self._batches[self._position :]
         if not left or self.sampler.selection.keeps_subsets_whole:
             return
-        positions = torch.cat([batch.positions for batch in left])
+        positions, weights = _joined(left)
         sizes = self.sampler.batch_sizes(len(positions))
-        weights = [batch.weights for batch in left if batch.weights is not None]
-        split = torch.split(torch.cat(weights), sizes) if weights else [None] * len(sizes)
-        pairs = zip(torch.split(positions, sizes), split, strict=True)
-        self._batches[self._position :] = [Batch(*pair) for pair in pairs]
+        self._batches[self._position :] = cut_into_batches(positions, weights, sizes)
         self._sizes[self._position :] = sizes
 
     def _take(
@@ -228,15 +229,15 @@ class BatchStream:
 
     def state_dict(self) -> dict[str, Any]:
         left = self._batches[self._position :]
-        weights = [batch.weights for batch in left if batch.weights is not None]
+        positions, weights = _joined(left) if left else (None, None)
         return {
             "sampler": self.sampler.state_dict(),
             "batch_size": self.sampler.batch_size,
             "unpaid": self._unpaid,
             "sizes": self._sizes,
             "position": self._position,
-            "positions": torch.cat([b.positions for b in left]) if left else None,
-            "weights": torch.cat(weights) if weights else None,
+            "positions": positions,
+            "weights": weights,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -248,9 +249,14 @@ class BatchStream:
         self._batches = [Batch(torch.empty(0, dtype=torch.int64))] * self._position
         left = self._sizes[self._position :]
         if left:
-            positions, weights = torch.split(state["positions"], left), state["weights"]
-            split = [None] * len(left) if weights is None else torch.split(weights, left)
-            self._batches += [Batch(*pair) for pair in zip(positions, split, strict=True)]
+            self._batches += cut_into_batches(state["positions"], state["weights"], left)
+
+
+def _joined(batches: list[Batch]) -> tuple[Tensor, Tensor | None]:
+    """The samples of several batches, and their weights if they have any."""
+    weights = [batch.weights for batch in batches if batch.weights is not None]
+    positions = torch.cat([batch.positions for batch in batches])
+    return positions, torch.cat(weights) if weights else None
 
 
 def _num_batches(sizes: list[int], num_due: float) -> int:

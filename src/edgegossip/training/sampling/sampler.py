@@ -32,6 +32,14 @@ class Batch:
         return len(self.positions)
 
 
+def cut_into_batches(
+    positions: Tensor, weights: Tensor | None, sizes: list[int]
+) -> list[Batch]:
+    """Cut samples, and their weights if they have any, into batches of these sizes."""
+    split = [None] * len(sizes) if weights is None else torch.split(weights, sizes)
+    return [Batch(*pair) for pair in zip(torch.split(positions, sizes), split, strict=True)]
+
+
 class AccuracyAwareSampler(Sampler[list[int]]):
     r"""Batches of a share `keep_ratio` of a data set, chosen by a `Selection`.
 
@@ -230,14 +238,11 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self.weights.fill_(1)  # in place, because a training loop of one's own may hold it
         if choice.weights is not None:
             self.weights[choice.order] = choice.weights
-        pieces = self._split(choice.order)
-        sizes = [len(piece) for piece in pieces]
-        if choice.weights is None:
-            return [Batch(piece) for piece in pieces]
-        return [
-            Batch(*pair)
-            for pair in zip(pieces, torch.split(choice.weights, sizes), strict=True)
-        ]
+        if self.selection.keeps_subsets_whole:
+            sizes = self._sizes_of_whole_batches(choice.order)
+        else:
+            sizes = self.batch_sizes(len(choice.order))
+        return cut_into_batches(choice.order, choice.weights, sizes)
 
     def visit(self, batch: Batch) -> None:
         """Count visits to the samples of `batch`, for selections that balance visits."""
@@ -260,23 +265,18 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             )
         return self._losses.where(is_known, self._losses[is_known].mean())
 
-    def _split(self, order: Tensor) -> list[Tensor]:
-        if self.selection.keeps_subsets_whole:
-            return list(order.tensor_split(self._ends_of_whole_batches(order)))
-        return list(torch.split(order, self.batch_sizes(len(order))))
-
-    def _ends_of_whole_batches(self, order: Tensor) -> list[int]:
-        """Ends of batches that have whole subsets and at least `batch_size` samples."""
+    def _sizes_of_whole_batches(self, order: Tensor) -> list[int]:
+        """Sizes of batches that have whole subsets and at least `batch_size` samples."""
         subsets = self._subset_of[order]
         is_end = torch.ones(len(order), dtype=torch.bool)
         is_end[:-1] = subsets[1:] != subsets[:-1]
-        ends, start = [], 0
+        sizes, start = [], 0
         for end in (is_end.nonzero()[:, 0] + 1).tolist():
             # One sample alone is no batch.
             if end - start >= self.batch_size and end < len(order) - 1:
-                ends.append(end)
+                sizes.append(end - start)
                 start = end
-        return ends
+        return [*sizes, len(order) - start]
 
     # Checkpoints.
 

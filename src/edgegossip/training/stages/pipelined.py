@@ -89,12 +89,11 @@ class PipelinedStage(StageLearner):
             return self._go_back(request, progress, passed, gradient=gradient)
         x, y = self.batch(inputs, request)
         passed = self._go_forward(request.params, x, y)
+        assert passed.outputs is not None
         if self.place.is_last:
-            assert passed.outputs is not None
             loss = self.settings.loss(passed.outputs, y)
             return self._go_back(request, progress, passed, loss=loss)
         self._remember(inputs, passed)
-        assert passed.outputs is not None
         return self._result(
             {"activations": passed.outputs.detach(), "labels": y},
             num_samples=len(y) if self.place.is_first else 0,

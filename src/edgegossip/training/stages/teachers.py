@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -329,8 +330,7 @@ class SyntheticGradient(Teacher):
     def __init__(self, settings: SyntheticGradients, shape: Shape, num_classes: int) -> None:
         self._num_classes = num_classes if settings.is_conditioned else 0
         self._is_picture = len(shape) == 3
-        make = _convolutions if self._is_picture else _dense
-        super().__init__(make(settings, shape, self._num_classes), settings.lr)
+        super().__init__(_predictor(settings, shape, self._num_classes), settings.lr)
         # Mean square of the targets; kept with the module.
         self.module.register_buffer("mean_square", torch.zeros(()))
 
@@ -371,31 +371,23 @@ class SyntheticGradient(Teacher):
         return predicted.view(activations.shape)
 
 
-def _dense(settings: SyntheticGradients, shape: Shape, num_classes: int) -> nn.Module:
-    numel, layers = math.prod(shape), nn.Sequential()
-    num_inputs = numel + num_classes
+def _predictor(settings: SyntheticGradients, shape: Shape, num_classes: int) -> nn.Module:
+    make: Callable[[int, int], nn.Module]
+    norm: type[nn.BatchNorm1d | nn.BatchNorm2d]
+    if len(shape) == 3:
+        make, norm = partial(nn.Conv2d, kernel_size=5, padding=2), nn.BatchNorm2d
+        num_outputs, width = shape[0], settings.channels
+    else:
+        make, norm = nn.Linear, nn.BatchNorm1d
+        num_outputs, width = math.prod(shape), settings.width
+    layers, num_inputs = nn.Sequential(), num_outputs + num_classes
     for _ in range(settings.num_hidden):
-        layers.append(nn.Linear(num_inputs, settings.width))
-        layers.append(nn.BatchNorm1d(settings.width)).append(nn.ReLU())
-        num_inputs = settings.width
-    return layers.append(_zero(nn.Linear(num_inputs, numel)))
-
-
-def _convolutions(settings: SyntheticGradients, shape: Shape, num_classes: int) -> nn.Module:
-    layers, num_inputs = nn.Sequential(), shape[0] + num_classes
-    for _ in range(settings.num_hidden):
-        layers.append(nn.Conv2d(num_inputs, settings.channels, 5, padding=2))
-        layers.append(nn.BatchNorm2d(settings.channels)).append(nn.ReLU())
-        num_inputs = settings.channels
-    return layers.append(_zero(nn.Conv2d(num_inputs, shape[0], 5, padding=2)))
-
-
-def _zero(layer: nn.Linear | nn.Conv2d) -> nn.Module:
-    """Zero the parameters of `layer`, for an initial prediction of zero."""
-    nn.init.zeros_(layer.weight)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return layer
+        layers.append(make(num_inputs, width)).append(norm(width)).append(nn.ReLU())
+        num_inputs = width
+    last = make(num_inputs, num_outputs)
+    for parameter in last.parameters():  # for an initial prediction of zero
+        nn.init.zeros_(parameter)
+    return layers.append(last)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ class EpochPlan:
         work = self.train.work
         assert isinstance(work, Epochs)
         share = work.share * self.block_share
-        return self._train(Epochs(share), begins_pass=self.train.begins_pass)
+        return self._train(share, begins_pass=self.train.begins_pass)
 
     def account(self, event: Trained) -> None:
         """Add the work of a block."""
@@ -167,7 +167,7 @@ class EpochPlan:
         block = self.block_share * max(left, self.cost / MOST_BLOCKS)
         amount = left if left < 1.5 * block else block
         share = min(1.0, amount / self.pass_samples)
-        return self._train(Epochs(share), begins_pass=False)
+        return self._train(share, begins_pass=False)
 
     def result(self, now: Seconds) -> Trained:
         """The result of the requested training, combined from all blocks."""
@@ -201,11 +201,11 @@ class EpochPlan:
         # begin another pass.
         return 0.5 * self.num_samples / self.num_steps if self.has_changed else 1.0
 
-    def _train(self, work: Epochs, *, begins_pass: bool) -> Train:
+    def _train(self, share: float, *, begins_pass: bool) -> Train:
         return replace(
             self.train,
             params=self.params,
-            work=work,
+            work=Epochs(share),
             keep_ratio=self.keep_ratio,
             begins_pass=begins_pass,
         )
