@@ -22,6 +22,7 @@ from tests.small_runs import events, summary, tensors
 from tests.tiers import thorough
 from tests.unit.test_full_disk import fill_up
 
+from edgegossip.cli.worker_command import EXIT_APART
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real import launch as launching
@@ -154,7 +155,8 @@ def test_who_has_not_finished_goes_on_at_once_without_those_who_have(
     log = (folder(out, 0) / "log.txt").read_bytes()
     second = start(*arguments, "--resume")
     said = second.communicate(timeout=PATIENCE)[1]
-    assert second.returncode == 0, said
+    # Worker 0 has kept its model of an early round, so not all have the same model.
+    assert second.returncode == EXIT_APART, said
     assert "failed" not in said
     assert (folder(out, 0) / "log.txt").read_bytes() == log
     for rank in (1, 2):

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
+from tests.tiers import thorough
 
 from edgegossip.cli.command import parse_recipe
 from edgegossip.cli.commands import RunOptions
@@ -104,6 +105,7 @@ def test_a_call_can_be_sent_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(call)) == call
 
 
+@thorough
 def test_a_recipes_file_may_define_the_classes_of_its_arguments(tmp_path: Path) -> None:
     file = tmp_path / "shaded.py"
     file.write_text(
