@@ -150,6 +150,7 @@ def mass_of(message: Message) -> Tensor:
     return torch.cat([numbers["share"] * x, weight])
 
 
+@thorough
 @pytest.mark.parametrize(
     ("compressor", "consensus_step", "num_rounds"),
     [(Identity(), 1.0, 40), (TopK(2), 0.2, 80)],

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/sparse-push.md").read_text(encoding="utf-8")
@@ -23,6 +24,7 @@ def example() -> Mapping[str, Any]:
     return runpy.run_path(EXAMPLE)
 
 
+@thorough
 @pytest.mark.parametrize(
     ("name", "least", "most"),
     [

@@ -16,7 +16,7 @@ import torch
 from tests.algorithms import ALGORITHMS, NUM_WORKERS, PEERS, AnyAlgorithm, with_settings
 from tests.invariants import Checks
 from tests.random_worlds import MANY_SEEDS, SEEDS, World, draw_world
-from tests.tiers import by_name
+from tests.tiers import by_name, thorough
 from tests.worlds import EVEN, TARGETS, make_world
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
@@ -204,6 +204,7 @@ def test_a_failed_platform_that_misses_a_forecast_holds_nobody_up() -> None:
     assert world.now < 4 * 4 + 1
 
 
+@thorough
 @pytest.mark.parametrize("name", FEW_ROUNDS)
 def test_a_platform_that_has_recovered_trains_again(name: str) -> None:
     inner = with_settings(FEW_ROUNDS[name], num_rounds=1000 if name == "gosgd" else 40)

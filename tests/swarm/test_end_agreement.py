@@ -60,6 +60,7 @@ def test_disturbed_workers_with_one_mean_come_to_their_end(name: str) -> None:
         assert len(found.groups) == 1
 
 
+@thorough
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", by_name([*ALL], ["gosgd"]))
 def test_the_last_mean_leaves_no_difference_unnamed(name: str, kind: Kind) -> None:

@@ -23,10 +23,10 @@ def batches(kind: str, first: int, last: int, size: int) -> list[tuple[str, rang
 
 FEW = [
     *first(1, batches("peers", 0, 200, 10)),
-    *first(1, batches("servers", 0, 5, 1)),
+    *first(0, batches("servers", 0, 5, 1)),
     *first(1, batches("standby", 0, 5, 1)),
-    *first(1, batches("sharing", 0, 5, 1)),
-    *first(1, batches("stages", 0, 8, 2)),
+    *first(0, batches("sharing", 0, 5, 1)),
+    *first(0, batches("stages", 0, 8, 2)),
     *first(1, batches("final", 0, 40, 4)),
 ]
 MANY = [

@@ -161,6 +161,7 @@ def check_world(name: str, seed: int) -> None:
         raise
 
 
+@thorough
 @pytest.mark.parametrize("name", first(2, NAMES))
 def test_mass_is_neither_lost_nor_made(name: str) -> None:
     check_world(name, SEEDS[0])

@@ -188,6 +188,7 @@ LOST_FOR_A_WHILE = (Crash(at=13.0, rank=2), Recover(at=24.0, rank=2))
 RESTARTED_WITHIN_ITS_ROUND = (Crash(at=17.0, rank=2), Recover(at=17.01, rank=2))
 
 
+@thorough
 @pytest.mark.parametrize(
     ("topology", "links", "script"),
     first(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.agreement import distances, outer_sgd
 from tests.algorithms import NUM_ROUNDS, NUM_WORKERS
-from tests.tiers import first
+from tests.tiers import first, thorough
 from tests.trained import trained_event
 from tests.worlds import (
     EVEN,
@@ -93,6 +93,7 @@ def test_each_worker_sends_two_compressed_vectors_at_most() -> None:
 CUT = Partition(start=30.0, end=60.0, group=(0, 1))
 
 
+@thorough
 @pytest.mark.parametrize(
     ("links", "script"),
     first(

@@ -168,6 +168,7 @@ def test_acknowledging_changes_no_result_where_nothing_is_lost(topology: Topolog
 # Compression.
 
 
+@thorough
 @pytest.mark.parametrize(
     "topology", first(1, [one_peer_exponential(8), star(8), IRREGULAR]), ids=repr
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.stage_runs import Trained, arguments, batch_of, part
+from tests.tiers import thorough
 from torch import Tensor
 
 from edgegossip.contract.randomness import generator
@@ -154,6 +155,7 @@ def test_both_is_the_sum_of_its_parts() -> None:
     assert not torch.equal(next(loss.module.parameters()), before[0])
 
 
+@thorough
 def test_a_lesson_of_ones_own_batch_is_what_a_stage_learns_by() -> None:
     """The stage above stands still: the predicted gradient comes to be the true one."""
     teacher = SyntheticGradients(lr=1e-2, width=32)

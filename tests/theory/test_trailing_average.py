@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 from tests.algorithms import NUM_ROUNDS, SERVED
-from tests.tiers import first
+from tests.tiers import first, thorough
 from tests.trained import trained_event
 from tests.worlds import UNEVEN, Recorder, final_params, make_world
 
@@ -46,6 +46,7 @@ def test_the_first_rounds_count_equally(num_rounds: int) -> None:
     assert weights(7.0, num_rounds) == pytest.approx([1 / num_rounds] * num_rounds)
 
 
+@thorough
 @pytest.mark.parametrize("window", first(1, [10.5, 2.0, 5.0]))
 def test_the_mean_age_is_that_of_an_equal_average_over_the_window(window: float) -> None:
     found = weights(window, 150)

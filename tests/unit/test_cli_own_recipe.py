@@ -105,6 +105,7 @@ def test_compare_takes_all(own: str, capsys: pytest.CaptureFixture[str]) -> None
     assert "gosgd" in printed
 
 
+@thorough
 @pytest.mark.parametrize("name", ["single", "both"])
 def test_a_sweep_seeds_runs_with_and_without_an_argument_seed(own: str, name: str) -> None:
     words = ["sweep", f"own.py:{name}", "--only", "gosgd"][: 2 if name == "single" else 4]

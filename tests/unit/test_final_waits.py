@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.host_runs import Run
 from tests.host_worlds import World
+from tests.tiers import thorough
 from tests.virtual_network import Wire
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
@@ -73,6 +74,7 @@ def chatter(run: Run, host: Host[Any]) -> None:
     say()
 
 
+@thorough
 @pytest.mark.parametrize("ends_at", [math.inf, 50.0])
 def test_one_that_goes_on_sending_after_its_end_holds_nobody(ends_at: Seconds) -> None:
     run = run_with(ends_at, change=chatter, until=3000.0)

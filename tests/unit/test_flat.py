@@ -14,7 +14,7 @@ from tests.small_learners import OPTIMIZERS
 from tests.small_runs import ctrl_c_at, small_model, small_run, small_task, tensors
 from tests.stage_runs import KINDS, run_of_kind
 from tests.stopped_runs import left
-from tests.tiers import first
+from tests.tiers import first, thorough
 from torch import Tensor, nn
 
 from edgegossip.contract.errors import Interrupted
@@ -153,6 +153,7 @@ def whole_or_stages(name: str) -> Experiment:
     return small_run(task=small_task(optimizer=OPTIMIZERS[name]))
 
 
+@thorough
 @pytest.mark.parametrize("name", [*first(2, OPTIMIZERS), *first(1, KINDS)])
 def test_runs_see_no_gaps_and_go_on_with_them(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def test_one_that_is_stopping_does_not_give_up_those_who_stopped_before(
     running.stop()
 
 
+@thorough
 def test_a_run_begins_without_one_that_never_comes_and_takes_it_in_later() -> None:
     settings = replace(SETTINGS, meet_seconds=0.1)
     network = MemoryNetwork()
@@ -153,6 +154,7 @@ def test_a_run_begins_without_one_that_never_comes_and_takes_it_in_later() -> No
         thread.join(20)
 
 
+@thorough
 def test_a_cut_heals() -> None:
     running = Running(LONG)
     running.wait_for_round(2, *range(NUM_WORKERS))
@@ -171,6 +173,7 @@ def test_a_cut_heals() -> None:
     running.stop()
 
 
+@thorough
 def test_no_weight_is_lost_where_nothing_else_is() -> None:
     gosgd = GoSGD(
         topology=complete(NUM_WORKERS), num_rounds=30, exchange_probability=0.5, local_steps=2
@@ -213,6 +216,7 @@ def test_an_algorithm_without_a_schema_is_told_so() -> None:
         make_host(Silent(), 0, MemoryNetwork())
 
 
+@thorough
 def test_what_never_arrives_is_missed(caplog: pytest.LogCaptureFixture) -> None:
     gosgd = GoSGD(topology=complete(NUM_WORKERS), num_rounds=30, exchange_probability=1.0)
     network = MemoryNetwork()

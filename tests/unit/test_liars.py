@@ -351,6 +351,7 @@ def in_all_names(receiver: Rank, message: Message) -> Message:
     return replace(message, payload={**message.payload, **seals, **made_up})
 
 
+@thorough
 @pytest.mark.parametrize("is_complete", [True, False], ids=["complete", "ring"])
 def test_no_certificate_speaks_for_another_rank(is_complete: bool, tmp_path: Path) -> None:
     algorithm = replace(RING, topology=COMPLETE) if is_complete else RING
@@ -367,6 +368,7 @@ def test_without_certificates_a_neighbor_is_believed_rather_than_what_is_said_of
     torch.testing.assert_close(outcome.estimates, fair.estimates)
 
 
+@thorough
 @pytest.mark.parametrize("place", ["round", "origin"])
 def test_a_seal_counts_nowhere_but_where_it_was_made_for(place: str, tmp_path: Path) -> None:
     kept: dict[str, torch.Tensor] = {}

@@ -209,6 +209,7 @@ def test_a_server_reads_no_data(tmp_path: Path) -> None:
 SEARCH = ADSP(num_workers=3, num_rounds=40, window=0.2, min_interval=0.05)
 
 
+@thorough
 @pytest.mark.parametrize("num_servers", first(1, [1, 2]))
 def test_a_server_evaluates_on_data_of_its_own(tmp_path: Path, num_servers: int) -> None:
     files = Files()

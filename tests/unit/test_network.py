@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.complaints import complaint
 from tests.small_runs import small_run
+from tests.tiers import thorough
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
@@ -142,6 +143,7 @@ def watch_threads(monkeypatch: pytest.MonkeyPatch, method: str) -> set[int]:
     return found
 
 
+@thorough
 @pytest.mark.parametrize("threads", [1, 2])
 def test_training_takes_as_many_threads_as_it_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int

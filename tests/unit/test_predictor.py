@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from sklearn.linear_model import LinearRegression
 from sklearn.tree import DecisionTreeRegressor
+from tests.tiers import thorough
 
 from edgegossip.contract.errors import DataError
 from edgegossip.contract.snapshot import assemble, dismantle
@@ -50,6 +51,7 @@ def throughput(predictor: PerformancePredictor, contention: Contention = IDLE) -
 # RG.
 
 
+@thorough
 def test_the_slow_down_is_learned_within_one_percent_on_average() -> None:
     noisy, exact = fitted(), fitted(noise=0.0)
     loads = profile(Platform(throughput=1.0), num_samples=40, seed=2).contentions

@@ -140,6 +140,7 @@ def test_hosts_of_which_one_is_8_times_as_fast_are_at_one_rate_in_one_round(
     require_one_rate_a_round(rates)
 
 
+@thorough
 @pytest.mark.parametrize(
     "algorithm", by_name({"nobody waits": GOSGD, "endless": ENDLESS}, ["nobody waits"])
 )

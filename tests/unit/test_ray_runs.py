@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 from tests.small_runs import ctrl_c_at, parameters, repeatable_events
+from tests.tiers import thorough
 from tests.unit.test_at_once import CHAIN, double, study
 from tests.unit.test_comparison import comparison
 
@@ -256,6 +257,7 @@ def test_a_study_that_measures_this_machine_stays_here(tmp_path: Path) -> None:
         run_study(plan, out=tmp_path, at_once=there(OneProcess()))
 
 
+@thorough
 def test_a_comparison_has_the_results_of_runs_here(tmp_path: Path) -> None:
     session = OneProcess()
     here = compare(comparison(), out=tmp_path / "here", num_threads=0)
@@ -269,6 +271,7 @@ def test_a_comparison_has_the_results_of_runs_here(tmp_path: Path) -> None:
         assert first == second
 
 
+@thorough
 def test_a_comparison_reads_its_finished_runs_and_begins_the_interrupted_ones(
     tmp_path: Path,
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.run_folders import Event, comparison, ended, header, whole_run, write_run
+from tests.tiers import thorough
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.report import figures
@@ -313,6 +314,7 @@ def test_the_label_of_the_target_lies_on_no_curve(tmp_path: Path, target: float)
     assert crossed(comparison(tmp_path, target=target)) == 0
 
 
+@thorough
 def test_a_flat_curve_has_labels_that_differ(tmp_path: Path) -> None:
     run = [event | {"accuracy": 1.0} for event in whole_run("gossip", has_barrier=False)]
     contents = read_folder(write_run(tmp_path / "flat", run))

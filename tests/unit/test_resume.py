@@ -255,6 +255,7 @@ def test_wall_seconds_add_up_over_the_parts(
 # Stopped by what goes wrong.
 
 
+@thorough
 def test_a_disk_that_fills_up_costs_no_more_than_since_the_last_checkpoint(
     tmp_path: Path,
 ) -> None:

@@ -61,6 +61,7 @@ def worker(folder: Path, opened: ExitStack, rank: int, address: Address) -> End:
     return end
 
 
+@thorough
 @pytest.mark.parametrize("num_routers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers_meet_behind_routers(
     folder: Path, opened: ExitStack, num_routers: int, caplog: pytest.LogCaptureFixture

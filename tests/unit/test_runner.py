@@ -45,6 +45,7 @@ from edgegossip.training.learner import Learner
 # The same every time.
 
 
+@thorough
 @pytest.mark.parametrize("name", first(3, ALGORITHMS))
 def test_a_run_repeats_byte_for_byte_on_any_number_of_threads(
     tmp_path: Path, name: str

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.scripted import SECOND, SIZE, Answer, Happened, World, message, on_start, world
-from tests.tiers import first
+from tests.tiers import first, thorough
 
 from edgegossip.contract.errors import LocalProtocolError
 from edgegossip.contract.protocol import (
@@ -245,6 +245,7 @@ def test_every_message_arrives_or_is_lost_and_every_loss_has_a_reason() -> None:
     assert {reason for *_, reason in watcher.losses} == {"dropped", "crashed", "partitioned"}
 
 
+@thorough
 @pytest.mark.parametrize("downlink", [math.inf, SIZE / 2])
 @pytest.mark.parametrize("num_threads", first(1, [0, 2]))
 def test_a_run_kept_and_resumed_after_every_event_is_the_whole_run(

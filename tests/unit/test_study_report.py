@@ -112,6 +112,7 @@ def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
     assert "Nothing yet." in text
 
 
+@thorough
 def test_a_sweep_has_no_section_about_a_paper(tmp_path: Path) -> None:
     assert "What the paper says" in read(write_study(tmp_path)).text
     assert "What the paper says" not in read(write_study(tmp_path, printed=[])).text

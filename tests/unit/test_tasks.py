@@ -120,6 +120,7 @@ def test_dicts_through_a_loss_of_model_and_batch_train_as_pairs_do(tmp_path: Pat
     assert dicts.final_value == pytest.approx(dicts.history[-1].loss)
 
 
+@thorough
 @pytest.mark.parametrize("task", [regression(), language()], ids=["numbers", "text"])
 def test_a_run_stopped_and_resumed_is_the_whole_run(tmp_path: Path, task: Task) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"

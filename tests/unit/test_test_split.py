@@ -126,6 +126,7 @@ def require_every_answer(state: Keeper) -> None:
     assert state.round == 6
 
 
+@thorough
 def test_in_the_simulator_only_reports_read_the_test_split(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

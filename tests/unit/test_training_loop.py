@@ -204,6 +204,7 @@ def test_one_that_leaves_early_does_not_keep_the_other() -> None:
     assert loops[0].rounds == EPOCHS.num_rounds
 
 
+@thorough
 def test_a_loop_goes_back_where_another_worker_is_to_blame() -> None:
     network = MemoryNetwork()
     learners = [Learner(rank) for rank in (0, 1)]

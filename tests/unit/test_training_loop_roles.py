@@ -81,6 +81,7 @@ def test_only_a_rank_with_data_needs_some() -> None:
         TrainingLoop(model, SERVED, 1, NUM + 1, transport, num_samples=0)
 
 
+@thorough
 def test_the_final_average_is_the_servers_model() -> None:
     learners, _, raised = run(SEARCHING, final_average=True, evaluate=measured)
     assert raised == [None] * 3

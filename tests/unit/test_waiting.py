@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.run_folders import comparison, ended, header, rounds, write_run
 from tests.small_runs import small_run
-from tests.tiers import first
+from tests.tiers import first, thorough
 
 from edgegossip.plan.ranking import use_of_machines
 from edgegossip.report.folder import read_folder
@@ -122,6 +122,7 @@ def test_finished_runs_keep_their_figures(tmp_path: Path) -> None:
     assert log.ended.cut_off is None
 
 
+@thorough
 @pytest.mark.parametrize(
     "damage", first(1, [7, [[0]], [[9, 0.1]], [[0, "early"]], [[0, 1e300]]])
 )

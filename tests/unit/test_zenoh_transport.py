@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import zenoh
+from tests.tiers import thorough
 from tests.transports import End, InLocalNetwork, OverZenoh, Recorder, free_ports
 
 from edgegossip.contract.errors import NetworkError
@@ -89,6 +90,7 @@ def test_tokens_of_nobody_are_refused(network: OverZenoh, token: str) -> None:
     assert a.events.until(("received", 1, b"hello"))
 
 
+@thorough
 def test_the_youngest_process_speaks_for_a_rank_and_gives_it_back(network: OverZenoh) -> None:
     a, b, _ = network.open_all()
     with stranger(connect=network.endpoints[0]) as session:
@@ -101,6 +103,7 @@ def test_the_youngest_process_speaks_for_a_rank_and_gives_it_back(network: OverZ
     assert b.events.until(("received", 0, b"hello"))
 
 
+@thorough
 def test_what_is_left_of_a_process_ends_unnoticed_once_it_has_a_successor(
     network: OverZenoh,
 ) -> None:
