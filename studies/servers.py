@@ -24,7 +24,8 @@ import edgegossip as eg
 from edgegossip.algorithms.server.reward import PaperReward
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Seconds
-from edgegossip.recipes.parameter_servers import LINK, heterogeneous
+from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.parameter_servers import heterogeneous
 from edgegossip.recipes.problems import Problem
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Panel
@@ -132,7 +133,7 @@ class Cluster:
 
     name: str
     platforms: tuple[eg.Platform, ...]
-    links: eg.Links = eg.Links(default=LINK)
+    links: eg.Links = eg.Links(default=HOME_LINK)
 
     @property
     def num_workers(self) -> int:
@@ -145,7 +146,7 @@ def machines(
     *,
     num_workers: int,
     heterogeneity: float,
-    bandwidth: float = LINK.bandwidth,
+    bandwidth: float = HOME_LINK.bandwidth,
     delay: Seconds = 0.0,
 ) -> Cluster:
     """Make a server and workers with evenly spread speeds and equal links.
@@ -168,7 +169,7 @@ def machines(
             replace(each, uplink=bandwidth, downlink=bandwidth) for each in (server, *speeds)
         ),
         links=eg.Links(
-            default=replace(LINK, latency=LINK.latency + delay, bandwidth=bandwidth)
+            default=replace(HOME_LINK, latency=HOME_LINK.latency + delay, bandwidth=bandwidth)
         ),
     )
 

@@ -108,3 +108,14 @@ def _limits(words: str) -> tuple[float, float]:
     if closing == ")" or " and finite" in words:
         highest = math.nextafter(highest, 0.0)
     return lowest, highest
+
+
+def check_rank(rank: int, num_workers: int) -> None:
+    """Raise `ValueError` unless `rank` is that of one of `num_workers` workers.
+
+    >>> check_rank(3, 3)
+    Traceback (most recent call last):
+    ValueError: rank must be in 0..2, got 3
+    """
+    if not 0 <= rank < num_workers:
+        raise ValueError(f"rank must be in 0..{num_workers - 1}, got {rank}")

@@ -16,6 +16,7 @@ from torch.utils.data import Subset
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import Interrupted, RunFolderError, UsageError
 from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.ranges import check_rank
 from edgegossip.net.address import Address
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.transport import Transport
@@ -53,8 +54,7 @@ class ScriptWorker:
     transport: Transport | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.num_workers:
-            raise ValueError(f"rank must be in 0..{self.num_workers - 1}, got {self.rank}")
+        check_rank(self.rank, self.num_workers)
         if self.num_workers > 1 and self.connection is None and self.transport is None:
             raise ValueError(
                 f"one of {self.num_workers} workers needs a connection to the others; give it "

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import NetworkError, TrainingError, UsageError
 from edgegossip.contract.protocol import Epochs, Layout, Rank, Role, Seconds, Steps, Train
-from edgegossip.contract.ranges import check_range
+from edgegossip.contract.ranges import check_range, check_rank
 from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.models.flat import FlatModel, described, frozen_sample
 from edgegossip.net.host.host import Host
@@ -342,8 +342,7 @@ class TrainingLoop:
 
 
 def _check_workers(algorithm: Algorithm[Any], rank: Rank, num_workers: int) -> None:
-    if not 0 <= rank < num_workers:
-        raise ValueError(f"rank must be in 0..{num_workers - 1}, got {rank}")
+    check_rank(rank, num_workers)
     topology = algorithm.traits.topology
     if topology is not None and topology.num_workers != num_workers:
         raise ValueError(

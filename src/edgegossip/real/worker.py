@@ -19,7 +19,7 @@ from torch import Tensor
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import NetworkError, RunFolderError
 from edgegossip.contract.protocol import Rank, Seconds
-from edgegossip.contract.ranges import check_counts, check_ranges
+from edgegossip.contract.ranges import check_counts, check_ranges, check_rank
 from edgegossip.machine.counters import is_running
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
@@ -144,8 +144,7 @@ def take_part(
         TrainingError: If a loss is not finite.
         ValueError: If `rank` is out of range.
     """
-    if not 0 <= rank < experiment.num_workers:
-        raise ValueError(f"rank must be in 0..{experiment.num_workers - 1}, got {rank}")
+    check_rank(rank, experiment.num_workers)
     with locked(Path(out)), intra_op_threads(settings.threads):
         worker = _Worker(experiment, rank, Path(out), settings, recipe, command)
         return worker.run(transport, forecaster)

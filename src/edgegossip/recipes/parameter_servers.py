@@ -24,14 +24,12 @@ from edgegossip.data.dataset import Dataset
 from edgegossip.data.hold_out import hold_out
 from edgegossip.data.readers import cifar10, digits, har, mnist
 from edgegossip.models import lenet5, lrn_cnn, mlp
+from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.tasks import default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
-from edgegossip.sim.link import Link, Links
+from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 from edgegossip.training.loss import Loss
-
-LINK = Link(latency=0.005, bandwidth=12.5e6)
-"""A link of 100 Mbit/s and 5 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +198,7 @@ def compare_servers(
             task=task,
             algorithm=algorithm,
             platforms=platforms,
-            links=Links(default=LINK),
+            links=Links(default=HOME_LINK),
             seed=settings.seed,
             max_seconds=settings.seconds,
         )

@@ -7,16 +7,11 @@ from functools import partial
 from edgegossip.data.readers import digits
 from edgegossip.models import mlp
 from edgegossip.recipes.baselines import compare_baselines
-from edgegossip.recipes.tasks import Settings
+from edgegossip.recipes.tasks import IN_TURN, Settings
 from edgegossip.runs.experiment import Comparison
 from edgegossip.sim.platform import uneven
-from edgegossip.training.sampling.accuracy_aware import AccuracyAware
-from edgegossip.training.sampling.selection import Cyclic
 
 DEFAULTS = Settings(num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1)
-
-IN_TURN = AccuracyAware(selection=Cyclic())
-"""A choice of samples without aggregation, which would take as long as three epochs here."""
 
 
 def quickstart(settings: Settings = DEFAULTS) -> Comparison:

@@ -26,15 +26,10 @@ from edgegossip.models import mlp
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.problems import HAR_CNN, MNIST_LENET5, MNIST_MLP, Problem
 from edgegossip.recipes.push_sum_comparison import compressor
-from edgegossip.recipes.tasks import default_data_dir, make_task
+from edgegossip.recipes.tasks import IN_TURN, default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform, uneven
-from edgegossip.training.sampling.accuracy_aware import AccuracyAware
-from edgegossip.training.sampling.selection import Cyclic
-
-IN_TURN = AccuracyAware(selection=Cyclic())
-"""A choice of samples without aggregation, which would take as long as several epochs here."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,13 @@ from torch import nn
 from edgegossip.data.dataset import Dataset
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
+from edgegossip.training.sampling.selection import Cyclic
 from edgegossip.training.task import Task
 
 ACCURACY_AWARE = AccuracyAware()
 """EdgeGossip's choice of samples in recipes and studies."""
+IN_TURN = AccuracyAware(selection=Cyclic())
+"""A choice without aggregation, for runs in which that would take as long as several epochs."""
 
 
 def default_data_dir() -> Path:

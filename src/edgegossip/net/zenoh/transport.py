@@ -19,6 +19,7 @@ import zenoh
 
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.ranges import check_rank
 from edgegossip.net.address import Address
 from edgegossip.net.identity.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.identity.tls import TLS, CertificateWatch, Credentials, require_tls
@@ -423,8 +424,7 @@ class ZenohTransport:
             raise ValueError(
                 f"run may have letters, digits and '_.-' only, and one colon, got {run!r}"
             )
-        if not 0 <= rank < num_workers:
-            raise ValueError(f"rank must be in 0..{num_workers - 1}, got {rank}")
+        check_rank(rank, num_workers)
         require_tls(address, security, insecure=insecure)
         self.rank = rank
         self.incarnation = secrets.randbits(63) if incarnation is None else incarnation
