@@ -33,7 +33,7 @@ from edgegossip.contract.topology import ring
 from edgegossip.models import lenet5, mlp
 from edgegossip.runs.files import write_json
 from edgegossip.training.learner import Learner
-from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.stacked.learner import StackedLearner
 from edgegossip.training.task import Task
 
 NUM_SAMPLES = 60_000

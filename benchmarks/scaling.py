@@ -53,7 +53,7 @@ from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.pool import ComputePool, MakeTrainer
 from edgegossip.sim.simulator import Simulator
-from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.stacked.learner import StackedLearner
 from edgegossip.training.task import Task, Workload
 
 SIZES = (100, 1_000, 10_000, 100_000)

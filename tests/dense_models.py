@@ -11,7 +11,7 @@ from tests.small_runs import SHAPE, small_task
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.models import mlp
 from edgegossip.training.optimizer import SGD
-from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.stacked.learner import StackedLearner
 from edgegossip.training.task import Task
 
 dense = partial(mlp, SHAPE, 3, hidden=(5,))
@@ -31,8 +31,8 @@ def stacked(**changes: Any) -> Task:  # noqa: ANN401
     return dense_task(trainer=StackedLearner, **changes)
 
 
-def flat_data(num_samples: int) -> Dataset:
+def flat_data(num_samples: int, shape: tuple[int, ...] = SHAPE) -> Dataset:
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(num_samples, *SHAPE, generator=random)
+    x = torch.randn(num_samples, *shape, generator=random)
     split = ArraySplit(x, torch.randint(3, (num_samples,), generator=random))
-    return Dataset("noise", split, split, num_classes=3, input_shape=SHAPE)
+    return Dataset("noise", split, split, num_classes=3, input_shape=shape)

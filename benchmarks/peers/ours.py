@@ -36,7 +36,8 @@ from edgegossip.data.readers import mnist
 from edgegossip.models import lenet5, mlp
 from edgegossip.models.flat import FlatModel
 from edgegossip.recipes.tasks import default_data_dir
-from edgegossip.runs.experiment import Experiment, batched
+from edgegossip.runs.batching import batched
+from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.dense_models import dense, dense_task, flat_data, stacked
+from tests.small_learners import Slowing
 from tests.small_runs import FAULTS, adam, small_model
-from tests.small_tasks import language
 from tests.tiers import thorough
 from torch import Tensor, nn
 
@@ -27,14 +27,17 @@ from edgegossip.contract.protocol import Epochs, Steps, Train, Work
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import Prepared, TrainingResult
 from edgegossip.data.pictures import flip_and_crop
-from edgegossip.runs.experiment import Batched, Experiment, batched, why_not_batched
+from edgegossip.models import resnet20
+from edgegossip.runs.batching import Batched, batched, try_together
+from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import MOST_TOGETHER, ComputePool
 from edgegossip.sim.simulator import Simulator
 from edgegossip.training.learner import Learner
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
-from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.stacked.learner import StackedLearner
+from edgegossip.training.step import TrainingStep
 from edgegossip.training.task import Workload
 
 
@@ -79,11 +82,10 @@ def test_who_trains_together_changes_nothing(groups: list[list[int]]) -> None:
     assert all(torch.equal(alone[rank], together[rank]) for rank in range(5))
 
 
-def test_work_of_another_shape_is_not_done_together() -> None:
+def test_learners_of_other_models_or_momentum_do_not_train_together() -> None:
     workload = Workload(stacked(), range(2), seed=0)
-    two, three = (prepared(workload, 0, Steps(number)) for number in (2, 3))
-    assert two.key != three.key
-    assert two.key == prepared(workload, 1, Steps(2)).key
+    two = prepared(workload, 0, Steps(2))
+    assert two.key == prepared(workload, 1, Steps(3)).key
     request = Train(workload.initial_params(), Steps(2), momentum=0.5)
     with_other_momentum = workload.make_trainer(0).prepare(request, 0.0)
     assert with_other_momentum is not None
@@ -184,42 +186,72 @@ def test_a_failure_reaches_the_one_who_asks() -> None:
 # The choice.
 
 
-def frozen(model: nn.Module) -> nn.Module:
-    next(model.parameters()).requires_grad_(False)
-    return model
+class Deciding(nn.Module):
+    """A model whose computation depends on its numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.dense(x)
+        return outputs if outputs.sum() > 0 else -outputs
 
 
-def hooked(model: nn.Module) -> nn.Module:
-    model.register_forward_hook(lambda module, inputs, outputs: 3 * outputs)
-    return model
+class Mixing(nn.Module):
+    """A model that draws from PyTorch's own generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.dense(x))
 
 
-def twice(layer: nn.Module) -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(36, 3))
+def elementwise(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params)
 
 
+elementwise.is_elementwise = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:training draws from PyTorch's global generator")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({}, None),
         ({"loss": partial(F.cross_entropy, label_smoothing=0.1)}, None),
-        ({"model": small_model}, "layer '0' is a Conv2d"),
-        ({"model": lambda: nn.Sequential(dense(), nn.Dropout(0.1))}, "Dropout"),
-        ({"optimizer": adam}, "SGD"),
-        ({"augmentation": flip_and_crop}, "augmented"),
-        ({"accuracy_aware": AccuracyAware()}, "Focused"),
-        ({"loss": lambda outputs, y: outputs.sum()}, "torch.nn.functional"),
+        ({"model": small_model}, None),
+        ({"optimizer": adam}, None),
+        ({"augmentation": flip_and_crop, "accuracy_aware": AccuracyAware()}, None),
         ({"trainer": StackedLearner}, "of its own"),
-        ({"model": lambda: frozen(dense())}, "frozen"),
-        ({"model": lambda: hooked(dense())}, "hooks"),
-        ({"model": lambda: nn.Sequential(dense(), nn.GELU("tanh"))}, "stacked"),
-        ({"model": lambda: nn.Sequential(nn.LayerNorm((1, 1, 6, 6)), dense())}, "row by row"),
-        ({"model": lambda: twice(nn.Linear(36, 36))}, "share"),
+        ({"step": TrainingStep(micro_batch_size=2)}, "micro-batches"),
+        ({"optimizer": Slowing}, "PyTorch's own"),
+        ({"optimizer": elementwise}, "one vector"),
+        ({"model": Deciding}, r"torch.vmap cannot run the model"),
+        ({"model": Mixing}, r"torch.vmap cannot run the model"),
     ],
 )
 def test_what_cannot_be_stacked_is_told(changes: dict[str, Any], reason: str | None) -> None:
-    found = why_not_batched(dense_task(**changes))
+    found = try_together(dense_task(**changes)).reason
     assert found is None if reason is None else found is not None and reason in found
+
+
+def test_last_bits_that_depend_on_others_are_noticed() -> None:
+    layers = [nn.Flatten(1, 2), nn.Linear(6, 5), nn.Tanh(), nn.Flatten(), nn.Linear(30, 3)]
+    task = dense_task(model=lambda: nn.Sequential(*layers))
+    assert try_together(task).depends_on_others
+    some = replace(many(64), task=task)
+    assert batched(some).task.trainer is Learner
+    assert batched(some, "on").task.trainer is StackedLearner
+
+
+def test_large_convolutions_are_trained_apart() -> None:
+    large = partial(resnet20, (3, 32, 32), 3)
+    dataset = flat_data(60, (3, 32, 32))
+    some = replace(many(64), task=dense_task(model=large, dataset=dataset, batch_size=16))
+    assert batched(some).task.trainer is Learner
 
 
 @pytest.mark.parametrize(
@@ -239,9 +271,9 @@ def test_many_dense_models_are_batched(
 
 
 def test_what_is_wanted_and_cannot_be_is_an_error() -> None:
-    experiment = replace(many(64), task=dense_task(model=small_model))
+    experiment = replace(many(64), task=dense_task(model=Deciding))
     assert batched(experiment) is experiment
-    with pytest.raises(UsageError, match=r"Conv2d.*--batched on"):
+    with pytest.raises(UsageError, match=r"vmap.*--batched on"):
         batched(experiment, "on")
 
 
@@ -257,7 +289,3 @@ def test_the_command_says_in_the_folder_what_it_chose(
         kept = json.loads((out / "experiment.json").read_text())
         assert kept["task"]["trainer"] == trainer
     assert main([*words, "--batched", "off", "--out", str(tmp_path / "on"), "--resume"]) == 1
-
-
-def test_a_forward_of_ones_own_does_not_train_together() -> None:
-    assert why_not_batched(language()) == "the task has a forward of its own"

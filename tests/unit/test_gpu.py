@@ -36,7 +36,8 @@ from edgegossip.contract.errors import Interrupted
 from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real.training_loop import TrainingLoop
-from edgegossip.runs.experiment import Experiment, batched
+from edgegossip.runs.batching import batched
+from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.runner import run
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
 from edgegossip.training.sampling.selection import SELECTIONS, Focused

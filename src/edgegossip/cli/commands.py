@@ -31,8 +31,9 @@ from edgegossip.report.export import export
 from edgegossip.report.live import LiveView
 from edgegossip.report.page import write_report
 from edgegossip.report.study_page import write_study_report
+from edgegossip.runs.batching import Batched, batched
 from edgegossip.runs.comparison import compare
-from edgegossip.runs.experiment import Batched, Experiment, batched
+from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.results import Results
 from edgegossip.runs.runner import run
 from edgegossip.runs.study import STUDY

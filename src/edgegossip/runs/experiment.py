@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import warnings
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from edgegossip.contract.algorithm import Algorithm, Setting, Wrapper
-from edgegossip.contract.errors import UsageError, unknown_name
+from edgegossip.contract.errors import unknown_name
 from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges, check_type
 from edgegossip.data.local import Local
 from edgegossip.machine.profile import Profile
-from edgegossip.models.blocks import drawn_from, hooks
 from edgegossip.runs.results import Evaluation
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
-from edgegossip.training.learner import Learner
-from edgegossip.training.loss import forward_pair
-from edgegossip.training.optimizer import SGD
-from edgegossip.training.stacked import DENSE, StackedLearner, leaves
-from edgegossip.training.step import PLAIN_STEP
 from edgegossip.training.task import Task, Workload
 
 
@@ -354,81 +347,3 @@ def is_target_reached(
             metric = target.find(metrics)
             return target.is_reached([each.metrics[metric.name] for each in history], metric)
     return False
-
-
-# Training many small models together.
-
-
-Batched: TypeAlias = Literal["auto", "on", "off"]
-MIN_WORKERS = 64
-"""Minimum number of workers for which "auto" is "on"; with fewer, too few requests wait at
-once."""
-
-
-def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
-    """Let learners whose work has the same shape train together, with `StackedLearner`.
-
-    The result then differs in its last bits, and `experiment.json` names the trainer.
-
-    Args:
-        experiment: Any experiment; "auto" does not change one that names its own trainer.
-        choice: "auto" is "on" for dense models on 64 or more workers. This rule comes from
-            measurements on a CPU (benchmarks/results/simulator.md) and does not depend on the
-            machine, so the same experiment gives the same result everywhere.
-
-    Raises:
-        UsageError: If `choice` is unknown, or is "on" and the task cannot be stacked.
-    """
-    if choice not in get_args(Batched):
-        raise UsageError(unknown_name("choice for batched", choice, get_args(Batched)))
-    task = experiment.task
-    if choice == "off" or (choice == "auto" and experiment.num_workers < MIN_WORKERS):
-        return experiment
-    reason = why_not_batched(task)
-    if reason is None:
-        return replace(experiment, task=replace(task, trainer=StackedLearner))
-    if choice == "on":
-        raise UsageError(
-            f"these learners cannot train together: {reason}; leave out --batched on"
-        )
-    return experiment
-
-
-def why_not_batched(task: Task) -> str | None:
-    """Explain why a task's learners cannot train together; None if they can."""
-    selection = task.accuracy_aware.selection
-    loss = task.loss.func if isinstance(task.loss, functools.partial) else task.loss
-    if isinstance(task.model, Mapping):
-        return "workers hold parts of the model"
-    if task.trainer is not Learner:
-        return "the task has a trainer of its own"
-    if task.forward is not forward_pair:
-        return "the task has a forward of its own"
-    if task.step != PLAIN_STEP:
-        return "the task has settings for its training steps"
-    if task.augmentation is not None:
-        return "batches are augmented"
-    if not isinstance(task.optimizer, SGD):
-        return "the optimizer is not edgegossip's SGD"
-    if selection.needs_losses or selection.needs_sample_losses:
-        return f"{type(selection).__name__} chooses samples by their losses"
-    if getattr(loss, "__module__", "") != "torch.nn.functional":
-        return "the loss is not one of torch.nn.functional"
-    with drawn_from(0):
-        model = task.model()
-    for name, layer in model.named_modules():
-        what = f"layer {name or 'model'!r}"
-        if type(layer) not in DENSE or getattr(layer, "approximate", "none") != "none":
-            return f"{what} is a {layer}, which cannot be stacked"
-        if hooks(layer):
-            return f"{what} has hooks"
-    if [*model.buffers()]:
-        return "the model has buffers"
-    parameters = [*model.parameters()]
-    if not all(each.is_contiguous() and each.ndim < 4 for each in parameters):
-        return "some parameters are not laid out row by row"
-    if not all(each.requires_grad for each in parameters):
-        return "some parameters are frozen"
-    if sum(len([*layer.parameters()]) for layer in leaves(model)) != len(parameters):
-        return "two layers share parameters"
-    return None

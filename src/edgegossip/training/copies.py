@@ -38,6 +38,8 @@ class ModelCopy:
         optimizer: Updates `trained`.
         trained: The trained tensors; joined into one vector if the optimizer is elementwise.
         dropout: Generator from which dropout layers draw.
+        own_buffers: Buffers that are not in the parameter vector, by name.
+        stack: What learners that train together keep with the copy, for the next time.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class ModelCopy:
         is_elementwise = getattr(optimizer, "is_elementwise", False)
         trainable = [each for each in module.parameters() if each.requires_grad]
         self.trained = [self.model.trained] if is_elementwise else trainable
+        self.stack: Any = None
         self._optimizer_factory = optimizer
         self.optimizer = self._make_optimizer()
         moved = {*map(id, self.model.moved_buffers)}
-        self._own_buffers = {
+        self.own_buffers = {
             name: buffer for name, buffer in module.named_buffers() if id(buffer) not in moved
         }
 
@@ -122,11 +125,11 @@ class ModelCopy:
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers that are not in the parameter vector, by name."""
-        return {name: buffer.clone() for name, buffer in self._own_buffers.items()}
+        return {name: buffer.clone() for name, buffer in self.own_buffers.items()}
 
     def load_buffers(self, buffers: dict[str, Tensor]) -> None:
         for name, buffer in buffers.items():
-            self._own_buffers[name].copy_(buffer)
+            self.own_buffers[name].copy_(buffer)
 
 
 def _is_plain(value: object) -> bool:
@@ -147,6 +150,7 @@ class ModelCopies:
         num_trained: Number of trained entries, which come first in the parameters.
         settings: Learning rate and momentum of each group of the optimizer; None for no
             momentum.
+        optimizer_name: Name of the optimizer's class.
         can_be_lent: Whether a learner can return its copy and keep all required state; False if
             the optimizer is not PyTorch's own, because its state is then unknown.
         has_dropout: Whether the model has a dropout layer.
@@ -173,6 +177,7 @@ class ModelCopies:
         self.num_trained = first.model.num_trained
         groups = first.optimizer.param_groups
         self.settings = [(group["lr"], group.get("momentum")) for group in groups]
+        self.optimizer_name = type(first.optimizer).__name__
         # By default, PyTorch keeps the number of steps on the CPU.
         with_steps = [g for g in groups if g.get("fused") or g.get("capturable")]
         moving = {id(each) for group in with_steps for each in group["params"]}

@@ -182,8 +182,11 @@ class Learner(Trainer):
             copy.dropout.set_state(kept["dropout"])
         elif self._copies.has_dropout:
             # Before its first step: not the draws of the learner that had the copy before.
-            seed = generator(*self._key, "dropout").initial_seed()
-            copy.dropout.manual_seed(seed)
+            copy.dropout.manual_seed(self._dropout_seed)
+
+    @property
+    def _dropout_seed(self) -> int:
+        return generator(*self._key, "dropout").initial_seed()
 
     @property
     def num_samples(self) -> int:
@@ -299,6 +302,7 @@ class Learner(Trainer):
             TrainingError: If a loss is not finite, or after `cancel`.
         """
         self._require_no_inputs(request)
+        self._require_momentum(request)
         # Parameters first: `model` may borrow a copy, which comes with another worker's.
         self.model.load(request.params)
         self.model.module.train()
@@ -363,11 +367,18 @@ class Learner(Trainer):
                 yield part
             else:
                 assert self._point_losses is not None
-                losses = self._point_losses(self.model.module, part.points)
+                losses = self._point_losses(self._probed_model().module, part.points)
                 batches.sampler.set_losses(losses, part.points)
+
+    def _probed_model(self) -> FlatModel:
+        """The model with its present parameters."""
+        return self.model
 
     def _samples(self, batch: Batch) -> Nested:
         """Read a batch, augment it, and prepare it for the model."""
+        return prepare_batch(self._dataset, self._raw_samples(batch), self._torch_device)
+
+    def _raw_samples(self, batch: Batch) -> Nested:
         samples = self._reader.read(batch.positions, self.batches.upcoming)
         augmentation = self.settings.augmentation
         if augmentation is not None:
@@ -377,7 +388,7 @@ class Learner(Trainer):
                     samples = augmentation(x, self._random), y
                 case _:
                     samples = augmentation(samples, self._random)
-        return prepare_batch(self._dataset, samples, self._torch_device)
+        return samples
 
     def _step_on(self, batch: Batch) -> Tensor:
         sampler = self.batches.sampler
@@ -400,12 +411,14 @@ class Learner(Trainer):
             group["lr"] = factor * rate
             if momentum is not None:
                 group["momentum"] = momentum if request.momentum is None else request.momentum
-            elif request.momentum is not None:
-                raise LocalProtocolError(
-                    f"worker {self.rank} was asked for momentum {request.momentum:g}, but "
-                    f"{type(self._optimizer).__name__} has no such setting; use SGD, or "
-                    "leave the algorithm's momentum at None"
-                )
+
+    def _require_momentum(self, request: Train) -> None:
+        if request.momentum is not None and any(m is None for _, m in self._copies.settings):
+            raise LocalProtocolError(
+                f"worker {self.rank} was asked for momentum {request.momentum:g}, but "
+                f"{self._copies.optimizer_name} has no such setting; use SGD, or leave the "
+                "algorithm's momentum at None"
+            )
 
     def _mean_loss(self, losses: list[Tensor]) -> float:
         return mean_of_finite(losses, self.rank, self._num_steps)

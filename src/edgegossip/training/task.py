@@ -35,7 +35,7 @@ from edgegossip.training.loss import Forward, Loss, forward_pair
 from edgegossip.training.metrics import Accuracy, Metric, check_metrics
 from edgegossip.training.optimizer import SGD, Constant, OptimizerFactory, Schedule
 from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware
-from edgegossip.training.stacked import StackedLearner
+from edgegossip.training.stacked.learner import StackedLearner
 from edgegossip.training.step import PLAIN_STEP, TrainingStep
 
 MakeModel: TypeAlias = Callable[[], nn.Module]

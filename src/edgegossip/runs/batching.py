@@ -1,0 +1,172 @@
+"""Training many small models together: whether learners can, and whether they should."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from edgegossip.contract.errors import TrainingError, UsageError, unknown_name
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.data.dataset import WorkerData
+from edgegossip.data.local import Local
+from edgegossip.models.blocks import drawn_from
+from edgegossip.runs.experiment import Experiment
+from edgegossip.training.copies import ModelCopies
+from edgegossip.training.learner import Learner, LearnerSettings
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.sampling.accuracy_aware import PLAIN
+from edgegossip.training.stacked.layers import CONVOLUTIONS
+from edgegossip.training.stacked.learner import StackedLearner
+from edgegossip.training.task import Task
+
+Batched: TypeAlias = Literal["auto", "on", "off"]
+MIN_WORKERS = 64
+"""Minimum number of workers for which "auto" is "on" on a CPU; with fewer, too few requests
+wait at once."""
+MAX_FLOPS = 3e8
+"""Maximum floating-point operations of a step of a convolutional model for which "auto" is
+"on" on a CPU. With more, a convolution in groups takes longer than one for each model."""
+_NUM_STEPS = 4
+_TOLERANCE = 0.05
+"""Allowed difference of a step in a stack from a step alone, as a share of its length. Rounding
+stays far below it; a layer that mixes models does not."""
+
+
+def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
+    """Let learners of the same model train together, with `StackedLearner`.
+
+    The result then differs in its last bits, and `experiment.json` names the trainer.
+
+    Args:
+        experiment: Any experiment; "auto" does not change one that names its own trainer.
+        choice: On a CPU, "auto" is "on" for 64 or more workers whose model has no convolutions,
+            or whose step takes at most 300 million operations, unless last bits depended on who
+            trains with whom. This rule comes from
+            measurements (benchmarks/results/simulator.md) and counts instead of measuring
+            time, so that the same experiment gives the same result in each run. On a GPU, it is
+            "on" wherever learners can train together.
+
+    Raises:
+        UsageError: If `choice` is unknown, or is "on" and the learners cannot train together.
+    """
+    if choice not in get_args(Batched):
+        raise UsageError(unknown_name("choice for batched", choice, get_args(Batched)))
+    task = experiment.task
+    is_on_cpu = torch.device(task.torch_device).type == "cpu"
+    has_few = experiment.num_workers < (MIN_WORKERS if is_on_cpu else 2)
+    if choice == "off" or (choice == "auto" and has_few):
+        return experiment
+    found = try_together(task)
+    if choice == "on" and found.reason is not None:
+        raise UsageError(
+            f"these learners cannot train together: {found.reason}; leave out --batched on"
+        )
+    is_slower = is_on_cpu and found.has_convolutions and found.num_flops > MAX_FLOPS
+    is_bad_choice = is_slower or found.depends_on_others
+    if found.reason is not None or (choice == "auto" and is_bad_choice):
+        return experiment
+    return replace(experiment, task=replace(task, trainer=StackedLearner))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Findings of a trial of training together.
+
+    Attributes:
+        reason: Why learners cannot train together; None if they can.
+        num_flops: Floating-point operations of one learner's step.
+        has_convolutions: Whether the model has convolutions.
+        depends_on_others: Whether the last bits of a learner's result depend, on this CPU, on
+            who trains with it, so that a resumed run, which forms other stacks, may differ.
+    """
+
+    reason: str | None = None
+    num_flops: float = 0.0
+    has_convolutions: bool = False
+    depends_on_others: bool = False
+
+
+def try_together(task: Task) -> Trial:
+    """Find out whether a task's learners can train together, by a few steps of three of them.
+
+    Together they must take the steps that each takes alone, up to rounding.
+    """
+    if (reason := _reason_against(task)) is not None:
+        return Trial(reason=reason)
+    with drawn_from(0):
+        model = task.model() if callable(task.model) else None
+    assert model is not None
+    settings = replace(task.learner_settings(model), accuracy_aware=PLAIN)
+    copies = settings.copies()
+    if not copies.can_be_lent:
+        return Trial(reason="the optimizer is neither edgegossip's nor PyTorch's own")
+    steps = partial(_steps, task, settings, copies)
+    with FlopCounterMode(display=False) as counter:
+        (alone,) = steps(Learner, [0])
+    trial = Trial(
+        num_flops=counter.get_total_flops() / _NUM_STEPS,
+        has_convolutions=any(type(each) in CONVOLUTIONS for each in model.modules()),
+    )
+    try:
+        three, *pairs = (steps(StackedLearner, ranks) for ranks in ([0, 1, 2], [0, 1], [2, 0]))
+    except Exception as error:  # of the model's own code, under `vmap`
+        message = str(error).partition("\n")[0]
+        return replace(trial, reason=f"torch.vmap cannot run the model ({message})")
+    if not (three[0] - alone).norm() <= _TOLERANCE * alone.norm():
+        return replace(trial, reason="together they take other steps than alone")
+    expected = (three[0], three[1], three[2], three[0])
+    found = [each for pair in pairs for each in pair]
+    depends = not all(map(torch.equal, expected, found)) and task.torch_device == "cpu"
+    return replace(trial, depends_on_others=depends)
+
+
+def _reason_against(task: Task) -> str | None:
+    """Why learners cannot train together, as far as the task alone tells."""
+    if isinstance(task.model, Mapping):
+        return "workers hold parts of the model"
+    if task.trainer is not Learner:
+        return "the task has a trainer of its own"
+    if isinstance(task.dataset, Local):
+        return "each worker has data of its own (Local)"
+    if task.step.micro_batch_size is not None or task.step.compile:
+        return "steps have micro-batches or a compiled model"
+    if getattr(task.optimizer, "is_elementwise", False) and not isinstance(task.optimizer, SGD):
+        return "the optimizer takes all parameters as one vector"
+    return None
+
+
+def _steps(
+    task: Task,
+    settings: LearnerSettings,
+    copies: ModelCopies,
+    trainer: type[Learner],
+    ranks: list[int],
+) -> list[Tensor]:
+    """By how much a few steps move the parameters of some learners, together if they can."""
+    data = task.dataset.training
+    shards = torch.arange(len(data.train)).chunk(3)
+    learners = [
+        trainer(
+            settings=settings,
+            data=WorkerData(dataset=data, shard=shards[rank]),
+            rank=rank,
+            copies=copies,
+        )
+        for rank in ranks
+    ]
+    request = Train(copies.initial_params, Steps(_NUM_STEPS))
+    work = [each.prepare(request, 0.0) for each in learners]
+    first, *others = work
+    outcomes = [learners[0].train(request)] if first is None else first.train_with(others)
+    found = []
+    for outcome in outcomes:
+        if isinstance(outcome, TrainingError):
+            raise outcome
+        found.append(outcome.params - request.params)
+    return found

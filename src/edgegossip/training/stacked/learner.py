@@ -1,0 +1,309 @@
+"""Learners that train together with others of the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.protocol import Train
+from edgegossip.contract.trainer import Outcome, TrainingResult
+from edgegossip.data.dataset import WorkerData
+from edgegossip.data.nested import Nested
+from edgegossip.models.flat import FlatModel
+from edgegossip.training.copies import ModelCopy
+from edgegossip.training.learner import Learner, LearnerSettings
+from edgegossip.training.loss import prepare_batch
+from edgegossip.training.sampling.sampler import Batch
+from edgegossip.training.stacked.layers import CONVOLUTIONS
+from edgegossip.training.stacked.stack import Member, Stack
+
+
+class StackedLearner(Learner):
+    """A `Learner` that trains with other learners of the same model; see `Stack`.
+
+    A few large kernels replace many small ones. Each learner gets the parameters that it would
+    have alone, up to rounding, because kernels for stacks sum in another order. On a CPU, they
+    do not depend at all on the other learners, as long as each learner's rows are aligned in
+    memory: with a batch of 1, or odd numbers of samples and units, the last bits may depend on
+    them.
+
+    Learners may take different numbers of steps. A smaller batch, such as the last one of a
+    pass, is trained in a stack with others of its size.
+
+    Args:
+        settings: As in `Learner`; `why_apart` tells which are not possible.
+        data: As in `Learner`.
+        arguments: Other arguments of `Learner`.
+
+    Raises:
+        ValueError: If steps have micro-batches or a compiled model.
+    """
+
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        data: WorkerData,
+        **arguments: Any,  # noqa: ANN401
+    ) -> None:
+        step = settings.step
+        if step.micro_batch_size is not None or step.compile:
+            raise ValueError(
+                "StackedLearner supports neither micro-batches nor a compiled model, got "
+                f"{step}; leave them out, or train with a Learner"
+            )
+        super().__init__(settings, data, **arguments)
+        self._is_sharing = True
+        self._probe: Callable[[], FlatModel] | None = None
+
+    def prepare(self, request: Train, progress: float) -> StackedWork:
+        """Begin training that other learners of the same model may join."""
+        self._require_no_inputs(request)
+        self._require_momentum(request)
+        self.rest()
+        return StackedWork(
+            learner=self,
+            request=request,
+            factor=request.rate_ratio * self.settings.schedule.factor(progress),
+        )
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        """Train alone, with the same result as in a stack; see `Learner.train`."""
+        (outcome,) = self.prepare(request, progress).train_with([])
+        if isinstance(outcome, TrainingError):
+            raise outcome
+        return outcome
+
+    @property
+    def model_id(self) -> int:
+        """Equal for learners that can train together, because they share copies of a model."""
+        return id(self._copies)
+
+    def batches_of(
+        self, request: Train, probe: Callable[[], FlatModel]
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """The batches of a request, each with the indices of its samples in the data set.
+
+        Args:
+            request: The request.
+            probe: Returns a model with this learner's present parameters.
+        """
+        self._probe = probe
+        selection = self.settings.accuracy_aware.selection
+        if selection.needs_losses or selection.needs_sample_losses:
+            return ((batch, self.shard[batch.positions]) for batch in self.take(request))
+        # At once: 32 learners' batches, one by one, take a tenth of an MLP's step.
+        batches = [*self.take(request)]
+        positions = torch.cat([batch.positions for batch in batches])
+        sizes = [len(batch) for batch in batches]
+        return zip(batches, torch.split(self.shard[positions], sizes), strict=True)
+
+    def _probed_model(self) -> FlatModel:
+        assert self._probe is not None
+        return self._probe()
+
+    def member(self, work: StackedWork) -> Member:
+        """The state from which a request begins."""
+        kept = self._at_rest
+        dropout = kept["dropout"]
+        if dropout is None and self._copies.has_dropout:
+            dropout = torch.Generator(self._torch_device).manual_seed(self._dropout_seed)
+            dropout = dropout.get_state()
+        return Member(
+            params=work.request.params,
+            optimizer=kept["optimizer"],
+            buffers=kept["buffers"],
+            dropout=dropout,
+            factor=work.factor,
+        )
+
+    def samples_of(
+        self,
+        learners: Sequence[StackedLearner],
+        batches: Sequence[Batch],
+        indices: Sequence[Tensor],
+    ) -> Nested:
+        """The samples of several learners' batches, one after another, for the model."""
+        if self.settings.augmentation is None:
+            samples = self._dataset.train.batch(torch.cat([*indices]))
+        else:  # each draws from its own stream
+            raw = [
+                learner._raw_samples(batch)
+                for learner, batch in zip(learners, batches, strict=True)
+            ]
+            samples = _pytree.tree_map(lambda *leaves: torch.cat(leaves), *raw)
+        return prepare_batch(self._dataset, samples, self._torch_device)
+
+    def record(self, batch: Batch, losses: Tensor) -> None:
+        """Tell the selection the samples' losses, [batch]."""
+        self.batches.sampler.record(batch.positions, losses)
+
+    def finish(self, member: Member, losses: Tensor, num_samples: int) -> TrainingResult:
+        """Keep the state after a request, and return the result.
+
+        Args:
+            member: The new state.
+            losses: Losses of all steps, [num_steps].
+            num_samples: Number of samples in all batches.
+
+        Raises:
+            TrainingError: If a loss is not finite.
+        """
+        kept = self._at_rest["optimizer"] if member.optimizer is None else member.optimizer
+        self._at_rest = {
+            "optimizer": kept,
+            "dropout": member.dropout,
+            "buffers": dict(member.buffers),
+        }
+        return self._summed_up(member.params, [*losses], num_samples)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StackedWork:
+    """Work that a `StackedLearner` is about to carry out.
+
+    Args:
+        learner: The learner.
+        request: What to train.
+        factor: Factor on the optimizer's learning rates.
+    """
+
+    learner: StackedLearner
+    request: Train
+    factor: float
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for work that can be done together."""
+        return self.learner.model_id, self.request.momentum
+
+    def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
+        """Carry out this and other work of the same `key`; return all outcomes, this one's
+        first.
+
+        Failures are separate: an outcome is a `TrainingError` if its own losses are not finite.
+        """
+        copies = self.learner._copies
+        copy = copies.borrow()
+        try:
+            copy.model.module.train()
+            return _Together(copy, [self, *others]).outcomes()
+        finally:
+            copies.give_back(copy)
+
+
+class _Together:
+    """Several learners' work, step by step.
+
+    Args:
+        copy: A copy of the model.
+        work: The work; all of the same key.
+    """
+
+    def __init__(self, copy: ModelCopy, work: Sequence[StackedWork]) -> None:
+        self._copy, self._work = copy, work
+        self._first = work[0].learner
+        self._members = [each.learner.member(each) for each in work]
+        self._losses: list[list[Tensor]] = [[] for _ in work]
+        self._num_samples = [0] * len(work)
+        # The stack has the present values of these; `_members` those of the others.
+        self._stacked: tuple[int, ...] = ()
+        self._stack: Stack
+        self._learners: list[StackedLearner]
+        self._means: list[Tensor] = []  # of the stack's steps, and below their batches' sizes
+        self._sizes: list[int] = []
+        self._selection = self._first.settings.accuracy_aware.selection
+        self._device = copy.model.values.device
+        layers = copy.model.module.modules()
+        has_convolutions = any(type(each) in CONVOLUTIONS for each in layers)
+        # A convolution in one group has a kernel of its own, with other sums than any number of
+        # groups has. A learner that trains alone gets a twin, so that the result is the same.
+        self._needs_twin = has_convolutions and self._device.type == "cpu"
+
+    def outcomes(self) -> list[Outcome]:
+        """Train until all work is done."""
+        streams = {
+            number: each.learner.batches_of(each.request, partial(self._probed, number))
+            for number, each in enumerate(self._work)
+        }
+        while streams:
+            self._first._check_cancelled()
+            alike: dict[tuple[int, bool], dict[int, tuple[Batch, Tensor]]] = {}
+            for number, stream in [*streams.items()]:
+                taken = next(stream, None)
+                if taken is None:
+                    del streams[number]
+                    continue
+                kind = taken[1].shape[0], taken[0].weights is None
+                alike.setdefault(kind, {})[number] = taken
+            for each in alike.values():
+                self._step(each)
+        self._unload()
+        return [self._outcome(number) for number in range(len(self._work))]
+
+    def _step(self, taken: dict[int, tuple[Batch, Tensor]]) -> None:
+        """Take a step of those who have a batch of one size."""
+        numbers = tuple(taken)
+        if self._needs_twin and len(numbers) == 1:
+            numbers *= 2
+        if numbers != self._stacked:
+            self._unload()
+            self._load(numbers)
+        batches, indices = zip(*(taken[number] for number in numbers), strict=True)
+        samples = self._first.samples_of(self._learners, batches, indices)
+        weights = None
+        if batches[0].weights is not None:
+            weights = torch.stack([each.weights for each in batches]).to(self._device)
+        means, losses = self._stack.step(
+            samples, weights, needs_losses=self._selection.needs_sample_losses
+        )
+        self._means.append(means)
+        self._sizes.append(indices[0].shape[0])
+        if losses is not None:
+            for learner, batch, own in zip(self._learners, batches, losses, strict=True):
+                learner.record(batch, own)
+
+    def _load(self, numbers: tuple[int, ...]) -> None:
+        momentum = self._work[0].request.momentum
+        kept = self._copy.stack
+        if kept is None or (kept.num_models, kept.momentum) != (len(numbers), momentum):
+            self._copy.stack = None  # before a new one is made: both may not fit into memory
+            kept = Stack(self._copy, self._first.settings, len(numbers), momentum)
+            self._copy.stack = kept
+        self._stack, self._stacked = kept, numbers
+        self._learners = [self._work[number].learner for number in numbers]
+        self._stack.load([self._members[number] for number in numbers])
+
+    def _unload(self) -> None:
+        """Take the values of the stacked learners out of the stack."""
+        if self._stacked:
+            means = torch.stack(self._means).cpu()
+            members = self._stack.members()
+            for place, number in enumerate(dict.fromkeys(self._stacked)):
+                self._members[number] = members[place]
+                self._losses[number].append(means[:, place])
+                self._num_samples[number] += sum(self._sizes)
+        self._stacked, self._means, self._sizes = (), [], []
+
+    def _probed(self, number: int) -> FlatModel:
+        """A model with the present values of one learner."""
+        if number in self._stacked:
+            self._unload()
+        member = self._members[number]
+        self._copy.model.load(member.params)
+        self._copy.load_buffers(dict(member.buffers))
+        return self._copy.model
+
+    def _outcome(self, number: int) -> Outcome:
+        losses = torch.cat(self._losses[number])
+        learner = self._work[number].learner
+        try:
+            return learner.finish(self._members[number], losses, self._num_samples[number])
+        except TrainingError as error:
+            return error
