@@ -31,14 +31,15 @@ from edgegossip.models import resnet20
 from edgegossip.runs.batching import Batched, batched, try_together
 from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.platform import uneven
-from edgegossip.sim.pool import MOST_TOGETHER, ComputePool
+from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
 from edgegossip.training.learner import Learner
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
-from edgegossip.training.stacked.learner import StackedLearner
+from edgegossip.training.stacked.learner import MOST_TOGETHER, StackedLearner
+from edgegossip.training.stacked.stack import Stack
 from edgegossip.training.step import TrainingStep
-from edgegossip.training.task import Workload
+from edgegossip.training.task import Task, Workload
 
 
 def prepared(
@@ -104,6 +105,44 @@ def test_one_that_fails_leaves_the_others_alone() -> None:
     alone = Workload(stacked(), range(3), seed=0)
     for rank, outcome in ((0, first), (2, last)):
         assert torch.equal(outcome.params, outcomes(prepared(alone, rank, Steps(2)))[0].params)
+
+
+@pytest.mark.parametrize(
+    ("number", "size"), [(7, 7), (15, 15), (17, 9), (33, 17), (65, 22), (1, 1)]
+)
+def test_groups_keep_two_cores_busy_and_fit_into_a_cache(number: int, size: int) -> None:
+    workload = Workload(stacked(), range(1), seed=0)
+    assert prepared(workload, 0, Steps(1)).size_of_groups(number) == size
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_work_that_does_not_fit_into_memory_is_done_in_parts(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    task = stacked(accuracy_aware=AccuracyAware(), augmentation=flip_and_crop)
+
+    step = Stack.step
+    sizes = []
+
+    def limited(stack: Stack, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        sizes.append(stack.num_models)
+        if stack.num_models > most and len(sizes) > 2:  # in the middle of a pass
+            raise torch.OutOfMemoryError("no room")
+        return step(stack, *arguments, **options)
+
+    monkeypatch.setattr(StackedLearner, "may_lack_memory", property(lambda learner: True))
+    expected = [each.params for each in outcomes(*_work(task))]
+    monkeypatch.setattr(Stack, "step", limited)
+    work = _work(task)
+    found = [each.params for each in outcomes(*work)]
+    assert sizes[:3] == [4, 4, 4]
+    assert work[0].size_of_groups(4) == most
+    torch.testing.assert_close(found, expected)
+
+
+def _work(task: Task) -> list[Prepared]:
+    workload = Workload(task, range(4), seed=0)
+    return [prepared(workload, rank, Epochs()) for rank in range(4)]
 
 
 # In a run.

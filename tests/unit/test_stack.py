@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -18,12 +21,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from edgegossip.contract.protocol import Epochs, Steps, Train, Work
-from edgegossip.contract.trainer import TrainingResult
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.models import gpt, lenet5, mlp, resnet20, sensor_cnn, vgg11
 from edgegossip.models.normalization import Normalization, normalization_2d
 from edgegossip.runs.batching import try_together
+from edgegossip.sim.pool import ComputePool
 from edgegossip.training.learner import Learner
 from edgegossip.training.loss import IGNORED, TokenCrossEntropy, next_token
 from edgegossip.training.metrics import R2, BitsPerCharacter
@@ -272,21 +275,12 @@ def assert_equal_alone_and_together(
         learners = [workload.make_trainer(rank) for rank in range(3)]
         params = [workload.initial_params()] * 3
         for number in range(num_requests):
-            requests = [Train(x, work, rate_ratio=1 + r / 9) for r, x in enumerate(params)]
-            if trainer is Learner:
-                results = [
-                    learner.train(request, number / 4)
-                    for learner, request in zip(learners, requests, strict=True)
+            with ComputePool(0) as pool:
+                pending = [
+                    pool.train(learner, Train(x, work, rate_ratio=1 + r / 9), number / 4)
+                    for r, (learner, x) in enumerate(zip(learners, params, strict=True))
                 ]
-            else:
-                first, *others = (
-                    learner.prepare(request, number / 4)
-                    for learner, request in zip(learners, requests, strict=True)
-                )
-                assert first is not None
-                results = [*first.train_with(others)]  # type: ignore[arg-type]
-            assert all(isinstance(each, TrainingResult) for each in results)
-            params = [each.params for each in results]
+                params = [each.result().params for each in pending]
         states = [learner.state_dict() for learner in learners]
         found.append([*params, *(flat(state) for state in states)])
     for alone, together in zip(*found, strict=True):
@@ -339,3 +333,29 @@ def test_selections_by_losses_see_what_they_see_alone(selection: str) -> None:
     aware = AccuracyAware(selection=SELECTIONS[selection])
     task = dense_task(dataset=flat_data(80), accuracy_aware=aware)
     assert_equal_alone_and_together(task, Epochs(), 2, rtol=1e-3, atol=1e-4)
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "stacks.json"
+
+
+@thorough
+def test_losses_are_the_ones_that_were_kept() -> None:
+    found = {}
+    for name in ("mlp", "lenet5", "resnet20", "vgg11", "gpt"):
+        task = float64_task(name, trainer=StackedLearner)
+        workload = Workload(task, range(3), seed=0)
+        start = workload.initial_params()
+        with ComputePool(0) as pool:
+            pending = [
+                pool.train(workload.make_trainer(rank), Train(start, Steps(20)), 0.0)
+                for rank in range(3)
+            ]
+            results = [each.result() for each in pending]
+        found[name] = [[each.loss, float(each.params.norm())] for each in results]
+    if "EDGEGOSSIP_REFRESH_GOLDEN" in os.environ:
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+    kept = json.loads(GOLDEN.read_text())
+    assert {
+        name: pytest.approx(torch.tensor(each).flatten().tolist(), rel=1e-6)
+        for name, each in kept.items()
+    } == {name: torch.tensor(each).flatten().tolist() for name, each in found.items()}

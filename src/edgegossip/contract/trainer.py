@@ -114,6 +114,13 @@ class Prepared(Protocol):
     def key(self) -> Hashable:
         """Key that is equal for training that can run together."""
 
+    def size_of_groups(self, number: int) -> int:
+        """How many of `number` trainings of this key should run together, at least 1.
+
+        The answer must not depend on the number of threads, because last bits may depend on who
+        runs together.
+        """
+
     def train_with(self, others: Sequence[Any]) -> list[Outcome]:
         """Run together with `others` of the same key; return all outcomes, this one's first."""
 

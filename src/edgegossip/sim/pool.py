@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -18,11 +17,6 @@ from edgegossip.contract.trainer import Outcome, Prepared, Trainer, TrainingResu
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.quota import num_cores
 
-MOST_TOGETHER = 32
-"""Maximum number of trainers that run together; with more, their parameters would not fit the
-cache."""
-FEWEST_APART = 16
-"""Minimum number of trainers that are split between two cores."""
 MakeTrainer: TypeAlias = Callable[[Rank, int], Trainer]
 """``make_trainer(rank, incarnation)``: a crashed worker comes back as its next incarnation."""
 
@@ -173,7 +167,7 @@ class ComputePool:
         for each in waiting:
             groups.setdefault(each.prepared.key, []).append(each)
         for group in groups.values():
-            size = _size_of_groups(len(group))
+            size = group[0].prepared.size_of_groups(len(group))
             for start in range(0, len(group), size):
                 some = group[start : start + size]
                 work = [each.prepared for each in some]
@@ -204,17 +198,6 @@ def train_alone(trainer: Trainer, request: Train, progress: float) -> TrainingRe
     # Between two requests, a trainer's working memory is free for the others.
     trainer.rest()
     return result
-
-
-def _size_of_groups(num_trainers: int) -> int:
-    """Number of trainers to run together, out of those that could.
-
-    The size does not depend on the number of threads, because the last bits of a few results
-    depend on which trainers run together.
-    """
-    fewest = 2 if num_trainers >= FEWEST_APART else 1
-    num_groups = max(fewest, math.ceil(num_trainers / MOST_TOGETHER))
-    return math.ceil(num_trainers / num_groups)
 
 
 def _pick(outcomes: Pending[list[Outcome]], index: int) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
@@ -151,6 +152,7 @@ class ModelCopies:
         settings: Learning rate and momentum of each group of the optimizer; None for no
             momentum.
         optimizer_name: Name of the optimizer's class.
+        most_together: Maximum number of learners whose stack fits into memory, as far as known.
         can_be_lent: Whether a learner can return its copy and keep all required state; False if
             the optimizer is not PyTorch's own, because its state is then unknown.
         has_dropout: Whether the model has a dropout layer.
@@ -178,6 +180,7 @@ class ModelCopies:
         groups = first.optimizer.param_groups
         self.settings = [(group["lr"], group.get("momentum")) for group in groups]
         self.optimizer_name = type(first.optimizer).__name__
+        self.most_together = sys.maxsize
         # By default, PyTorch keeps the number of steps on the CPU.
         with_steps = [g for g in groups if g.get("fused") or g.get("capturable")]
         moving = {id(each) for group in with_steps for each in group["params"]}

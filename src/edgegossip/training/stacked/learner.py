@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -85,6 +86,11 @@ class StackedLearner(Learner):
         """Equal for learners that can train together, because they share copies of a model."""
         return id(self._copies)
 
+    @property
+    def may_lack_memory(self) -> bool:
+        """Whether a stack may be too large for the memory of the device, a GPU's."""
+        return self._torch_device.type != "cpu"
+
     def batches_of(
         self, request: Train, probe: Callable[[], FlatModel]
     ) -> Iterator[tuple[Batch, Tensor]]:
@@ -164,6 +170,13 @@ class StackedLearner(Learner):
         return self._summed_up(member.params, [*losses], num_samples)
 
 
+MOST_TOGETHER = 32
+"""Maximum number of learners that train together on a CPU; with more, their parameters would
+not fit the cache."""
+FEWEST_APART = 16
+"""Minimum number of learners that are split between two cores."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StackedWork:
     """Work that a `StackedLearner` is about to carry out.
@@ -183,19 +196,45 @@ class StackedWork:
         """Equal for work that can be done together."""
         return self.learner.model_id, self.request.momentum
 
+    def size_of_groups(self, number: int) -> int:
+        """On a CPU at most 32, in two groups from 16; on a GPU as many as its memory holds."""
+        is_on_cpu = not self.learner.may_lack_memory
+        copies = self.learner._copies
+        most = min(MOST_TOGETHER, copies.most_together) if is_on_cpu else copies.most_together
+        fewest_groups = 2 if is_on_cpu and number >= FEWEST_APART else 1
+        return math.ceil(number / max(fewest_groups, math.ceil(number / most)))
+
     def train_with(self, others: Sequence[StackedWork]) -> list[Outcome]:
         """Carry out this and other work of the same `key`; return all outcomes, this one's
         first.
 
-        Failures are separate: an outcome is a `TrainingError` if its own losses are not finite.
+        Work that does not fit into a GPU's memory is done in halves, and later work is not put
+        together in such numbers again. Failures are separate: an outcome is a `TrainingError`
+        if its own losses are not finite.
         """
-        copies = self.learner._copies
+        work, copies = [self, *others], self.learner._copies
+        before = []
+        if self.learner.may_lack_memory:
+            before = [each.learner.state_dict() for each in work]
         copy = copies.borrow()
         try:
             copy.model.module.train()
-            return _Together(copy, [self, *others]).outcomes()
+            return _Together(copy, work).outcomes()
+        except torch.OutOfMemoryError:
+            if len(work) == 1 or not before:
+                raise
+            copy.stack = None
         finally:
             copies.give_back(copy)
+        for each, state in zip(work, before, strict=True):
+            each.learner.load_state_dict(state)
+        half = math.ceil(len(work) / 2)
+        copies.most_together = min(copies.most_together, half)
+        return [
+            outcome
+            for first, *rest in (work[:half], work[half:])
+            for outcome in first.train_with(rest)
+        ]
 
 
 class _Together:
