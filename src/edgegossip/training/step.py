@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from edgegossip.contract.ranges import check_counts, check_ranges
 from edgegossip.data.nested import Nested, map_leaves
 from edgegossip.training.copies import ModelCopy
+from edgegossip.training.device import require_autocast
 from edgegossip.training.loss import Forward, Loss, losses_of
 from edgegossip.training.sampling.sampler import Batch
 
@@ -53,6 +54,15 @@ class TrainingStep:
             self, micro_batch_size="at least 1 or None", max_grad_norm="above 0 or None"
         )
 
+    def require_device(self, torch_device: torch.device) -> None:
+        """Check that these settings have an effect on a device.
+
+        Raises:
+            ValueError: If `autocast` would be silently off.
+        """
+        if self.autocast is not None:
+            require_autocast(torch_device, self.autocast)
+
 
 PLAIN_STEP = TrainingStep()
 
@@ -65,11 +75,15 @@ class Step:
         loss: Loss of outputs and targets.
         forward: Maps model and batch to outputs and targets; see `Task`.
         torch_device: Device of the model.
+
+    Raises:
+        ValueError: If a setting has no effect on the device.
     """
 
     def __init__(
         self, settings: TrainingStep, loss: Loss, forward: Forward, torch_device: torch.device
     ) -> None:
+        settings.require_device(torch_device)
         self._settings = settings
         self._loss = loss
         self._forward = forward
