@@ -13,11 +13,16 @@ from torch import Tensor, nn
 
 from edgegossip.models.dropout import Dropout, replace_dropout
 from edgegossip.models.flat import FlatModel
+from edgegossip.training.graphs import StepGraphs
 from edgegossip.training.optimizer import OptimizerFactory
 
 OptimizerState: TypeAlias = list[dict[str, Any]]
 """State that an optimizer keeps for each tensor that it updates, in order; then, unless the
 optimizer is PyTorch's own, the entries of each group."""
+
+
+Layout: TypeAlias = tuple[torch.Size, tuple[int, ...]]
+"""Shape and strides of a tensor."""
 
 
 class ModelCopy:
@@ -28,12 +33,14 @@ class ModelCopy:
         optimizer: Makes the optimizer.
         has_buffers: As in `FlatModel`.
         torch_device: Device for the computation.
+        cuda_graph: As in `TrainingStep`.
 
     Raises:
         ValueError: If the optimizer updates tensors that it was not given, or a group of it has
             no learning rate ``lr``.
 
     Attributes:
+        graphs: CUDA graphs of the steps; None if they are not wanted.
         model: The copy.
         optimizer: Updates `trained`.
         trained: The trained tensors; joined into one vector if the optimizer is elementwise.
@@ -47,7 +54,10 @@ class ModelCopy:
         *,
         has_buffers: bool,
         torch_device: torch.device | str,
+        cuda_graph: bool = False,
     ) -> None:
+        device = torch.device(torch_device)
+        self.graphs = StepGraphs(self, device) if cuda_graph else None
         self.dropout = torch.Generator(torch_device)
         module = deepcopy(model)
         replace_dropout(module, self.dropout)
@@ -76,6 +86,8 @@ class ModelCopy:
                 f"a group of {name} has no 'lr', which the schedule sets; call the optimizer's "
                 "learning rate 'lr'"
             )
+        if self.graphs is not None:
+            self.graphs.adopt(made)
         return made
 
     @cached_property
@@ -99,6 +111,11 @@ class ModelCopy:
         dictionaries of them.
         """
         states = [dict(self.optimizer.state[tensor]) for tensor in self.trained]
+        if self.graphs is not None:  # which go on with their own tensors for another learner
+            states = [
+                {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+                for state in states
+            ]
         groups = self.optimizer.param_groups if self.has_own_groups else []
         return states + [
             {name: each for name, each in group.items() if name != "params" and _is_plain(each)}
@@ -110,6 +127,8 @@ class ModelCopy:
         if memory is None:  # not empty: PyTorch 2.4 makes Adagrad's state with the optimizer
             self.start_over()
             return
+        if self.graphs is not None:
+            self.graphs.release()
         self.optimizer.state.clear()
         num_trained = len(self.trained)
         for tensor, state in zip(self.trained, memory[:num_trained], strict=True):
@@ -159,12 +178,14 @@ class ModelCopies:
         *,
         has_buffers: bool,
         torch_device: torch.device | str,
+        cuda_graph: bool = False,
     ) -> None:
         self._model = deepcopy(model)  # the caller's may change
         self._arguments: dict[str, Any] = {
             "optimizer": optimizer,
             "has_buffers": has_buffers,
             "torch_device": torch_device,
+            "cuda_graph": cuda_graph,
         }
         first = ModelCopy(self._model, **self._arguments)
         self._idle = [first]
@@ -177,6 +198,7 @@ class ModelCopies:
         with_steps = [g for g in groups if g.get("fused") or g.get("capturable")]
         moving = {id(each) for group in with_steps for each in group["params"]}
         self._steps_move = [id(each) in moving for each in first.trained]
+        self._layouts = [(each.shape, each.stride()) for each in first.trained]
         self.can_be_lent = not first.has_own_groups
         layers = first.model.module.modules()
         self.has_dropout = any(isinstance(layer, Dropout) for layer in layers)
@@ -191,19 +213,28 @@ class ModelCopies:
         }
 
     def _on_device(self, memory: OptimizerState) -> OptimizerState:
-        """Move an optimizer's state, from a checkpoint, to where PyTorch keeps it."""
-        torch_device = self._arguments["torch_device"]
+        """Put an optimizer's state, from a checkpoint, where PyTorch keeps it."""
+        # Behind the state of each tensor, there may be that of groups.
+        layouts = chain(self._layouts, repeat(None))
         return [
             {
-                name: value.to(torch_device)
-                if isinstance(value, Tensor) and (steps_move or name != "step")
-                else value
+                name: self._placed(value, layout, steps_move or name != "step")
                 for name, value in state.items()
             }
-            for state, steps_move in zip(
-                memory, chain(self._steps_move, repeat(False)), strict=False
+            for state, layout, steps_move in zip(
+                memory, layouts, chain(self._steps_move, repeat(False)), strict=False
             )
         ]
+
+    def _placed(self, value: Any, layout: Layout | None, moves: bool) -> Any:  # noqa: ANN401
+        if not isinstance(value, Tensor) or not moves:
+            return value
+        moved = value.to(self._arguments["torch_device"])
+        if layout is None or value.shape != layout[0]:
+            return moved
+        # Checkpoints are contiguous, but fused kernels pair the entries by their places in
+        # memory, so a state must have the strides of its tensor.
+        return moved.new_empty_strided(*layout).copy_(moved)
 
     def borrow(self) -> ModelCopy:
         """Return a copy that is not in use; thread-safe."""
