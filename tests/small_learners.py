@@ -53,6 +53,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adam by groups": adam,
     "amsgrad": amsgrad,
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.001, momentum=0.5),
+    "fused": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, fused=True),
     "own": Slowing,
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05),
 }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -22,6 +26,7 @@ from edgegossip.net.address import Address
 from edgegossip.net.host.introduction import Introductions
 from edgegossip.net.zenoh.transport import ZenohTransport
 from edgegossip.real.gather import gather
+from edgegossip.real.gathering import Gathering
 from edgegossip.real.introduction import introduce, run_key
 from edgegossip.real.worker import WorkerSettings, take_part
 from edgegossip.real.worker_folder import has_ended
@@ -138,3 +143,73 @@ def test_workers_on_different_devices_train_together_and_are_gathered(tmp_path: 
     assert isinstance(results, Results)
     assert left_out == []
     assert results.reason == "finished"
+
+
+FLEET = """
+from dataclasses import replace
+
+import torch
+
+import edgegossip as eg
+from edgegossip.recipes.quickstart import DEFAULTS, quickstart
+
+
+def fleet(half: bool = False, micro: int | None = None, torch_device: str = "auto"):
+    settings = replace(DEFAULTS, num_workers=3, num_epochs=4, torch_device=torch_device)
+    some = quickstart(settings).experiments["epoch-gossip"]
+    dtype = torch.bfloat16 if half else None
+    step = eg.TrainingStep(autocast=dtype, micro_batch_size=micro)
+    return replace(some, task=replace(some.task, step=step))
+"""
+OPTIONS: list[list[str]] = [
+    ["--half", "--threads", "2"],
+    ["--threads", "1"],
+    ["--micro", "5", "--torch-device", "cpu"],
+]
+
+
+@thorough
+def test_commands_with_other_types_and_threads_end_with_one_model(tmp_path: Path) -> None:
+    (tmp_path / "my_fleet.py").write_text(FLEET)
+    endpoints = [f"tcp/127.0.0.1:{port}" for port in free_ports(NUM_WORKERS)]
+    program = [sys.executable, "-m", "edgegossip"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    run: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stderr": subprocess.PIPE}
+    started = []
+    for rank, options in enumerate(OPTIONS):
+        connect = [word for each in endpoints[:rank] for word in ("--connect", each)]
+        place = ["--rank", str(rank), "--listen", endpoints[rank], *connect]
+        out = ["--out", f"out/workers/{rank}"]
+        command = [*program, "worker", "my_fleet.py:fleet", *place, *options, *out]
+        started.append(subprocess.Popen(command, text=True, **run))
+    logs = [each.communicate(timeout=120)[1] for each in started]
+    assert [each.returncode for each in started] == [0] * NUM_WORKERS, "\n".join(logs)
+    assert "task.step.autocast" in logs[1]  # that it differs is said, and allowed
+    gathered = [*program, "gather", "my_fleet.py:fleet", "--out", "out"]
+    assert subprocess.run(gathered, text=True, check=False, **run).returncode == 0
+    folder = tmp_path / "out"
+    first, *others = (
+        load_file(folder / "workers" / str(rank) / "params.safetensors")["params"]
+        for rank in range(NUM_WORKERS)
+    )
+    # The final average is computed from the same vectors in one order, so nothing rounds.
+    assert all(torch.equal(first, each) for each in others)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["final_accuracy"] > 0.9
+    for rank in range(NUM_WORKERS):
+        own = json.loads((folder / "workers" / str(rank) / "summary.json").read_text())
+        assert own["torch_device"] == "cpu"
+        assert own["agreement"]["distance"] < 1e-6  # of the models that they exchanged
+
+
+def test_a_gathered_run_names_devices_if_there_are_several(tmp_path: Path) -> None:
+    gathering = Gathering(EXPERIMENT, tmp_path)
+    assert gathering._measured().platforms[0].name == "worker 0"
+    for rank, device in enumerate(("cuda", "cpu", "mps")):
+        folder = tmp_path / "workers" / str(rank)
+        folder.mkdir(parents=True)
+        numbers = {"seconds": 1.0, "wall_seconds": 1.0, "mean_staleness": 0.0}
+        content = {"reason": "finished", "torch_device": device, **numbers}
+        (folder / "summary.json").write_text(json.dumps(content))
+    names = [each.name for each in gathering._measured().platforms]
+    assert names == ["worker 0 (cuda)", "worker 1 (cpu)", "worker 2 (mps)"]

@@ -198,6 +198,7 @@ def test_all_of_it_goes_into_a_run(tmp_path: Path) -> None:
         "micro_batch_size": 3,
         "max_grad_norm": 1.0,
         "compile": False,
+        "cuda_graph": False,
     }
     assert "step" not in describe(regression()), "as in folders that were written before"
 

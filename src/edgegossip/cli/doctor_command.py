@@ -119,9 +119,11 @@ def _memory() -> Finding:
 
 def _gpu(torch: Any) -> Finding:  # noqa: ANN401
     if not torch.cuda.is_available():
+        if torch.backends.mps.is_available():
+            return Finding("GPU", "ok", "Apple's (mps); use it with --torch-device auto")
         return Finding("GPU", "none", "that torch can use; trains on the cores")
     names = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
-    return Finding("GPU", "ok", f"{', '.join(names)}; use it with --torch-device cuda")
+    return Finding("GPU", "ok", f"{', '.join(names)}; use it with --torch-device auto")
 
 
 def _redis(url: str | None) -> Finding:

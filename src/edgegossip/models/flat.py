@@ -49,7 +49,8 @@ class FlatModel:
         has_gaps: Whether there are gaps.
 
     Raises:
-        ValueError: If `module` has no trainable parameter, or its tensors have several types.
+        ValueError: If `module` has no trainable parameter, its tensors have several types, or
+            they are float64 and the device is "mps".
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class FlatModel:
         torch_device: torch.device | str = "cpu",
         alignment: int | None = None,
     ) -> None:
+        _require_representable(module, torch.device(torch_device))
         self.module = module.to(torch_device)
         parameters = [p for p in self.module.parameters() if p.requires_grad]
         if not parameters:
@@ -114,6 +116,17 @@ class FlatModel:
         """Zero all gradients, in one pass."""
         assert self.trained.grad is not None
         self.trained.grad.zero_()
+
+
+def _require_representable(module: nn.Module, torch_device: torch.device) -> None:
+    if torch_device.type != "mps":
+        return
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.dtype == torch.float64:
+            raise ValueError(
+                f"{name!r} of the model is {tensor.dtype}, which 'mps' cannot hold; use "
+                "float32 (model.float()), or train on 'cpu' or 'cuda'"
+            )
 
 
 def _common_type(tensors: Iterable[Tensor]) -> torch.dtype:

@@ -471,11 +471,17 @@ class Gathering:
 
     def _measured(self) -> Experiment:
         """The experiment, on platforms with the measured speeds."""
+        devices = [worker.torch_device for worker in self.workers]
+        # Devices are worth a word only if there is one besides the CPUs.
+        words = [
+            f" ({each})" if each and {*devices} - {None, "cpu"} else "" for each in devices
+        ]
         platforms = tuple(
             Platform(
-                name=rank_name(self.roles, worker.rank), throughput=worker.throughput or 1.0
+                name=rank_name(self.roles, worker.rank) + word,
+                throughput=worker.throughput or 1.0,
             )
-            for worker in self.workers
+            for worker, word in zip(self.workers, words, strict=True)
         )
         return replace(self._experiment, platforms=platforms, links=Links(), faults=Faults())
 

@@ -40,6 +40,7 @@ _OF_MACHINE = (
     "task.step.autocast",
     "task.step.micro_batch_size",
     "task.step.compile",
+    "task.step.cuda_graph",
     "task.optimizer.fused",
     "task.optimizer.foreach",
     "task.optimizer.capturable",

@@ -354,6 +354,7 @@ class _Worker:
                 "wall_seconds": wall_seconds,
                 "rounds": host.state.round,
                 "role": self._experiment.roles[self._rank],
+                "torch_device": self._experiment.task.torch_device,
                 "commits": self._log.commits.total,
                 "bytes_sent": self._log.bytes_sent,
                 "samples_processed": self._log.samples_processed,

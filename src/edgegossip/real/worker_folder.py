@@ -3,6 +3,7 @@
 Fields of the `summary.json` of a worker, among others:
     validation_accuracy: Accuracy of the worker's model (another metric: `validation_METRIC`);
         null without validation data, or for a part of a model.
+    torch_device: Device on which the worker trained, e.g. "cuda".
     is_evaluated: Whether its model counts in the results. If several workers may serve, only
         the active server's model counts.
 """
@@ -242,6 +243,12 @@ class WorkerFolder:
     def last_params(self, num_params: int) -> Tensor | None:
         """The final parameters, [num_params]; None if they are missing or damaged."""
         return self._read_params(self.path / "params.safetensors", num_params)
+
+    @property
+    def torch_device(self) -> str | None:
+        """Device on which an ended worker trained; None if it is unknown."""
+        found = (self.summary or {}).get("torch_device")
+        return f"{found:.20}" if isinstance(found, str) else None
 
     @property
     def summary(self) -> dict[str, Any] | None:

@@ -53,7 +53,8 @@ class LanguageSettings:
         num_test: Maximum number of test samples, evenly spaced.
         num_evaluations: Number of evaluations of each run.
         seed: Seeds the random choices.
-        torch_device: Device of the models: cpu or cuda.
+        torch_device: Device of the models: auto, cpu, cuda, cuda:1 or mps. "auto" takes
+            the first of cuda, mps and cpu that a machine has.
 
     Raises:
         ValueError: If a number is out of range.

@@ -58,7 +58,8 @@ class ServerSettings:
         num_servers: Number of servers that share the model, at least 1; see `Shards`. A
             positive `standby` needs exactly 1.
         seed: Seeds the random choices.
-        torch_device: Device of the models: cpu or cuda.
+        torch_device: Device of the models: auto, cpu, cuda, cuda:1 or mps. "auto" takes
+            the first of cuda, mps and cpu that a machine has.
     """
 
     seconds: Seconds = 60.0

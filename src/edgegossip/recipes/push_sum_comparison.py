@@ -89,7 +89,8 @@ class PushSettings:
         throughput: Training samples per second of each platform.
         num_evaluations: Number of evaluations of each run, at least 1.
         seed: Seeds the random choices.
-        torch_device: Device of the models: cpu or cuda.
+        torch_device: Device of the models: auto, cpu, cuda, cuda:1 or mps. "auto" takes
+            the first of cuda, mps and cpu that a machine has.
 
     Raises:
         ValueError: If a number is out of range, or two partitions are requested.

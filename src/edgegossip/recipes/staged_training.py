@@ -67,7 +67,8 @@ class StageSettings:
         bandwidth: Bandwidth of each link, in bytes per second.
         precision: Precision of activations and gradients in transit.
         seed: Seeds the random choices.
-        torch_device: Device of the models: cpu or cuda.
+        torch_device: Device of the models: auto, cpu, cuda, cuda:1 or mps. "auto" takes
+            the first of cuda, mps and cpu that a machine has.
     """
 
     num_epochs: int = 5

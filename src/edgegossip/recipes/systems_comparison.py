@@ -56,7 +56,8 @@ class SystemSettings:
         windows: Number of check periods of ADSP in a run, at least 1.
         validation_share: Share of the training samples to hold out for the search of ADSP.
         seed: Seeds the random choices.
-        torch_device: Device of the models: cpu or cuda.
+        torch_device: Device of the models: auto, cpu, cuda, cuda:1 or mps. "auto" takes
+            the first of cuda, mps and cpu that a machine has.
     """
 
     num_workers: int = 4

@@ -41,7 +41,8 @@ class CommonSettings:
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Weight decay of SGD.
         seed: Seeds the random choices.
-        torch_device: Device of the models: cpu or cuda.
+        torch_device: Device of the models: auto, cpu, cuda, cuda:1 or mps. "auto" takes
+            the first of cuda, mps and cpu that a machine has.
     """
 
     num_epochs: int = 10
@@ -92,7 +93,7 @@ class TrainingSettings(Protocol):
 
     @property
     def torch_device(self) -> str:
-        """Device of the models: cpu or cuda."""
+        """Device of the models, as in `Task`."""
 
 
 def make_task(

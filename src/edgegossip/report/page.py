@@ -157,7 +157,8 @@ def render_page(
         has_roles=len(set(folder.runs[0].log.roles)) > 1,
         facts={
             label: header[key] for key, label in _FACTS.items() if header.get(key) is not None
-        },
+        }
+        | _device(header),
     )
 
 
@@ -189,6 +190,16 @@ def template(name: str, *, autoescape: bool = True, **filters: Callable[..., str
         **filters,
     }
     return environment.get_template(name)
+
+
+def _device(header: Mapping[str, Any]) -> dict[str, str]:
+    """The device of a simulated run; workers on real machines each have their own."""
+    match header:
+        case {"driver": "network"}:
+            return {}
+        case {"task": {"torch_device": str() as device}}:
+            return {"Device": device}
+    return {}
 
 
 def platform_groups(run: Run) -> list[PlatformGroup]:

@@ -14,11 +14,16 @@ from torch import Tensor, nn
 
 from edgegossip.models.dropout import Dropout, replace_dropout
 from edgegossip.models.flat import FlatModel
+from edgegossip.training.graphs import StepGraphs
 from edgegossip.training.optimizer import OptimizerFactory
 
 OptimizerState: TypeAlias = list[dict[str, Any]]
 """State that an optimizer keeps for each tensor that it updates, in order; then, unless the
 optimizer is PyTorch's own, the entries of each group."""
+
+
+Layout: TypeAlias = tuple[torch.Size, tuple[int, ...]]
+"""Shape and strides of a tensor."""
 
 
 class ModelCopy:
@@ -29,18 +34,20 @@ class ModelCopy:
         optimizer: Makes the optimizer.
         has_buffers: As in `FlatModel`.
         torch_device: Device for the computation.
+        cuda_graph: As in `TrainingStep`.
 
     Raises:
         ValueError: If the optimizer updates tensors that it was not given, or a group of it has
             no learning rate ``lr``.
 
     Attributes:
+        graphs: CUDA graphs of the steps; None if they are not wanted.
         model: The copy.
         optimizer: Updates `trained`.
         trained: The trained tensors; joined into one vector if the optimizer is elementwise.
         dropout: Generator from which dropout layers draw.
         own_buffers: Buffers that are not in the parameter vector, by name.
-        stack: What learners that train together keep with the copy, for the next time.
+        stacks: Stacks of learners that have trained together, kept for the next time.
     """
 
     def __init__(
@@ -50,7 +57,10 @@ class ModelCopy:
         *,
         has_buffers: bool,
         torch_device: torch.device | str,
+        cuda_graph: bool = False,
     ) -> None:
+        device = torch.device(torch_device)
+        self.graphs = StepGraphs(self, device) if cuda_graph else None
         self.dropout = torch.Generator(torch_device)
         module = deepcopy(model)
         replace_dropout(module, self.dropout)
@@ -58,7 +68,7 @@ class ModelCopy:
         is_elementwise = getattr(optimizer, "is_elementwise", False)
         trainable = [each for each in module.parameters() if each.requires_grad]
         self.trained = [self.model.trained] if is_elementwise else trainable
-        self.stack: Any = None
+        self.stacks: dict[Any, Any] = {}
         self._optimizer_factory = optimizer
         self.optimizer = self._make_optimizer()
         moved = {*map(id, self.model.moved_buffers)}
@@ -80,6 +90,8 @@ class ModelCopy:
                 f"a group of {name} has no 'lr', which the schedule sets; call the optimizer's "
                 "learning rate 'lr'"
             )
+        if self.graphs is not None:
+            self.graphs.adopt(made)
         return made
 
     @cached_property
@@ -103,6 +115,11 @@ class ModelCopy:
         dictionaries of them.
         """
         states = [dict(self.optimizer.state[tensor]) for tensor in self.trained]
+        if self.graphs is not None:  # which go on with their own tensors for another learner
+            states = [
+                {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+                for state in states
+            ]
         groups = self.optimizer.param_groups if self.has_own_groups else []
         return states + [
             {name: each for name, each in group.items() if name != "params" and _is_plain(each)}
@@ -114,6 +131,8 @@ class ModelCopy:
         if memory is None:  # not empty: PyTorch 2.4 makes Adagrad's state with the optimizer
             self.start_over()
             return
+        if self.graphs is not None:
+            self.graphs.release()
         self.optimizer.state.clear()
         num_trained = len(self.trained)
         for tensor, state in zip(self.trained, memory[:num_trained], strict=True):
@@ -165,12 +184,14 @@ class ModelCopies:
         *,
         has_buffers: bool,
         torch_device: torch.device | str,
+        cuda_graph: bool = False,
     ) -> None:
         self._model = deepcopy(model)  # the caller's may change
         self._arguments: dict[str, Any] = {
             "optimizer": optimizer,
             "has_buffers": has_buffers,
             "torch_device": torch_device,
+            "cuda_graph": cuda_graph,
         }
         first = ModelCopy(self._model, **self._arguments)
         self._idle = [first]
@@ -185,6 +206,7 @@ class ModelCopies:
         with_steps = [g for g in groups if g.get("fused") or g.get("capturable")]
         moving = {id(each) for group in with_steps for each in group["params"]}
         self._steps_move = [id(each) in moving for each in first.trained]
+        self._layouts = [(each.shape, each.stride()) for each in first.trained]
         self.can_be_lent = not first.has_own_groups
         layers = first.model.module.modules()
         self.has_dropout = any(isinstance(layer, Dropout) for layer in layers)
@@ -199,19 +221,28 @@ class ModelCopies:
         }
 
     def _on_device(self, memory: OptimizerState) -> OptimizerState:
-        """Move an optimizer's state, from a checkpoint, to where PyTorch keeps it."""
-        torch_device = self._arguments["torch_device"]
+        """Put an optimizer's state, from a checkpoint, where PyTorch keeps it."""
+        # Behind the state of each tensor, there may be that of groups.
+        layouts = chain(self._layouts, repeat(None))
         return [
             {
-                name: value.to(torch_device)
-                if isinstance(value, Tensor) and (steps_move or name != "step")
-                else value
+                name: self._placed(value, layout, steps_move or name != "step")
                 for name, value in state.items()
             }
-            for state, steps_move in zip(
-                memory, chain(self._steps_move, repeat(False)), strict=False
+            for state, layout, steps_move in zip(
+                memory, layouts, chain(self._steps_move, repeat(False)), strict=False
             )
         ]
+
+    def _placed(self, value: Any, layout: Layout | None, moves: bool) -> Any:  # noqa: ANN401
+        if not isinstance(value, Tensor) or not moves:
+            return value
+        moved = value.to(self._arguments["torch_device"])
+        if layout is None or value.shape != layout[0]:
+            return moved
+        # Checkpoints are contiguous, but fused kernels pair the entries by their places in
+        # memory, so a state must have the strides of its tensor.
+        return moved.new_empty_strided(*layout).copy_(moved)
 
     def borrow(self) -> ModelCopy:
         """Return a copy that is not in use; thread-safe."""

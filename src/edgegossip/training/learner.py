@@ -20,6 +20,7 @@ from edgegossip.models.flat import FlatModel
 from edgegossip.models.flops import training_flops
 from edgegossip.models.normalization import reset_lost_statistics
 from edgegossip.training.copies import ModelCopies, ModelCopy
+from edgegossip.training.feed import Feed
 from edgegossip.training.loss import Forward, Loss, forward_pair, mean_of_finite, prepare_batch
 from edgegossip.training.optimizer import Constant, OptimizerFactory, Schedule
 from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware, PointLosses
@@ -71,6 +72,7 @@ class LearnerSettings:
             self.optimizer,
             has_buffers=self.has_buffers,
             torch_device=self.torch_device,
+            cuda_graph=self.step.cuda_graph,
         )
 
 
@@ -241,7 +243,10 @@ class Learner(Trainer):
 
     def _take_shard(self, shard: Tensor) -> None:
         self.shard = shard
-        self._reader = self._dataset.reader(shard)
+        is_augmented = self._random is not None
+        self._feed = Feed(
+            self._dataset, shard, self._torch_device, self._augmented if is_augmented else None
+        )
         self._batches: BatchStream | None = None
         self._point_losses: PointLosses | None = None
         self._kept_batches: dict[str, Any] | None = None  # of a checkpoint, until they are made
@@ -374,30 +379,35 @@ class Learner(Trainer):
         """The model with its present parameters."""
         return self.model
 
+    def _augmented(self, samples: Nested) -> Nested:
+        augmentation, random = self.settings.augmentation, self._random
+        assert augmentation is not None
+        assert random is not None
+        match samples:
+            case (Tensor() as x, y):
+                return augmentation(x, random), y
+        return augmentation(samples, random)
+
     def _samples(self, batch: Batch) -> Nested:
         """Read a batch, augment it, and prepare it for the model."""
-        return prepare_batch(self._dataset, self._raw_samples(batch), self._torch_device)
-
-    def _raw_samples(self, batch: Batch) -> Nested:
-        samples = self._reader.read(batch.positions, self.batches.upcoming)
-        augmentation = self.settings.augmentation
-        if augmentation is not None:
-            assert self._random is not None
-            match samples:
-                case (Tensor() as x, y):
-                    samples = augmentation(x, self._random), y
-                case _:
-                    samples = augmentation(samples, self._random)
-        return samples
+        return self._feed.prepare(self._feed.inputs(batch.positions, self.batches.upcoming))
 
     def _step_on(self, batch: Batch) -> Tensor:
-        sampler = self.batches.sampler
-        loss, losses = self._step.take(
-            self._at_work(),
-            batch,
-            self._samples(batch),
-            needs_losses=sampler.selection.needs_sample_losses,
-        )
+        sampler, copy = self.batches.sampler, self._at_work()
+        needs_losses = sampler.selection.needs_sample_losses
+        inputs = self._feed.inputs(batch.positions, self.batches.upcoming)
+
+        def step(inputs: Nested) -> tuple[Tensor, Tensor | None]:
+            samples = self._feed.prepare(inputs)
+            return self._step.take(copy, batch, samples, needs_losses=needs_losses)
+
+        # Smaller batches at the end of a pass are rare, and the weights of others change.
+        is_usual = len(batch) == sampler.batch_size and batch.weights is None
+        if copy.graphs is not None and is_usual and not needs_losses:
+            key = (self.settings, *self._feed.key)
+            loss, losses = copy.graphs.take(key, inputs, lambda own: step(own)[0]), None
+        else:
+            loss, losses = step(inputs)
         if losses is not None:
             sampler.record(batch.positions, losses)
         return loss

@@ -252,7 +252,7 @@ class MeanAbsoluteError(_Mean):
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         _require_one_shape(self, outputs, targets)
-        return _pair((outputs.double() - targets).abs().sum(), targets.numel())
+        return _pair((_double(outputs) - _double(targets)).abs().sum(), targets.numel())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,8 +274,8 @@ class R2(Metric):
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         _require_one_shape(self, outputs, targets)
-        y = targets.double().reshape(len(targets), -1)
-        errors = y - outputs.double().reshape(len(targets), -1)
+        y = _double(targets).reshape(len(targets), -1)
+        errors = y - _double(outputs).reshape(len(targets), -1)
         number = torch.full_like(y[0], len(y))
         return torch.stack([errors.square().sum(0), y.square().sum(0), y.sum(0), number])
 
@@ -437,11 +437,17 @@ def token_sums(outputs: Tensor, targets: Tensor) -> Tensor:
         ignore_index=IGNORED,
         reduction="none",
     )
-    return _pair(losses.double().sum(), int((targets != IGNORED).sum()))
+    return _pair(_double(losses).sum(), int((targets != IGNORED).sum()))
 
 
 def _pair(total: Tensor, number: int) -> Tensor:
-    return torch.stack([total.double(), total.new_tensor(number, dtype=torch.float64)])
+    total = _double(total)
+    return torch.stack([total, total.new_tensor(number)])
+
+
+def _double(values: Tensor) -> Tensor:
+    """The values in float64, which mps does not have."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def _require_one_shape(metric: Metric, outputs: Tensor, targets: Tensor) -> None:

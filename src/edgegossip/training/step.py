@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from edgegossip.contract.ranges import check_counts, check_ranges
 from edgegossip.data.nested import Nested, map_leaves
 from edgegossip.training.copies import ModelCopy
+from edgegossip.training.device import require_autocast
 from edgegossip.training.loss import Forward, Loss, losses_of
 from edgegossip.training.sampling.sampler import Batch
 
@@ -29,9 +30,14 @@ class TrainingStep:
             only suffice for a micro-batch. Layers such as batch norm see only micro-batches.
         max_grad_norm: Maximum norm of the entire gradient; larger gradients are scaled down.
         compile: Run the model through `torch.compile`. On a CPU, PyTorch needs a C++ compiler.
+        cuda_graph: On an Nvidia GPU, replay each step, from the samples to the update, as one
+            CUDA graph, so that a small model does not wait for Python. The first steps, smaller
+            last batches, and steps that weigh or rank samples run without it, and so do all
+            steps elsewhere, or if a step needs the host; the log then has the reason.
 
     Raises:
-        ValueError: If a number is out of range, or `autocast` is not `torch.bfloat16` or None.
+        ValueError: If a number is out of range, `autocast` is not `torch.bfloat16` or None, or
+            `compile` and `cuda_graph` are both set.
 
     >>> TrainingStep(micro_batch_size=16, max_grad_norm=1.0).micro_batch_size
     16
@@ -41,6 +47,7 @@ class TrainingStep:
     micro_batch_size: int | None = None
     max_grad_norm: float | None = None
     compile: bool = False
+    cuda_graph: bool = False
 
     def __post_init__(self) -> None:
         if self.autocast not in (None, torch.bfloat16):
@@ -48,10 +55,21 @@ class TrainingStep:
                 f"autocast must be torch.bfloat16 or None, got {self.autocast}; float16 would "
                 "need its gradients scaled"
             )
+        if self.compile and self.cuda_graph:
+            raise ValueError("compile and cuda_graph do not work together; choose one of them")
         check_counts(self, "micro_batch_size")
         check_ranges(
             self, micro_batch_size="at least 1 or None", max_grad_norm="above 0 or None"
         )
+
+    def require_device(self, torch_device: torch.device) -> None:
+        """Check that these settings have an effect on a device.
+
+        Raises:
+            ValueError: If `autocast` would be silently off.
+        """
+        if self.autocast is not None:
+            require_autocast(torch_device, self.autocast)
 
 
 PLAIN_STEP = TrainingStep()
@@ -65,11 +83,15 @@ class Step:
         loss: Loss of outputs and targets.
         forward: Maps model and batch to outputs and targets; see `Task`.
         torch_device: Device of the model.
+
+    Raises:
+        ValueError: If a setting has no effect on the device.
     """
 
     def __init__(
         self, settings: TrainingStep, loss: Loss, forward: Forward, torch_device: torch.device
     ) -> None:
+        settings.require_device(torch_device)
         self._settings = settings
         self._loss = loss
         self._forward = forward
@@ -114,7 +136,9 @@ class Step:
             outputs, targets = self._forward(module, samples)
             if batch.weights is not None:
                 losses = losses_of(self._loss, outputs, targets, len(batch))
-                mean = losses @ batch.weights.to(losses.device) / len(batch)
+                # From main memory to a GPU, this is safe without waiting.
+                weights = batch.weights.to(losses.device, non_blocking=losses.is_cuda)
+                mean = losses @ weights / len(batch)
             else:
                 if needs_losses:
                     with torch.no_grad():

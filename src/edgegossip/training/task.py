@@ -29,6 +29,7 @@ from edgegossip.models.normalization import (
 )
 from edgegossip.models.parts import Join, Parts, in_sequence
 from edgegossip.training.copies import ModelCopies
+from edgegossip.training.device import chosen_device
 from edgegossip.training.evaluator import Evaluator, LocalReporter
 from edgegossip.training.learner import Augmentation, Learner, LearnerSettings
 from edgegossip.training.loss import Forward, Loss, forward_pair
@@ -84,14 +85,15 @@ class Task:
             with the parameters; see `FlatModel`. Otherwise they stay with each worker, and
             running statistics are measured again on 2000 to 4000 training samples before each
             evaluation.
-        torch_device: Device of the models, e.g. "cpu" or "cuda".
+        torch_device: Device of the models: "cpu", "cuda", "cuda:1" or "mps"; "auto" becomes the
+            first of cuda, mps and cpu that this machine has.
 
     Raises:
         ValueError: If an argument has the wrong type, such as a model instead of a function
             that makes it; if `batch_size` is not a whole number of at least 1, the device
-            cannot be used, there is no model or metric, names of metrics are equal or reserved,
-            `target_metric` is unknown, a metric does not fit the data, or `Local` data has a
-            partition.
+            cannot be used or ignores the step's `autocast`, there is no model or metric, names
+            of metrics are equal or reserved, `target_metric` is unknown, a metric does not fit
+            the data, or `Local` data has a partition.
         DataError: If the data has no test split or cannot be used with `accuracy_aware`.
     """
 
@@ -119,16 +121,9 @@ class Task:
         self._check_types()
         check_metrics(self.metrics, self.target_metric, self.dataset)
         self._check_data()
-        try:
-            torch.empty(0, device=self.torch_device)
-        # Built without CUDA, or without a device that is in a package of its own.
-        except (RuntimeError, AssertionError, ImportError) as error:
-            # PyTorch adds all its backends, on one line.
-            reason = str(error).partition("\n")[0].partition(". ")[0]
-            raise ValueError(
-                f"torch_device {self.torch_device!r} cannot be used ({reason:.300}); choose "
-                "'cpu'"
-            ) from error
+        # Resolved here, so that experiment.json names the device that "auto" became.
+        object.__setattr__(self, "torch_device", chosen_device(self.torch_device))
+        self.step.require_device(torch.device(self.torch_device))
 
     def _check_types(self) -> None:
         if not self.models:

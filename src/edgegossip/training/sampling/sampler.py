@@ -143,6 +143,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self._last_probe = torch.full((num_points,), -1)  # epoch of the probe, -1 for never
         self._num_visits = torch.zeros(num_samples, dtype=torch.int64)
         self._sample_losses = torch.full((num_samples,), torch.nan)
+        self._recorded: list[tuple[Tensor, Tensor]] = []  # losses that are not in it yet
         self.weights = torch.ones(num_samples)
         self.focus = 0.0
 
@@ -220,6 +221,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         Raises:
             ValueError: If the selection needs losses and none are set.
         """
+        self._settle()
         self.epoch += 1  # before the draw: its number is part of the stream's key
         losses = self._known_losses() if self.selection.needs_losses else self._losses
         choice = self.selection.choose(
@@ -254,7 +256,15 @@ class AccuracyAwareSampler(Sampler[list[int]]):
 
         Only selections with `needs_sample_losses` use these losses.
         """
-        self._sample_losses[positions] = losses.detach().to("cpu", torch.float32)
+        self._recorded.append((positions, losses.detach()))
+        # Losses on a GPU are copied when a pass needs them: a copy in each step would wait.
+        if losses.device.type == "cpu":
+            self._settle()
+
+    def _settle(self) -> None:
+        for positions, losses in self._recorded:
+            self._sample_losses[positions] = losses.to("cpu", torch.float32)
+        self._recorded.clear()
 
     def _known_losses(self) -> Tensor:
         """Losses of all points; unmeasured points get the mean of the measured losses."""
@@ -282,6 +292,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
 
     def state_dict(self) -> dict[str, Any]:
         """All state that changes from epoch to epoch."""
+        self._settle()
         return {
             "epoch": self.epoch,
             "losses": self._losses,
@@ -294,6 +305,7 @@ class AccuracyAwareSampler(Sampler[list[int]]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
+        self._recorded.clear()
         self.epoch = state["epoch"]
         self._losses.copy_(state["losses"])
         self._last_probe.copy_(state["last_probe"])

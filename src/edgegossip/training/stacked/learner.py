@@ -19,8 +19,8 @@ from edgegossip.data.dataset import WorkerData
 from edgegossip.data.nested import Nested
 from edgegossip.models.flat import FlatModel
 from edgegossip.training.copies import ModelCopy
+from edgegossip.training.feed import Feed
 from edgegossip.training.learner import Learner, LearnerSettings
-from edgegossip.training.loss import prepare_batch
 from edgegossip.training.sampling.sampler import Batch
 from edgegossip.training.stacked.layers import CONVOLUTIONS
 from edgegossip.training.stacked.stack import Member, Stack
@@ -103,12 +103,14 @@ class StackedLearner(Learner):
         self._probe = probe
         selection = self.settings.accuracy_aware.selection
         if selection.needs_losses or selection.needs_sample_losses:
-            return ((batch, self.shard[batch.positions]) for batch in self.take(request))
+            return (
+                (batch, self._feed.indices[batch.positions]) for batch in self.take(request)
+            )
         # At once: 32 learners' batches, one by one, take a tenth of an MLP's step.
         batches = [*self.take(request)]
         positions = torch.cat([batch.positions for batch in batches])
         sizes = [len(batch) for batch in batches]
-        return zip(batches, torch.split(self.shard[positions], sizes), strict=True)
+        return zip(batches, torch.split(self._feed.indices[positions], sizes), strict=True)
 
     def _probed_model(self) -> FlatModel:
         assert self._probe is not None
@@ -129,22 +131,25 @@ class StackedLearner(Learner):
             factor=work.factor,
         )
 
-    def samples_of(
+    def inputs_of(
         self,
         learners: Sequence[StackedLearner],
         batches: Sequence[Batch],
         indices: Sequence[Tensor],
     ) -> Nested:
-        """The samples of several learners' batches, one after another, for the model."""
+        """Bring several learners' batches to the device, one after another; see `Feed`."""
         if self.settings.augmentation is None:
-            samples = self._dataset.train.batch(torch.cat([*indices]))
-        else:  # each draws from its own stream
-            raw = [
-                learner._raw_samples(batch)
-                for learner, batch in zip(learners, batches, strict=True)
-            ]
-            samples = _pytree.tree_map(lambda *leaves: torch.cat(leaves), *raw)
-        return prepare_batch(self._dataset, samples, self._torch_device)
+            return self._feed.inputs_at(torch.cat([*indices]))
+        raw = [  # each draws from its own stream
+            learner._feed.read(batch.positions, learner.batches.upcoming)
+            for learner, batch in zip(learners, batches, strict=True)
+        ]
+        return self._feed.uploaded(_pytree.tree_map(lambda *leaves: torch.cat(leaves), *raw))
+
+    @property
+    def feed(self) -> Feed:
+        """Prepares the inputs, on the device."""
+        return self._feed
 
     def record(self, batch: Batch, losses: Tensor) -> None:
         """Tell the selection the samples' losses, [batch]."""
@@ -173,6 +178,9 @@ class StackedLearner(Learner):
 MOST_TOGETHER = 32
 """Maximum number of learners that train together on a CPU; with more, their parameters would
 not fit the cache."""
+_MOST_STACKS = 2
+"""Maximum number of stacks that a copy of a model keeps for the next time: one for most steps,
+and one for those with smaller batches."""
 FEWEST_APART = 16
 """Minimum number of learners that are split between two cores."""
 
@@ -223,7 +231,7 @@ class StackedWork:
         except torch.OutOfMemoryError:
             if len(work) == 1 or not before:
                 raise
-            copy.stack = None
+            copy.stacks.clear()
         finally:
             copies.give_back(copy)
         for each, state in zip(work, before, strict=True):
@@ -295,12 +303,12 @@ class _Together:
             self._unload()
             self._load(numbers)
         batches, indices = zip(*(taken[number] for number in numbers), strict=True)
-        samples = self._first.samples_of(self._learners, batches, indices)
+        inputs = self._first.inputs_of(self._learners, batches, indices)
         weights = None
         if batches[0].weights is not None:
             weights = torch.stack([each.weights for each in batches]).to(self._device)
         means, losses = self._stack.step(
-            samples, weights, needs_losses=self._selection.needs_sample_losses
+            inputs, self._first.feed, weights, needs_losses=self._selection.needs_sample_losses
         )
         self._means.append(means)
         self._sizes.append(indices[0].shape[0])
@@ -310,12 +318,12 @@ class _Together:
 
     def _load(self, numbers: tuple[int, ...]) -> None:
         momentum = self._work[0].request.momentum
-        kept = self._copy.stack
-        if kept is None or (kept.num_models, kept.momentum) != (len(numbers), momentum):
-            self._copy.stack = None  # before a new one is made: both may not fit into memory
-            kept = Stack(self._copy, self._first.settings, len(numbers), momentum)
-            self._copy.stack = kept
-        self._stack, self._stacked = kept, numbers
+        key, stacks = (len(numbers), momentum), self._copy.stacks
+        if key not in stacks:
+            if len(stacks) == _MOST_STACKS:
+                del stacks[next(iter(stacks))]  # first: another may not fit into memory
+            stacks[key] = Stack(self._copy, self._first.settings, *key)
+        self._stack, self._stacked = stacks[key], numbers
         self._learners = [self._work[number].learner for number in numbers]
         self._stack.load([self._members[number] for number in numbers])
 

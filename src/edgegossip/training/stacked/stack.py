@@ -6,6 +6,7 @@ import copy as copying
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.func import functional_call, vmap
 from edgegossip.data.nested import Nested, map_leaves
 from edgegossip.models.blocks import hooks, is_channels_last
 from edgegossip.training.copies import ModelCopy, OptimizerState
+from edgegossip.training.feed import Feed
+from edgegossip.training.graphs import StackGraphs
 from edgegossip.training.learner import LearnerSettings
 from edgegossip.training.loss import IGNORED, forward_pair, losses_of
 from edgegossip.training.optimizer import SGD
@@ -101,6 +104,9 @@ class Stack:
             self._update = StackedSGD(optimizer, momentum, values, is_clipped)
         else:
             self._update = JoinedOptimizer(optimizer, momentum, values)
+        self._graphs = None
+        if settings.step.cuda_graph and isinstance(optimizer, SGD):
+            self._graphs = StackGraphs(self._generators, flat.values.device)
         self._gradients = self._update.gradients
         stacked = [Stacked(*pair) for pair in zip(values, self._gradients, strict=True)]
         for each in stacked:
@@ -140,13 +146,14 @@ class Stack:
         ]
 
     def step(
-        self, samples: Nested, weights: Tensor | None, *, needs_losses: bool
+        self, inputs: Nested, feed: Feed, weights: Tensor | None, *, needs_losses: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Take a step of all models, each on its own samples.
 
         Args:
-            samples: Prepared samples of the first model, of the second, ..., with equal
-                numbers.
+            inputs: Samples of the first model, of the second, ..., with equal numbers, or
+                their indices, as the feed brings them to the device.
+            feed: Prepares them.
             weights: [num_models, batch] weight of each sample's loss; None for all 1.
             needs_losses: Whether to return the loss of each sample; with weights, it is
                 returned in any case.
@@ -154,6 +161,17 @@ class Stack:
         Returns:
             Mean loss of each model, [num_models], and of each sample, [num_models, batch].
         """
+        if self._graphs is not None and weights is None and not needs_losses:
+            step = partial(self._mean_losses, feed)
+            return self._graphs.take(feed.key, inputs, step), None
+        return self._take(feed.prepare(inputs), weights, needs_losses)
+
+    def _mean_losses(self, feed: Feed, inputs: Nested) -> Tensor:
+        return self._take(feed.prepare(inputs), None, needs_losses=False)[0]
+
+    def _take(
+        self, samples: Nested, weights: Tensor | None, needs_losses: bool
+    ) -> tuple[Tensor, Tensor | None]:
         samples = map_leaves(lambda leaf: leaf.unflatten(0, (self.num_models, -1)), samples)
         if self._to_decay:
             if self._update.decay:
