@@ -70,15 +70,15 @@ NUM_CORES = len(os.sched_getaffinity(0))
 # Raw PyTorch.
 
 
-def pictures(num_samples: int) -> Dataset:
-    """Random pictures of MNIST's size: what is in them does not change the speed."""
+def pictures(num_samples: int, shape: tuple[int, ...] = (1, 28, 28)) -> Dataset:
+    """Random samples, by default of MNIST's size: their content does not change the speed."""
     random = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (num_samples, 1, 28, 28), generator=random, dtype=torch.uint8)
+    x = torch.randint(256, (num_samples, *shape), generator=random, dtype=torch.uint8)
     y = torch.randint(10, (num_samples,), generator=random)
     split = ArraySplit(x, y)
     few = ArraySplit(x[:100], y[:100])
-    half = torch.tensor([0.5])
-    return Dataset("random", split, few, 10, (1, 28, 28), mean=half, std=half)
+    half = torch.full((shape[0],), 0.5)
+    return Dataset("random", split, few, 10, shape, mean=half, std=half)
 
 
 def warm_up() -> None:

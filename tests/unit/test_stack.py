@@ -24,6 +24,7 @@ from edgegossip.contract.protocol import Epochs, Steps, Train, Work
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.models import gpt, lenet5, mlp, resnet20, sensor_cnn, vgg11
+from edgegossip.models.mobile import Fire
 from edgegossip.models.normalization import Normalization, normalization_2d
 from edgegossip.runs.batching import try_together
 from edgegossip.sim.pool import ComputePool
@@ -192,8 +193,9 @@ def normalized(kind: Normalization) -> nn.Module:
         nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4),
         nn.ReLU6(inplace=True),
         nn.AvgPool2d(2),
-        nn.Flatten(),
+        Fire(8, 4, 4),
         nn.Dropout(0.3),
+        nn.Flatten(),
         nn.Linear(32, NUM_CLASSES),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,14 +63,13 @@ def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
     has_few = experiment.num_workers < (MIN_WORKERS if is_on_cpu else 2)
     if choice == "off" or (choice == "auto" and has_few):
         return experiment
-    found = try_together(task)
+    most_flops = MAX_FLOPS if is_on_cpu and choice == "auto" else math.inf
+    found = try_together(task, most_flops)
     if choice == "on" and found.reason is not None:
         raise UsageError(
             f"these learners cannot train together: {found.reason}; leave out --batched on"
         )
-    is_slower = is_on_cpu and found.has_convolutions and found.num_flops > MAX_FLOPS
-    is_bad_choice = is_slower or found.depends_on_others
-    if found.reason is not None or (choice == "auto" and is_bad_choice):
+    if found.reason is not None or (choice == "auto" and found.depends_on_others):
         return experiment
     return replace(experiment, task=replace(task, trainer=StackedLearner))
 
@@ -79,23 +79,23 @@ class Trial:
     """Findings of a trial of training together.
 
     Attributes:
-        reason: Why learners cannot train together; None if they can.
-        num_flops: Floating-point operations of one learner's step.
-        has_convolutions: Whether the model has convolutions.
+        reason: Why learners cannot, or should not, train together; None if they can.
         depends_on_others: Whether the last bits of a learner's result depend, on this CPU, on
             who trains with it, so that a resumed run, which forms other stacks, may differ.
     """
 
     reason: str | None = None
-    num_flops: float = 0.0
-    has_convolutions: bool = False
     depends_on_others: bool = False
 
 
-def try_together(task: Task) -> Trial:
+def try_together(task: Task, most_flops: float = math.inf) -> Trial:
     """Find out whether a task's learners can train together, by a few steps of three of them.
 
     Together they must take the steps that each takes alone, up to rounding.
+
+    Args:
+        task: The task.
+        most_flops: Maximum number of floating-point operations of a convolutional model's step.
     """
     if (reason := _reason_against(task)) is not None:
         return Trial(reason=reason)
@@ -109,21 +109,21 @@ def try_together(task: Task) -> Trial:
     steps = partial(_steps, task, settings, copies)
     with FlopCounterMode(display=False) as counter:
         (alone,) = steps(Learner, [0])
-    trial = Trial(
-        num_flops=counter.get_total_flops() / _NUM_STEPS,
-        has_convolutions=any(type(each) in CONVOLUTIONS for each in model.modules()),
-    )
+    has_convolutions = any(type(each) in CONVOLUTIONS for each in model.modules())
+    if has_convolutions and counter.get_total_flops() > most_flops * _NUM_STEPS:
+        return Trial(reason="its convolutions are faster one by one")
     try:
         three, *pairs = (steps(StackedLearner, ranks) for ranks in ([0, 1, 2], [0, 1], [2, 0]))
     except Exception as error:  # of the model's own code, under `vmap`
         message = str(error).partition("\n")[0]
-        return replace(trial, reason=f"torch.vmap cannot run the model ({message})")
+        return Trial(reason=f"torch.vmap cannot run the model ({message})")
     if not (three[0] - alone).norm() <= _TOLERANCE * alone.norm():
-        return replace(trial, reason="together they take other steps than alone")
+        return Trial(reason="together they take other steps than alone")
     expected = (three[0], three[1], three[2], three[0])
     found = [each for pair in pairs for each in pair]
-    depends = not all(map(torch.equal, expected, found)) and task.torch_device == "cpu"
-    return replace(trial, depends_on_others=depends)
+    is_on_cpu = torch.device(task.torch_device).type == "cpu"
+    depends = is_on_cpu and not all(map(torch.equal, expected, found))
+    return Trial(depends_on_others=depends)
 
 
 def _reason_against(task: Task) -> str | None:

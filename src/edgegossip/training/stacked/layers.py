@@ -290,9 +290,11 @@ def _dropout(layer: Dropout, generators: Iterable[torch.Generator], x: Tensor) -
     if not layer.training:
         return x
     kept = 1 - layer.p
-    # Each model's masks are those that it draws alone, in the same order.
+    # Each model's masks are those that it draws alone, in the same order: that of memory, in
+    # which pictures have their channels last.
+    layout = torch.channels_last if x.ndim == 5 else torch.contiguous_format
     masks = [
-        torch.empty_like(each).bernoulli_(kept, generator=generator)
+        torch.empty_like(each, memory_format=layout).bernoulli_(kept, generator=generator)
         for each, generator in zip(x, generators, strict=True)
     ]
     return x * torch.stack(masks).div_(kept or 1.0)
