@@ -45,9 +45,9 @@ class RunOptions(Options, TrackOptions):
 
     Args:
         only: Algorithm to run if the recipe is a comparison; by default its baseline.
-        batched: Train small dense models together, which is several times faster with many
-            workers but changes the last bits of the result. "auto" does so with 64 workers or
-            more.
+        batched: Train the workers' models together, which is several times faster for small
+            models, and on a GPU, but changes the last bits of the result. "auto" does so on a
+            CPU with 64 or more workers, unless large convolutions would be slower.
     """
 
     only: str | None = None
