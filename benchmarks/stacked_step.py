@@ -6,9 +6,9 @@
 `alone`: one model after another, channels last. `vmap`: gradients under `torch.vmap`. `grouped`
 and `grouped channels-last`: one convolution in groups for all models, in two memory layouts.
 `im2col`: patches and one product for all models. `compiled`: Inductor's kernels for one model,
-and `compiled grouped` for all of them. `stack`: edgegossip's `Stack`, a request of ten steps with
-all that belongs to it. All ways take their turns in each round, and the table has the medians; the
-dense layers of all stacked ways are the same.
+and `compiled grouped` for all of them. `stack`: edgegossip's `Stack`, a request of ten steps
+with all that belongs to it. All ways take their turns in each round, and the table has the
+medians; the dense layers of all stacked ways are the same.
 """
 
 from __future__ import annotations
