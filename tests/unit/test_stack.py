@@ -267,10 +267,14 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def assert_equal_alone_and_together(
-    task: Task, work: Work, num_requests: int = 2, rtol: float = 1e-9, atol: float = 1e-9
-) -> None:
-    """Train three learners, of which one has fewer samples, alone and together."""
+def alone_and_together(
+    task: Task, work: Work, num_requests: int = 2
+) -> list[tuple[Tensor, Tensor]]:
+    """Train three learners, of which one may have fewer samples, alone and together.
+
+    Returns:
+        Pairs of what was found alone and together: each learner's parameters and state.
+    """
     found: list[list[Tensor]] = []
     for trainer in (Learner, StackedLearner):
         workload = Workload(replace(task, trainer=trainer), range(3), seed=0)
@@ -285,10 +289,16 @@ def assert_equal_alone_and_together(
                 params = [each.result().params for each in pending]
         states = [learner.state_dict() for learner in learners]
         found.append([*params, *(flat(state) for state in states)])
-    for alone, together in zip(*found, strict=True):
-        torch.testing.assert_close(together, alone, rtol=rtol, atol=atol)
     moved = (found[0][0] - workload.initial_params()).abs().max()
     assert moved > 1e-3
+    return [*zip(*found, strict=True)]
+
+
+def assert_equal_alone_and_together(
+    task: Task, work: Work, num_requests: int = 2, rtol: float = 1e-9, atol: float = 1e-9
+) -> None:
+    for alone, together in alone_and_together(task, work, num_requests):
+        torch.testing.assert_close(together, alone, rtol=rtol, atol=atol)
 
 
 def flat(state: Mapping[str, Any]) -> Tensor:
@@ -335,6 +345,17 @@ def test_selections_by_losses_see_what_they_see_alone(selection: str) -> None:
     aware = AccuracyAware(selection=SELECTIONS[selection])
     task = dense_task(dataset=flat_data(80), accuracy_aware=aware)
     assert_equal_alone_and_together(task, Epochs(), 2, rtol=1e-3, atol=1e-4)
+
+
+@thorough
+@pytest.mark.parametrize("model", ["mlp", "normalized by batch", "gpt"])
+def test_mixed_precision_rounds_as_it_does_alone(model: str) -> None:
+    task = float64_task(model, step=TrainingStep(autocast=torch.bfloat16), augmentation=None)
+    make = task.model
+    single = replace(task, model=lambda: make().float())  # type: ignore[operator]
+    for alone, together in alone_and_together(single, Steps(4), 1):
+        # A bfloat16 has a relative precision of 0.4 %.
+        assert (together - alone).norm() < 0.02 * alone.norm()
 
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "stacks.json"

@@ -211,7 +211,11 @@ def side_by_side(x: Tensor) -> Tensor:
 
 def _linear(weight: Stacked, bias: Stacked | None, x: Tensor) -> Tensor:
     rows = x.flatten(1, -2)
-    outputs: Tensor = _Linear.apply(rows, weight.values, weight, bias)  # type: ignore[no-untyped-call]
+    if torch.is_autocast_enabled(x.device.type):  # whose types only autograd keeps track of
+        product = torch.bmm(rows, weight.values.mT)
+        outputs = product if bias is None else product + bias.values.unsqueeze(1)
+    else:
+        outputs = _Linear.apply(rows, weight.values, weight, bias)  # type: ignore[no-untyped-call]
     return outputs if x.ndim == 3 else torch.unflatten(outputs, 1, x.shape[1:-1])
 
 
@@ -236,6 +240,9 @@ def _layer_norm(
     x = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
     if weight is None:
         return x
+    if torch.is_autocast_enabled(x.device.type):
+        x = x * _each(weight, x)
+        return x if bias is None else x + _each(bias, x)
     scaled: Tensor = _Scale.apply(x, weight.values, weight, bias)  # type: ignore[no-untyped-call]
     return scaled
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from edgegossip.data.nested import Nested, map_leaves
+from edgegossip.data.nested import Nested, leaves as each_leaf, map_leaves
 from edgegossip.models.blocks import hooks, is_channels_last
 from edgegossip.training.copies import ModelCopy, OptimizerState
 from edgegossip.training.feed import Feed
@@ -221,7 +221,7 @@ class _Forward:
         self.in_one_pass: list[Stacked] = []
         if self._layers:
             for layer in module.modules():
-                if type(layer) in (nn.Linear, nn.LayerNorm):
+                if type(layer) in (nn.Linear, nn.LayerNorm) and not settings.step.autocast:
                     self.in_one_pass += [parameters[each] for each in layer.parameters()]
             return
         whole = _Whole(_bridged(module, *of), settings)
@@ -261,11 +261,13 @@ class _Forward:
             samples = map_leaves(
                 lambda leaf: side_by_side(leaf) if leaf.ndim == 5 else leaf, samples
             )
-        along_weights = None if weights is None else 0
+        _, first = next(each_leaf(samples))
+        judge = partial(self._judge, number=first.shape[1], needs_losses=needs_losses)
+        along = None if weights is None else 0
         with self._precision:
             if not self._layers:
-                apart = vmap(self._apart, in_dims=(0, 0, 0, along_weights, None))
-                found = apart(self._raw, self._raw_buffers, samples, weights, needs_losses)
+                apart = vmap(partial(self._apart, judge), in_dims=(0, 0, 0, along))
+                found = apart(self._raw, self._raw_buffers, samples, weights)
                 return found if isinstance(found, tuple) else (found, None)
             x, y = samples
             for layer in self._layers:
@@ -273,40 +275,41 @@ class _Forward:
             has_classes = self._settings.loss is F.cross_entropy and not y.is_floating_point()
             if has_classes and weights is None and not needs_losses:
                 return _cross_entropies(x, y), None
-            judge = vmap(self._judge, in_dims=(0, 0, along_weights, None))
-            found = judge(x, y, weights, needs_losses)
+            found = vmap(judge, in_dims=(0, 0, along))(x, y, weights)
             return found if isinstance(found, tuple) else (found, None)
 
     def _apart(
         self,
+        judge: Callable[..., Any],
         raw: dict[str, Tensor],
         buffers: dict[str, Tensor],
         samples: Nested,
         weights: Tensor | None,
-        needs_losses: bool,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Any:  # noqa: ANN401
         """The losses of one model; `vmap` maps this."""
         with FoldedAttention():
             outputs, targets = functional_call(self._whole, (raw, buffers), (samples,))
-        return self._judge(outputs, targets, weights, needs_losses)
+        return judge(outputs, targets, weights)
 
     def _judge(
         self,
         outputs: Any,  # noqa: ANN401
         targets: Any,  # noqa: ANN401
         weights: Tensor | None,
+        *,
+        number: int,
         needs_losses: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Mean loss of one model, and with weights or if needed also that of each sample."""
         loss = self._settings.loss
         if weights is not None:
-            losses = losses_of(loss, outputs, targets, len(weights))
-            return losses @ weights / len(weights), losses.detach()
+            losses = losses_of(loss, outputs, targets, number)
+            return losses @ weights / number, losses.detach()
         mean = loss(outputs, targets)
         if not needs_losses:
             return mean
         with torch.no_grad():
-            return mean, losses_of(loss, outputs, targets, len(targets))
+            return mean, losses_of(loss, outputs, targets, number)
 
 
 class _Whole(nn.Module):
