@@ -180,8 +180,13 @@ class Learner(Trainer):
         kept = self._at_rest
         copy.remember(kept["optimizer"])
         copy.load_buffers(kept["buffers"])
-        if kept["dropout"] is not None:
-            copy.dropout.set_state(kept["dropout"])
+        drawn = kept["dropout"]
+        if drawn is not None and len(drawn) == len(copy.dropout.get_state()):
+            copy.dropout.set_state(drawn)
+        elif drawn is not None:
+            # Of another kind of device, whose streams cannot go on here: begin one of its own.
+            seed = generator(*self._key, "dropout", self._num_steps).initial_seed()
+            copy.dropout.manual_seed(seed)
         elif self._copies.has_dropout:
             # Before its first step: not the draws of the learner that had the copy before.
             seed = generator(*self._key, "dropout").initial_seed()
@@ -425,13 +430,15 @@ class Learner(Trainer):
 
     def state_dict(self) -> Mapping[str, Any]:
         batches = self._kept_batches if self._batches is None else self._batches.state_dict()
+        own = self._rest_state()
         return {
             "assigned": self._assigned,
             "num_assigned": self._num_assigned,
             "batches": batches,
             "augmentation": None if self._random is None else self._random.get_state(),
             "num_steps": self._num_steps,
-            **self._rest_state(),
+            **own,
+            "optimizer": self._copies.portable(own["optimizer"]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
