@@ -1,47 +1,56 @@
-"""Steps per second on a GPU: a learner's, and those of a plain loop.
+"""Steps per second on one GPU: those of a learner, and those of hand-written loops.
 
-    python -m benchmarks.gpu
+    python -m benchmarks.gpu                        a table
+    python -m benchmarks.gpu --json                 one JSON object
+    python -m benchmarks.gpu --torch-device cpu     on a CPU, without graphs
 
-Both train with SGD on batches of 64 pictures in main memory. A second loop has all pictures on
-the GPU. The learner and the loops alternate, each after 20 untimed steps; medians are printed.
+All train with SGD on batches of 64 pictures. Hand-written loops:
+
+- "host": the pictures are in main memory;
+- "resident": all pictures are on the GPU, as in the other loops;
+- "compiled": the model and the loss are compiled by `torch.compile`;
+- "graph": a whole step, from the choice of the pictures to the update, is one CUDA graph.
+
+Learners: "learner" with the default step, "learner graph" with `TrainingStep(cuda_graph=True)`.
+All kinds take turns, each after untimed steps; ratios are medians of those within a turn.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import json
 import statistics
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle, islice
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-import tyro
-from torch import nn
+from benchmarks.kept import about, rounded
+from torch import Tensor, nn
 
 from edgegossip.contract.protocol import Steps, Train
 from edgegossip.data.dataset import ArraySplit, Dataset, WorkerData
-from edgegossip.models import lenet5, resnet20
+from edgegossip.models import lenet5, mlp, resnet20
 from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.optimizer import SGD
+from edgegossip.training.step import TrainingStep
 
 BATCH_SIZE = 64
 NUM_UNTIMED = 20
-MODELS = {"lenet5": (lenet5, (1, 28, 28)), "resnet20": (resnet20, (3, 32, 32))}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the benchmark.
-
-    Args:
-        num_steps: Steps of a measurement.
-        repeats: Measurements of each kind.
-        torch_device: Device of the models.
-    """
-
-    num_steps: int = 200
-    repeats: int = 5
-    torch_device: str = "cuda"
+NUM_WARM = 3
+MODELS: dict[str, tuple[Callable[..., nn.Module], tuple[int, int, int]]] = {
+    "mlp": (mlp, (1, 28, 28)),
+    "lenet5": (lenet5, (1, 28, 28)),
+    "resnet20": (resnet20, (3, 32, 32)),
+}
+Loop: TypeAlias = Callable[[int], None]
+"""Takes so many steps, and waits for the device."""
+Kind: TypeAlias = Callable[[nn.Module, Dataset, torch.device], Loop]
 
 
 def noise(shape: tuple[int, ...], num_samples: int = 4096) -> Dataset:
@@ -55,73 +64,196 @@ def noise(shape: tuple[int, ...], num_samples: int = 4096) -> Dataset:
     )
 
 
-def plain_loop(
-    model: nn.Module, dataset: Dataset, options: Options, *, resident: bool
-) -> float:
-    """Steps per second of a loop as one would write it by hand."""
-    torch_device = torch.device(options.torch_device)
-    module = copy.deepcopy(model).to(torch_device).train()
-    module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
-    x, y = dataset.train.batch(torch.arange(len(dataset.train)))
-    if resident:
-        x, y = x.to(torch_device), y.to(torch_device)
-    losses: list[torch.Tensor] = []
-    start = 0.0
-    for number in range(NUM_UNTIMED + options.num_steps):
-        if number == NUM_UNTIMED:
-            torch.stack(losses).mean().item()  # waits for the device
-            start = time.perf_counter()
-        chosen = torch.randint(len(y), (BATCH_SIZE,), device=y.device)
-        pictures = x[chosen].to(torch_device).float().div_(255).sub_(0.5).div_(0.5)
+# Hand-written loops.
+
+
+class ByHand:
+    """A step as one would write it by hand."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        torch_device: torch.device,
+        *,
+        is_resident: bool = True,
+        is_fused: bool = False,
+    ) -> None:
+        module = copy.deepcopy(model).to(torch_device).train()
+        self.module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = torch.optim.SGD(
+            self.module.parameters(), lr=0.01, momentum=0.9, fused=is_fused
+        )
+        x, y = dataset.train.batch(torch.arange(len(dataset.train)))
+        self.x, self.y = (x.to(torch_device), y.to(torch_device)) if is_resident else (x, y)
+        self.torch_device = torch_device
+        self.loss_of = F.cross_entropy
+
+    def draw(self, chosen: Tensor | None = None) -> Tensor:
+        """Choose the pictures of a step."""
+        device = self.x.device
+        return torch.randint(len(self.y), (BATCH_SIZE,), device=device, out=chosen)
+
+    def step(self, chosen: Tensor) -> Tensor:
+        """Take a step; return its loss."""
+        pictures = self.x[chosen].to(self.torch_device).float().div_(255).sub_(0.5).div_(0.5)
         pictures = pictures.contiguous(memory_format=torch.channels_last)
-        optimizer.zero_grad(set_to_none=False)
-        loss = F.cross_entropy(module(pictures), y[chosen].to(torch_device))
+        self.optimizer.zero_grad(set_to_none=False)
+        loss = self.loss_of(self.module(pictures), self.y[chosen].to(self.torch_device))
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.detach())
+        self.optimizer.step()
+        return loss.detach()
+
+
+def by_hand(
+    model: nn.Module, dataset: Dataset, torch_device: torch.device, *, is_resident: bool
+) -> Loop:
+    """A loop in Python."""
+    own = ByHand(model, dataset, torch_device, is_resident=is_resident)
+    return lambda number: _wait([own.step(own.draw()) for _ in range(number)])
+
+
+def compiled(model: nn.Module, dataset: Dataset, torch_device: torch.device) -> Loop:
+    """A loop with a compiled model."""
+    own = ByHand(model, dataset, torch_device)
+    own.module = torch.compile(own.module)
+    return lambda number: _wait([own.step(own.draw()) for _ in range(number)])
+
+
+def graph(model: nn.Module, dataset: Dataset, torch_device: torch.device) -> Loop:
+    """A loop that replays a CUDA graph of a whole step."""
+    own = ByHand(model, dataset, torch_device, is_fused=True)
+    chosen = own.draw()
+    stream = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(torch_device))
+    with torch.cuda.stream(stream):
+        for _ in range(NUM_WARM):
+            own.step(chosen)
+    torch.cuda.current_stream(torch_device).wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        loss = own.step(chosen)
+
+    def run(number: int) -> None:
+        losses = []
+        for _ in range(number):
+            own.draw(chosen)
+            captured.replay()
+            losses.append(loss.clone())
+        _wait(losses)
+
+    return run
+
+
+def _wait(losses: list[Tensor]) -> None:
     torch.stack(losses).mean().item()
-    return options.num_steps / (time.perf_counter() - start)
 
 
-def learner(model: nn.Module, dataset: Dataset, options: Options) -> float:
-    """Steps per second of a `Learner`."""
+# Learners.
+
+
+def learner(
+    model: nn.Module, dataset: Dataset, torch_device: torch.device, step: TrainingStep
+) -> Loop:
+    """A `Learner`, which also returns its parameters to main memory."""
     some = Learner(
         LearnerSettings(
             model=model,
             loss=F.cross_entropy,
             optimizer=SGD(lr=0.01, momentum=0.9),
             batch_size=BATCH_SIZE,
-            torch_device=options.torch_device,
+            torch_device=torch_device,
+            step=step,
         ),
         WorkerData(dataset=dataset.training, shard=torch.arange(len(dataset.train))),
     )
     params = some.model.params.cpu().clone()
-    some.train(Train(params, Steps(NUM_UNTIMED)))
-    start = time.perf_counter()
-    some.train(Train(params, Steps(options.num_steps)))
-    return options.num_steps / (time.perf_counter() - start)
+
+    def run(number: int) -> None:
+        some.train(Train(params, Steps(number)))
+
+    return run
 
 
-def main(options: Options) -> None:
-    for name, (make, shape) in MODELS.items():
-        model, dataset = make(shape, 10), noise(shape)
-        rows = [
-            (
-                plain_loop(model, dataset, options, resident=False),
-                plain_loop(model, dataset, options, resident=True),
-                learner(model, dataset, options),
-            )
-            for _ in range(options.repeats)
-        ]
-        plain, resident, ours = (
-            statistics.median(column) for column in zip(*rows, strict=True)
+def kinds(torch_device: torch.device, *, compiles: bool) -> dict[str, Kind]:
+    """The loops that run on a device."""
+    has_graphs = torch_device.type == "cuda"
+    graphed = TrainingStep(cuda_graph=True)
+    return {
+        "host": partial(by_hand, is_resident=False),
+        "resident": partial(by_hand, is_resident=True),
+        **({"compiled": compiled} if compiles else {}),
+        **({"graph": graph} if has_graphs else {}),
+        "learner": partial(learner, step=TrainingStep()),
+        **({"learner graph": partial(learner, step=graphed)} if has_graphs else {}),
+    }
+
+
+# Measuring.
+
+
+def measure(
+    name: str, num_steps: int, num_repeats: int, torch_device: torch.device, compiles: bool
+) -> dict[str, Any]:
+    """Steps per second of each kind, and the learners' shares of the hand-written loops."""
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model, dataset = make(shape, 10), noise(shape)
+    made = kinds(torch_device, compiles=compiles)
+    loops = {kind: start(model, dataset, torch_device) for kind, start in made.items()}
+    rates: dict[str, list[float]] = defaultdict(list)
+    for repeat in range(num_repeats):
+        for kind in islice(cycle(loops), repeat, repeat + len(loops)):
+            loops[kind](NUM_UNTIMED)
+            began = time.perf_counter()
+            loops[kind](num_steps)
+            rates[kind].append(num_steps / (time.perf_counter() - began))
+    ours = [kind for kind in rates if kind.startswith("learner")]
+    shares = {
+        f"{kind} over {rival}": statistics.median(
+            a / b for a, b in zip(rates[kind], rates[rival], strict=True)
         )
-        print(
-            f"{name}: {plain:.0f} steps/s by hand, {resident:.0f} with resident pictures, "
-            f"{ours:.0f} by a learner: {ours / plain:.2f} and {ours / resident:.2f}"
-        )
+        for kind in ours
+        for rival in rates
+        if rival not in ours
+    }
+    medians = {kind: statistics.median(values) for kind, values in rates.items()}
+    return {"steps_per_second": medians, "shares": shares, "turns": dict(rates)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
+    parser.add_argument("--num-steps", type=int, default=200, help="of a measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
+    parser.add_argument("--torch-device", default="cuda", help="device of the models")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="measure torch.compile; by default on a GPU only, as it takes minutes on a CPU",
+    )
+    options = parser.parse_args()
+    origin = about(options)
+    torch_device = torch.device(options.torch_device)
+    is_gpu = torch_device.type == "cuda"
+    card = torch.cuda.get_device_name(torch_device) if is_gpu else None
+    compiles = is_gpu if options.compile is None else options.compile
+    figures = {
+        name: measure(name, options.num_steps, options.repeats, torch_device, compiles)
+        for name in options.models
+    }
+    if options.json:
+        print(json.dumps(origin | {"gpu": card, "figures": rounded(figures)}))
+        return
+    for name, found in figures.items():
+        for kind, rate in found["steps_per_second"].items():
+            print(f"{name:10} {kind:28} {rate:10,.0f} steps/s")
+        for words, share in found["shares"].items():
+            print(f"{name:10} {words:28} {share:10.2f}")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main()

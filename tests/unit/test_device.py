@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.gpu import measure
 from tests.small_runs import small_run, small_task
+from tests.tiers import thorough
 from torch import nn
 
 from edgegossip.models.flat import FlatModel
@@ -112,3 +114,10 @@ def test_autocast_that_would_be_silently_off_is_an_error(
 def test_a_float64_model_on_mps_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"'1.weight' of the model is torch.float64, .* 'mps'"):
         FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(2, 2).double()), torch_device="mps")
+
+
+@thorough
+def test_the_benchmark_of_a_gpu_runs_on_a_cpu_without_graphs() -> None:
+    found = measure("mlp", 2, 1, torch.device("cpu"), compiles=False)
+    assert [*found["steps_per_second"]] == ["host", "resident", "learner"]
+    assert {*found["shares"]} == {"learner over host", "learner over resident"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from tests.dense_models import dense_task, flat_data
-from tests.small_learners import OPTIMIZERS, Optimizer
+from tests.networks import NETWORKS
+from tests.small_learners import OPTIMIZERS, Optimizer, learner, seeded
 from tests.small_runs import (
     ALGORITHMS,
     FAULTS,
@@ -25,6 +29,7 @@ from tests.small_runs import (
 from tests.small_tasks import experiment, labelling, language, regression
 from tests.stage_runs import KINDS, run_of_kind
 from tests.stopped_runs import left
+from tests.unit.test_mixed_machines import EXPERIMENT, train_together
 from torch import nn
 
 from edgegossip.algorithms.gossip.alone import Alone
@@ -33,12 +38,19 @@ from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
 from edgegossip.contract.errors import Interrupted
+from edgegossip.contract.protocol import Steps, Train
+from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.gather import gather
 from edgegossip.real.training_loop import TrainingLoop
 from edgegossip.runs.batching import batched
 from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.results import Results
 from edgegossip.runs.runner import run
+from edgegossip.training import feed
+from edgegossip.training.learner import Learner
+from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
 from edgegossip.training.sampling.selection import SELECTIONS, Focused
 from edgegossip.training.step import TrainingStep
@@ -123,8 +135,19 @@ def test_every_selection_learns(tmp_path: Path, selection: str) -> None:
         TrainingStep(micro_batch_size=3),
         TrainingStep(max_grad_norm=0.1),
         TrainingStep(compile=True),
+        TrainingStep(cuda_graph=True),
+        TrainingStep(cuda_graph=True, autocast=torch.bfloat16, max_grad_norm=0.1),
+        TrainingStep(cuda_graph=True, micro_batch_size=3),
     ],
-    ids=["autocast", "micro-batches", "clipped", "compiled"],
+    ids=[
+        "autocast",
+        "micro-batches",
+        "clipped",
+        "compiled",
+        "graph",
+        "clipped graph",
+        "graph of micro-batches",
+    ],
 )
 def test_every_step_learns(tmp_path: Path, step: TrainingStep) -> None:
     task = small_task(torch_device="cuda", step=step)
@@ -135,6 +158,114 @@ def test_every_step_learns(tmp_path: Path, step: TrainingStep) -> None:
 def test_every_kind_of_stage_learns(tmp_path: Path, name: str) -> None:
     some = run_of_kind(name, torch_device="cuda")
     assert run(some, out=tmp_path, num_threads=2).reason == "finished"
+
+
+GRAPHED = TrainingStep(cuda_graph=True)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_graph_learns_the_same_model(tmp_path: Path, optimizer: Optimizer) -> None:
+    task = small_task(model=without_dropout, optimizer=optimizer, step=GRAPHED)
+    assert_the_same_on_both(tmp_path, small_run(task=task))
+
+
+def on_gpu(name: str, step: TrainingStep, **changes: Any) -> Learner:  # noqa: ANN401
+    make, settings = NETWORKS[name]
+    return learner(
+        **{
+            "model": seeded(make),
+            "optimizer": SGD(lr=0.01),
+            "augmentation": None,
+            "shard": torch.arange(80),
+            "torch_device": "cuda",
+            "step": step,
+        }
+        | settings
+        | changes
+    )
+
+
+def trained(some: Learner, numbers: list[int]) -> tuple[Any, list[float]]:
+    params, losses = some.model.params.cpu(), []
+    for number in numbers:
+        result = some.train(Train(params, Steps(number)))
+        params = result.params
+        losses.append(result.loss)
+    return params, losses
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_graph_takes_the_steps_of_a_loop(name: str) -> None:
+    with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+        plain, losses = trained(on_gpu(name, TrainingStep()), [5, 8, 7])
+        some = on_gpu(name, GRAPHED)
+        found, their_losses = trained(some, [5, 8, 7])
+    graphs = some._at_work().graphs
+    assert graphs is not None
+    assert len(graphs._graphs) == 1, "captured"
+    torch.testing.assert_close(found, plain, rtol=1e-3, atol=1e-4)
+    assert their_losses == pytest.approx(losses, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_stopped_learner_goes_on_with_a_graph(name: str) -> None:
+    with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+        some = on_gpu(name, GRAPHED)
+        params, _ = trained(some, [9])
+        kept = copy.deepcopy(dismantle(some.state_dict()))
+        expected = some.train(Train(params, Steps(8))).params
+        some.train(Train(params, Steps(2)))
+        for each in (some, on_gpu(name, GRAPHED)):  # with a graph already, and without one
+            each.load_state_dict(assemble(*copy.deepcopy(kept)))
+            found = each.train(Train(params, Steps(8))).params
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("step", [TrainingStep(), GRAPHED], ids=["loop", "graph"])
+@pytest.mark.parametrize("is_resident", [True, False], ids=["resident", "pinned"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_step_waits_for_the_gpu(
+    name: str, is_resident: bool, step: TrainingStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_RESIDENT", weakref.WeakKeyDictionary())
+    if not is_resident:
+        monkeypatch.setattr(feed, "free_bytes", lambda torch_device: 0)
+    some = on_gpu(name, step)
+    trained(some, [6])  # so that all that is made once has been made
+    first, *batches = some.take(Train(torch.empty(0), Steps(4)))
+    some._step_on(first)  # copies the indices of the pass
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            some._step_on(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["lenet5", "gpt"])
+def test_pinned_batches_are_those_of_a_resident_split(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    with torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False):
+        for free in (2**40, 0):
+            monkeypatch.setattr(feed, "_RESIDENT", weakref.WeakKeyDictionary())
+            monkeypatch.setattr(feed, "free_bytes", lambda torch_device, free=free: free)
+            found.append(trained(on_gpu(name, TrainingStep()), [30])[0])
+    torch.testing.assert_close(*found)
+
+
+def test_a_gpu_and_a_cpu_take_part_in_one_real_run(tmp_path: Path) -> None:
+    machines = [{"torch_device": "auto"}, {"torch_device": "cpu"}, {"torch_device": "cuda:0"}]
+    first, *others = train_together(tmp_path, machines)
+    for model in others:
+        torch.testing.assert_close(model, first)
+    results, left_out = gather(EXPERIMENT, tmp_path)
+    assert isinstance(results, Results)
+    assert left_out == []
+    header = json.loads((tmp_path / "experiment.json").read_text())
+    names = [each["name"] for each in header["platforms"]]
+    assert names == ["worker 0 (cuda)", "worker 1 (cpu)", "worker 2 (cuda:0)"]
 
 
 def test_workers_learn_together(tmp_path: Path) -> None:
@@ -180,6 +311,7 @@ STOPPED: dict[str, Callable[[], Experiment]] = {
     **{name: partial(run_of_kind, name, torch_device="cuda") for name in KINDS},
     "focused": partial(whole_on_gpu, accuracy_aware=AccuracyAware(selection=Focused())),
     "batched": batched_on_gpu,
+    "resident": partial(whole_on_gpu, augmentation=None),
 }
 
 

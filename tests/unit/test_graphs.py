@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.dense_models import dense, dense_task, flat_data
-from tests.small_learners import DATA, OPTIMIZERS, SHARD, learner
+from tests.networks import NETWORKS
+from tests.small_learners import DATA, OPTIMIZERS, SHARD, learner, seeded
 from tests.small_runs import small_task
 from tests.tape import TapeRecorder
+from tests.tiers import thorough
 from torch import Tensor, nn
 
 from edgegossip.contract.protocol import Epochs, Steps, Train
@@ -108,6 +111,31 @@ def test_a_graph_trains_as_single_steps_do(recorder: TapeRecorder, optimizer: An
     assert recorder.num_repeated > 15
 
 
+@thorough
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_graph_takes_the_steps_of_every_network(recorder: TapeRecorder, name: str) -> None:
+    make, settings = NETWORKS[name]
+    changes: dict[str, Any] = {"model": seeded(make), "augmentation": None, **settings}
+    changes |= {"optimizer": KINDS["momentum"], "shard": torch.arange(40)}
+    requests = [{"work": Steps(4)}, {"work": Steps(2)}]
+    plain = trace_of(learner(**changes), requests)
+    assert_equal(trace_of(learner(**changes, step=GRAPHED), requests), plain)
+    assert (recorder.num_recorded, recorder.num_repeated) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_grad_norm": 0.1}, {"micro_batch_size": 3}, {"autocast": torch.bfloat16}],
+    ids=str,
+)
+def test_other_steps_can_be_captured(recorder: TapeRecorder, settings: dict[str, Any]) -> None:
+    optimizer = KINDS["momentum"]
+    plain = trace_of(learner(optimizer=optimizer, step=TrainingStep(**settings)), REQUESTS)
+    graphed = learner(optimizer=optimizer, step=replace(GRAPHED, **settings))
+    assert_equal(trace_of(graphed, REQUESTS), plain)
+    assert recorder.num_recorded == 2
+
+
 def test_our_sgd_becomes_one_that_reads_its_rate_from_the_device(
     recorder: TapeRecorder,
 ) -> None:
@@ -182,6 +210,7 @@ def test_the_first_steps_are_eager(recorder: TapeRecorder) -> None:
     assert (recorder.num_recorded, recorder.num_repeated) == (1, 2)
 
 
+@thorough
 def test_samples_with_losses_or_weights_are_trained_without_a_graph(
     recorder: TapeRecorder,
 ) -> None:

@@ -28,7 +28,9 @@ from edgegossip.contract.errors import LocalProtocolError, TrainingError
 from edgegossip.contract.protocol import Epochs, Layout, Steps, Train
 from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.data.dataset import ArraySplit, Dataset
+from edgegossip.models.flat import FlatModel
 from edgegossip.sim.pool import ComputePool
+from edgegossip.training import copies as model_copies
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.quadratic import QuadraticTrainer
 from edgegossip.training.sampling.batches import BatchStream
@@ -372,3 +374,37 @@ def test_quadratic_steps_are_exact() -> None:
     assert result.loss == 8.0
     assert trainer.cost(Train(torch.zeros(2), Steps(3))) == 3
     assert trainer.train(Train(torch.zeros(2), Epochs())).params.tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.05), adam], ids=["flat", "by layer"])
+def test_a_checkpoint_fits_a_device_with_another_alignment(
+    optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aligned = partial(FlatModel, alignment=64)
+    whole = learner(optimizer=optimizer)
+    first = whole.train(Train(start(whole), Steps(5)))
+    kept = copy.deepcopy(dismantle(whole.state_dict()))
+    expected = whole.train(Train(first.params, Steps(5))).params
+    for there, back in ((aligned, FlatModel), (FlatModel, aligned)):
+        monkeypatch.setattr(model_copies, "FlatModel", there)
+        one = learner(optimizer=optimizer)
+        one.load_state_dict(assemble(*copy.deepcopy(kept)))
+        middle = one.train(Train(first.params, Steps(2))).params
+        again = copy.deepcopy(dismantle(one.state_dict()))
+        monkeypatch.setattr(model_copies, "FlatModel", back)
+        other = learner(optimizer=optimizer)
+        other.load_state_dict(assemble(*again))
+        torch.testing.assert_close(other.train(Train(middle, Steps(3))).params, expected)
+
+
+def test_dropout_of_another_kind_of_device_begins_a_new_stream() -> None:
+    whole = learner()
+    first = whole.train(Train(start(whole), Steps(5)))
+    kept = copy.deepcopy(dismantle({**whole.state_dict(), "dropout": torch.zeros(16).byte()}))
+    found = []
+    for _ in range(2):
+        other = learner()
+        other.load_state_dict(assemble(*copy.deepcopy(kept)))
+        found.append(other.train(Train(first.params, Steps(3))).params)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], whole.train(Train(first.params, Steps(3))).params)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from tests.small_runs import small_run
 from tests.tiers import thorough
 from tests.transports import free_ports
+from torch import Tensor
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.contract.errors import NetworkError, RunFolderError
@@ -102,14 +103,14 @@ def test_a_worker_goes_on_with_another_device(tmp_path: Path) -> None:
         has_ended(tmp_path, other)
 
 
-@thorough
-def test_workers_on_different_devices_train_together_and_are_gathered(tmp_path: Path) -> None:
+def train_together(tmp_path: Path, machines: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
+    """Train one worker on each of the machines; return their final models."""
     ports = free_ports(NUM_WORKERS)
     endpoints = [f"tcp/127.0.0.1:{port}" for port in ports]
     ends: dict[int, str | NetworkError] = {}
 
     def work(rank: int) -> None:
-        experiment = on(EXPERIMENT, **MACHINES[rank])
+        experiment = on(EXPERIMENT, **machines[rank])
         transport = ZenohTransport(
             run=run_key(experiment, None),
             rank=rank,
@@ -133,10 +134,15 @@ def test_workers_on_different_devices_train_together_and_are_gathered(tmp_path: 
     for thread in threads:
         thread.join(60)
     assert ends == dict.fromkeys(range(NUM_WORKERS), "finished")
-    models = [
+    return [
         load_file(tmp_path / "workers" / str(rank) / "params.safetensors")
         for rank in range(NUM_WORKERS)
     ]
+
+
+@thorough
+def test_workers_on_different_devices_train_together_and_are_gathered(tmp_path: Path) -> None:
+    models = train_together(tmp_path, MACHINES)
     for model in models[1:]:
         torch.testing.assert_close(model, models[0])
     results, left_out = gather(EXPERIMENT, tmp_path)

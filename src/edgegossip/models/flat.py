@@ -94,10 +94,12 @@ class FlatModel:
                 setattr(owner, name, moved)
             self.moved_buffers.append(moved)
         self.has_gaps = end > self.num_params
-        self._pieces = [
-            self.values[offset : offset + size]
+        self._places = [
+            slice(offset, offset + size)
             for offset, size in zip(offsets, self.sizes, strict=True)
         ]
+        self._num_tensors = len(parameters)
+        self._pieces = [self.values[place] for place in self._places]
 
     @property
     def params(self) -> Tensor:
@@ -111,6 +113,18 @@ class FlatModel:
             torch._foreach_copy_(self._pieces, torch.split(moved, [*self.sizes]))
         else:
             self.values.copy_(params)
+
+    def without_gaps(self, like_trained: Tensor) -> Tensor:
+        """[num_trained] entries of a vector that is laid out as `trained`."""
+        return torch.cat([like_trained[place] for place in self._places[: self._num_tensors]])
+
+    def with_gaps(self, entries: Tensor) -> Tensor:
+        """Lay out [num_trained] entries as `trained`, with zeros in the gaps."""
+        spread = entries.new_zeros(self.trained.shape)
+        pieces = torch.split(entries, [*self.sizes[: self._num_tensors]])
+        for place, piece in zip(self._places, pieces, strict=False):
+            spread[place] = piece
+        return spread
 
     def zero_grad(self) -> None:
         """Zero all gradients, in one pass."""

@@ -207,9 +207,26 @@ class ModelCopies:
         moving = {id(each) for group in with_steps for each in group["params"]}
         self._steps_move = [id(each) in moving for each in first.trained]
         self._layouts = [(each.shape, each.stride()) for each in first.trained]
+        is_flat = first.trained[0] is first.model.trained
+        self._with_gaps = first.model if is_flat and first.model.has_gaps else None
         self.can_be_lent = not first.has_own_groups
         layers = first.model.module.modules()
         self.has_dropout = any(isinstance(layer, Dropout) for layer in layers)
+
+    def portable(self, memory: OptimizerState | None) -> OptimizerState | None:
+        """An optimizer's state for a checkpoint, without the gaps of a GPU's vectors."""
+        flat = self._with_gaps
+        if flat is None or memory is None:
+            return memory
+        return [
+            {
+                name: flat.without_gaps(value)
+                if isinstance(value, Tensor) and value.shape == flat.trained.shape
+                else value
+                for name, value in state.items()
+            }
+            for state in memory
+        ]
 
     def restored(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A checkpoint's state that lets training continue on any copy."""
@@ -238,6 +255,8 @@ class ModelCopies:
         if not isinstance(value, Tensor) or not moves:
             return value
         moved = value.to(self._arguments["torch_device"])
+        if self._with_gaps is not None and value.shape == (self.num_trained,):
+            return self._with_gaps.with_gaps(moved)
         if layout is None or value.shape != layout[0]:
             return moved
         # Checkpoints are contiguous, but fused kernels pair the entries by their places in

@@ -38,7 +38,7 @@ _SAID: set[str] = set()
 
 
 class Graphed(Protocol):
-    """What a step changes: a `ModelCopy`."""
+    """A model that steps change: a `ModelCopy`."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -81,7 +81,7 @@ class StepGraphs:
     cannot be captured, all steps stay eager, and the log says why.
 
     Args:
-        owner: What the steps change.
+        owner: The model that the steps change.
         torch_device: Device of the model.
     """
 

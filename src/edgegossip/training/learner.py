@@ -21,6 +21,7 @@ from edgegossip.models.flops import training_flops
 from edgegossip.models.normalization import reset_lost_statistics
 from edgegossip.training.copies import ModelCopies, ModelCopy
 from edgegossip.training.feed import Feed
+from edgegossip.training.graphs import StepGraphs
 from edgegossip.training.loss import Forward, Loss, forward_pair, mean_of_finite, prepare_batch
 from edgegossip.training.optimizer import Constant, OptimizerFactory, Schedule
 from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware, PointLosses
@@ -180,8 +181,13 @@ class Learner(Trainer):
         kept = self._at_rest
         copy.remember(kept["optimizer"])
         copy.load_buffers(kept["buffers"])
-        if kept["dropout"] is not None:
-            copy.dropout.set_state(kept["dropout"])
+        drawn = kept["dropout"]
+        if drawn is not None and len(drawn) == len(copy.dropout.get_state()):
+            copy.dropout.set_state(drawn)
+        elif drawn is not None:
+            # Of another kind of device, whose streams cannot go on here: begin one of its own.
+            seed = generator(*self._key, "dropout", self._num_steps).initial_seed()
+            copy.dropout.manual_seed(seed)
         elif self._copies.has_dropout:
             # Before its first step: not the draws of the learner that had the copy before.
             copy.dropout.manual_seed(self._dropout_seed)
@@ -395,22 +401,27 @@ class Learner(Trainer):
     def _step_on(self, batch: Batch) -> Tensor:
         sampler, copy = self.batches.sampler, self._at_work()
         needs_losses = sampler.selection.needs_sample_losses
-        inputs = self._feed.inputs(batch.positions, self.batches.upcoming)
-
-        def step(inputs: Nested) -> tuple[Tensor, Tensor | None]:
-            samples = self._feed.prepare(inputs)
-            return self._step.take(copy, batch, samples, needs_losses=needs_losses)
-
-        # Smaller batches at the end of a pass are rare, and the weights of others change.
-        is_usual = len(batch) == sampler.batch_size and batch.weights is None
-        if copy.graphs is not None and is_usual and not needs_losses:
-            key = (self.settings, *self._feed.key)
-            loss, losses = copy.graphs.take(key, inputs, lambda own: step(own)[0]), None
-        else:
-            loss, losses = step(inputs)
+        if copy.graphs is not None and not needs_losses and self._is_usual(batch):
+            return self._repeat(copy.graphs, copy, batch)
+        samples = self._samples(batch)
+        loss, losses = self._step.take(copy, batch, samples, needs_losses=needs_losses)
         if losses is not None:
             sampler.record(batch.positions, losses)
         return loss
+
+    def _is_usual(self, batch: Batch) -> bool:
+        # Smaller batches at the end of a pass are rare, and the weights of others change.
+        return len(batch) == self.batches.sampler.batch_size and batch.weights is None
+
+    def _repeat(self, graphs: StepGraphs, copy: ModelCopy, batch: Batch) -> Tensor:
+        """Take a step with a graph that includes the preparation of the samples."""
+
+        def step(inputs: Nested) -> Tensor:
+            samples = self._feed.prepare(inputs)
+            return self._step.take(copy, batch, samples, needs_losses=False)[0]
+
+        inputs = self._feed.inputs(batch.positions, self.batches.upcoming)
+        return graphs.take((self.settings, *self._feed.key), inputs, step)
 
     def _tune(self, request: Train, progress: float) -> None:
         """Set the learning rate and momentum for this request only."""
@@ -435,13 +446,15 @@ class Learner(Trainer):
 
     def state_dict(self) -> Mapping[str, Any]:
         batches = self._kept_batches if self._batches is None else self._batches.state_dict()
+        own = self._rest_state()
         return {
             "assigned": self._assigned,
             "num_assigned": self._num_assigned,
             "batches": batches,
             "augmentation": None if self._random is None else self._random.get_state(),
             "num_steps": self._num_steps,
-            **self._rest_state(),
+            **own,
+            "optimizer": self._copies.portable(own["optimizer"]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
