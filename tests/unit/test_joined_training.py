@@ -37,8 +37,8 @@ def begin(training: JoinedTraining, **changes: Any) -> nn.Module:  # noqa: ANN40
     return model
 
 
-def test_a_framework_may_not_split_a_worker_among_processes() -> None:
-    with pytest.raises(UsageError, match="split among 2 processes of the framework"):
+def test_processes_of_a_framework_have_to_use_torch_distributed() -> None:
+    with pytest.raises(UsageError, match=r"2 processes without torch\.distributed; use .* DDP"):
         begin(joined(), num_processes=2)
 
 

@@ -71,8 +71,9 @@ class LightningHooks:
         self._losses, self._num_samples = [], 0
         self._num_steps = trainer.global_step
         most = trainer.estimated_stepping_batches
+        # Not `pl_module`: DDP around it knows the processes that train together.
         self._joined.begin(
-            pl_module,
+            trainer.model,
             trainer.optimizers,
             _epoch_samples(trainer),
             0 if math.isinf(most) else int(most) - self._num_steps,
@@ -110,11 +111,11 @@ class LightningHooks:
         pl_module: Any,  # noqa: ANN401
         exception: BaseException,
     ) -> None:
-        self._joined.end()
+        self._joined.end(exception)
 
 
 def _epoch_samples(trainer: Any) -> int | None:  # noqa: ANN401
-    """Samples that an epoch visits; None if the loader does not say."""
+    """Samples that an epoch of all processes visits; None if the loader does not say."""
     loader = trainer.train_dataloader
     try:
         number = len(loader.dataset)
@@ -123,7 +124,8 @@ def _epoch_samples(trainer: Any) -> int | None:  # noqa: ANN401
         return None
     if math.isinf(trainer.num_training_batches):
         return None
-    return min(number, trainer.num_training_batches * size) if size else number
+    most = trainer.num_training_batches * size * trainer.world_size
+    return min(number, most) if size else number
 
 
 def _length(batch: Any) -> int:  # noqa: ANN401

@@ -1,0 +1,291 @@
+"""A worker that trains in several processes of `torch.distributed`: one exchanges, the others
+follow.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.process_groups import in_processes
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.topology import complete
+from edgegossip.models.shared import group_of, without_ddp
+from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.training_loop import TrainingLoop
+
+pytestmark = pytest.mark.thorough
+
+NUM_SAMPLES, BATCH, DIM = 24, 8, 3
+ALGORITHMS: dict[str, Algorithm[Any]] = {
+    "epochs": EpochGossip(topology=complete(2), num_rounds=4),
+    "steps": Gossip(topology=complete(2), num_rounds=4, local_steps=5),
+}
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 1))
+    model[2].requires_grad_(False)
+    return model.double()
+
+
+def samples(worker: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1 + worker)
+    return torch.randn(NUM_SAMPLES, DIM, generator=generator, dtype=torch.float64)
+
+
+def train(
+    model: nn.Module, loop: TrainingLoop, worker: int, share: slice = slice(None)
+) -> list[Any]:
+    """Train to the end on a share of each batch; returns what the loop says after each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    said = []
+    with loop:
+        while not loop.is_over:
+            for batch in torch.split(samples(worker), BATCH):
+                x = batch[share]
+                loss = (model(x) - x.sum(1, keepdim=True) - worker).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                loop.step(loss.item(), len(x))
+                said.append([loop.is_over, loop.rounds, loop.progress, loop.rate_ratio])
+    return said
+
+
+def alone_beside(network: MemoryNetwork, algorithm: Algorithm[Any]) -> threading.Thread:
+    """Worker 1, in one process: a thread."""
+
+    model, transport = make_model(), network.transport(1)
+
+    def run() -> None:
+        loop = TrainingLoop(model, algorithm, 1, 2, transport, num_samples=NUM_SAMPLES)
+        train(model, loop, 1)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def ddp_before(model: nn.Module, make: Callable[..., TrainingLoop]) -> Any:  # noqa: ANN401
+    wrapped = DistributedDataParallel(model)
+    return wrapped, make(wrapped)
+
+
+def ddp_afterwards(model: nn.Module, make: Callable[..., TrainingLoop]) -> Any:  # noqa: ANN401
+    loop = make(model, process_group=dist.group.WORLD)
+    return DistributedDataParallel(model), loop
+
+
+def ddp_with_views(model: nn.Module, make: Callable[..., TrainingLoop]) -> Any:  # noqa: ANN401
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return wrapped, make(wrapped)
+
+
+def sharded(model: nn.Sequential, make: Callable[..., TrainingLoop]) -> Any:  # noqa: ANN401
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, make(model)
+
+
+WAYS = {each.__name__: each for each in (ddp_before, ddp_afterwards, ddp_with_views, sharded)}
+
+
+def whole(value: Tensor) -> list[Any]:
+    full = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return full.tolist()
+
+
+Run = tuple[list[Any], list[Any]]
+"""A loop's properties after each step, and the final parameters."""
+
+
+def one_worker_in_two(rank: int) -> dict[tuple[str, str], Run]:
+    return {(way, name): followed(rank, way, name) for way in WAYS for name in ALGORITHMS}
+
+
+def followed(rank: int, way: str, name: str) -> Run:
+    algorithm, network, original = ALGORITHMS[name], MemoryNetwork(), make_model()
+    beside = alone_beside(network, algorithm) if rank == 0 else None
+
+    def make(model: nn.Module, **options: Any) -> TrainingLoop:  # noqa: ANN401
+        transport = network.transport(0) if rank == 0 else None
+        return TrainingLoop(
+            model, algorithm, 0, 2, transport, num_samples=NUM_SAMPLES, **options
+        )
+
+    model, loop = WAYS[way](original, make)
+    half = BATCH // 2
+    said = train(model, loop, 0, slice(rank * half, (rank + 1) * half))
+    if beside is not None:
+        beside.join(60)
+    return said, [whole(each) for each in model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def both_processes() -> list[dict[tuple[str, str], Run]]:
+    return in_processes(2, one_worker_in_two)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_of_a_worker_do_what_one_with_whole_batches_does(
+    way: str, name: str, both_processes: list[dict[tuple[str, str], Run]]
+) -> None:
+    algorithm, network, model = ALGORITHMS[name], MemoryNetwork(), make_model()
+    beside = alone_beside(network, algorithm)
+    transport = network.transport(0)
+    loop = TrainingLoop(model, algorithm, 0, 2, transport, num_samples=NUM_SAMPLES)
+    said = train(model, loop, 0)
+    beside.join(60)
+    first, second = (each[way, name] for each in both_processes)
+    assert first == second
+    assert first[0] == said
+    for ours, theirs in zip(first[1], model.parameters(), strict=True):
+        expected = theirs.detach()
+        found = torch.tensor(ours, dtype=torch.float64)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_worker_alone_among_processes_needs_no_group() -> None:
+    model = make_model()
+    assert group_of(model, None) is None
+    assert without_ddp(model) is model
+
+
+# How they end.
+
+
+def ends(rank: int, job: str) -> str:
+    """Say how a process of worker 0 ends; see `ENDS`."""
+    try:
+        JOBS[job](rank)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def loop_of(rank: int, model: nn.Module, **options: Any) -> TrainingLoop:  # noqa: ANN401
+    """The loop of worker 0, which is alone unless `options` say more; without DDP."""
+    options = {
+        "algorithm": Gossip(topology=complete(1), num_rounds=10**6, local_steps=3),
+        "num_workers": 1,
+        "transport": MemoryNetwork().transport(0) if rank == 0 else None,
+        **options,
+    }
+    return TrainingLoop(model, rank=0, num_samples=4, process_group=dist.group.WORLD, **options)
+
+
+def loss_of_one_is_nan(rank: int) -> None:
+    with loop_of(rank, make_model()) as loop:
+        for number in range(10**6):
+            loop.step(float("nan") if (rank, number) == (1, 4) else 1.0, 1)
+
+
+def script_of_the_lead_fails(rank: int) -> None:
+    with loop_of(rank, make_model()) as loop:
+        for number in range(10**6):
+            if (rank, number) == (0, 5):
+                raise KeyboardInterrupt
+            loop.step(1.0, 1)
+
+
+def script_of_the_other_fails(rank: int) -> None:
+    with loop_of(rank, make_model()) as loop:
+        for number in range(10**6):
+            if (rank, number) == (1, 5):
+                raise ZeroDivisionError("no more data")
+            loop.step(1.0, 1)
+
+
+def the_lead_is_interrupted_while_it_waits(rank: int) -> None:
+    algorithm = Gossip(topology=complete(2), num_rounds=1)
+    loop = loop_of(rank, make_model(), algorithm=algorithm, num_workers=2)
+    if rank == 0:
+        interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+    with loop:
+        pass
+
+
+def nobody_else_comes(rank: int) -> None:
+    algorithm = Gossip(topology=complete(2), num_rounds=1)
+    with loop_of(rank, make_model(), algorithm=algorithm, num_workers=2, meet_seconds=0.3):
+        pass
+
+
+def the_lead_has_no_transport(rank: int) -> None:
+    with loop_of(rank, make_model(), transport=None):
+        pass
+
+
+def the_lead_leaves_early(rank: int) -> None:
+    with loop_of(rank, make_model()) as loop:
+        for _ in range(4 if rank == 0 else 10**6):
+            loop.step(1.0, 1)
+
+
+def evaluate_a_sharded_model(rank: int) -> None:
+    sharded(make_model(), lambda model: loop_of(rank, model, evaluate=lambda model: 0.0))
+
+
+LEFT = "process 0 of this worker has left the run: "
+ENDS: dict[Callable[[int], None], tuple[str, str]] = {
+    loss_of_one_is_nan: (
+        "TrainingError: the loss became nan; try a smaller learning rate",
+        f"TrainingError: {LEFT}the loss became nan; try a smaller learning rate",
+    ),
+    script_of_the_lead_fails: (
+        "KeyboardInterrupt: ",
+        f"TrainingError: {LEFT}KeyboardInterrupt",
+    ),
+    script_of_the_other_fails: (
+        "TrainingError: process 1 of this worker has left the run: ZeroDivisionError: no more",
+        "ZeroDivisionError: no more data",
+    ),
+    the_lead_is_interrupted_while_it_waits: (
+        "KeyboardInterrupt: ",
+        f"TrainingError: {LEFT}KeyboardInterrupt",
+    ),
+    nobody_else_comes: ("NetworkError: ", f"NetworkError: {LEFT}"),
+    the_lead_has_no_transport: (
+        "ValueError: transport is None, which only a process that follows another may have",
+        f"TrainingError: {LEFT}ValueError: transport is None",
+    ),
+    the_lead_leaves_early: ("nothing", f"TrainingError: {LEFT}its loop ended before the run"),
+    evaluate_a_sharded_model: ("ValueError: evaluate needs", "ValueError: evaluate needs"),
+}
+JOBS = {each.__name__: each for each in ENDS}
+
+
+def all_ends(rank: int) -> dict[str, str]:
+    return {job: ends(rank, job) for job in JOBS}
+
+
+@pytest.fixture(scope="module")
+def ends_of_both() -> list[dict[str, str]]:
+    return in_processes(2, all_ends)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_an_error_of_one_process_ends_the_other(
+    job: str, ends_of_both: list[dict[str, str]]
+) -> None:
+    for found, expected in zip(ends_of_both, ENDS[JOBS[job]], strict=True):
+        assert found[job].startswith(expected)
