@@ -18,9 +18,11 @@ from edgegossip.real.launch import free_ports
 def in_processes(number: int, job: Callable[..., Any], *arguments: object) -> list[Any]:
     """Call ``job(rank, *arguments)`` in each process; returns what each returned or raised.
 
-    Tensors must not be returned, because a process that ends takes their memory with it.
+    They are forks of one that has imported the job's module. Tensors must not be returned,
+    because a process that ends takes their memory with it.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.nn.parallel", job.__module__])
     [port] = free_ports(1)
     ends = []
     for rank in range(number):

@@ -163,6 +163,62 @@ def test_two_processes_of_a_worker_do_what_one_with_whole_batches_does(
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+def third_of_three(rank: int) -> list[Any]:
+    """Worker 0 in the processes 1 and 2 of three, with a batch norm's running means."""
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        dist.barrier()  # the others need its store until they end
+        return []
+    torch.manual_seed(rank)  # the lead's initial parameters count
+    model = nn.Sequential(nn.BatchNorm1d(DIM), nn.Linear(DIM, 1))
+    algorithm = Gossip(topology=complete(1), num_rounds=2, local_steps=3)
+    transport = MemoryNetwork().transport(0) if rank == 1 else None
+    loop = TrainingLoop(model, algorithm, 0, 1, transport, num_samples=4, process_group=group)
+    with loop:
+        for number in range(6):
+            model(torch.full((2, DIM), float(rank)) + torch.arange(2.0)[:, None] + number)
+            loop.step(float(rank), 2)
+    assert loop.is_over
+    dist.barrier()
+    return [each.tolist() for each in model.state_dict().values()]
+
+
+def test_a_group_of_some_processes_has_the_parameters_and_buffers_of_its_first() -> None:
+    other, first, second = in_processes(3, third_of_three)
+    assert other == []
+    assert first == second
+    running_mean = first[2]
+    assert running_mean == pytest.approx(
+        [sum(0.1 * 0.9 ** (5 - k) * (1.5 + k) for k in range(6))] * DIM
+    )
+
+
+def goes_back(rank: int) -> tuple[list[bool], list[float]]:
+    """Whether the loop has gone back after each step, where one process's loss is NaN."""
+    network, model = MemoryNetwork(), make_model()
+    algorithm = Gossip(topology=complete(2), num_rounds=4)
+    if rank == 0:
+        alone_beside(network, algorithm)
+    transport = network.transport(0) if rank == 0 else None
+    loop = TrainingLoop(
+        model, algorithm, 0, 2, transport, num_samples=4, process_group=dist.group.WORLD
+    )
+    if rank == 0:
+        loop._host._sound._credit = 1  # another worker has been blamed before
+    found = []
+    with loop:
+        for number in range(5):
+            loop.step(float("nan") if (rank, number) == (1, 2) else 1.0, 1)
+            found.append(loop.has_gone_back)
+    return found, [loop.rounds, loop.is_over]
+
+
+def test_all_processes_go_back_if_the_loss_of_one_is_not_finite() -> None:
+    first, second = in_processes(2, goes_back)
+    assert first == second
+    assert first == ([False, False, True, False, False], [4, True])
+
+
 def test_a_worker_alone_among_processes_needs_no_group() -> None:
     model = make_model()
     assert group_of(model, None) is None

@@ -23,13 +23,14 @@ from edgegossip.contract.protocol import Seconds
 
 _LOOK: Seconds = 1.0
 """Longest training between two looks, so that the end of a run reaches all processes soon."""
+_MOST_STEPS = 10**9
 _LONGEST_PAUSE: Seconds = 0.05
 _LEFT = "left"
 """Key under which the first process that leaves before the end says why."""
 _num_groups: Counter[str] = Counter()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepTotals:
     """Some steps in a row, of one process or of all.
 
@@ -47,31 +48,21 @@ class StepTotals:
     total_loss: float = 0.0
     bad_loss: str = ""
 
-    @classmethod
-    def of_step(cls, loss: float | None, num_samples: int) -> StepTotals:
-        """Totals of one step."""
-        is_bad = loss is not None and not math.isfinite(loss)
-        return cls(
-            num_steps=1,
-            num_samples=num_samples,
-            max_samples=num_samples,
-            total_loss=0.0 if is_bad else loss or 0.0,
-            bad_loss=str(loss) if is_bad else "",
-        )
-
-    def then(self, later: StepTotals) -> StepTotals:
-        """Totals of these steps and later ones of the same process."""
-        return StepTotals(
-            num_steps=self.num_steps + later.num_steps,
-            num_samples=self.num_samples + later.num_samples,
-            max_samples=max(self.max_samples, later.max_samples),
-            total_loss=self.total_loss + later.total_loss,
-            bad_loss=self.bad_loss or later.bad_loss,
-        )
+    def add(self, loss: float | None, num_samples: int) -> None:
+        """Record a step."""
+        self.num_steps += 1
+        self.num_samples += num_samples
+        self.max_samples = max(self.max_samples, num_samples)
+        if loss is None:
+            return
+        if math.isfinite(loss):
+            self.total_loss += loss
+        else:
+            self.bad_loss = str(loss)
 
     def beside(self, others: list[StepTotals]) -> StepTotals:
         """Totals of the same steps in all processes: samples add, losses average."""
-        every = [self, *others]
+        every = (self, *others)
         return StepTotals(
             num_steps=self.num_steps,
             num_samples=sum(each.num_samples for each in every),
@@ -115,20 +106,21 @@ class Processes:
         self._step_time: Seconds = math.inf
         self._max_samples = 0
 
-    def count(self, loss: float | None, num_samples: int) -> StepTotals | None:
-        """Record a step of this process.
+    def count(self, loss: float | None, num_samples: int) -> bool:
+        """Record a step of this process; returns whether all processes now look up."""
+        self._counted.add(loss, num_samples)
+        self._steps_left -= 1
+        return self._steps_left <= 0
+
+    def report(self) -> StepTotals:
+        """Steps since the last look: on a follower its own, which the lead is told.
 
         Returns:
-            None before the next look. On the lead, the steps of all processes since the last
-            one; on a follower, its own, which the lead knows now.
+            On the lead, the steps of all processes.
 
         Raises:
             EdgeGossipError: If another process has left.
         """
-        self._counted = self._counted.then(StepTotals.of_step(loss, num_samples))
-        self._steps_left -= 1
-        if self._steps_left > 0:
-            return None
         own, self._counted = self._counted, StepTotals()
         if not self.is_lead:
             self._set(f"steps/{self._num_told}/{self.rank}", asdict(own))
@@ -143,22 +135,14 @@ class Processes:
         return total
 
     def tell(self, news: Mapping[str, Any], steps_due: float, samples_due: float) -> None:
-        """Tell followers `news`, and when to look up next.
-
-        That is at the end of the current work, or after a second of training if the end is
-        farther away. It is never too late: a batch is assumed to be as large as the largest
-        so far.
+        """Tell followers `news`, and when to look up next; see `steps_to_look`.
 
         Args:
             news: Anything that JSON can express.
-            steps_due: Steps until the end, if known.
-            samples_due: Samples until the end, if known.
+            steps_due: Steps until the end of the current work; infinite if samples count.
+            samples_due: Samples until then; infinite if steps count.
         """
-        if math.isfinite(samples_due):
-            # With no batch seen, the first one shows their size.
-            steps_due = samples_due / self._max_samples if self._max_samples else 1
-        soon = _LOOK / self._step_time if self._step_time > 0 else math.inf
-        steps = max(1, math.ceil(min(steps_due, max(1.0, soon // 1), 2**31)))
+        steps = steps_to_look(steps_due, samples_due, self._max_samples, self._step_time)
         key = f"news/{self._num_told}"
         self._set(key, {**news, "steps": steps})
         self._old.append(key)
@@ -176,6 +160,17 @@ class Processes:
         self._num_told += 1
         self._steps_left = news["steps"]
         return news
+
+    def part(self) -> None:
+        """Wait on the lead until followers have the final parameters; on them, say so.
+
+        Without this, a lead whose script ends could close a connection that they still read.
+        """
+        if self.is_lead:
+            for rank in range(1, self._size):
+                self._wait(f"parted/{rank}")
+        else:
+            self._set(f"parted/{self.rank}", {})
 
     def leave(self, error: BaseException | None) -> None:
         """Say to the others, who may wait for this process, that it leaves before the end."""
@@ -197,16 +192,44 @@ class Processes:
         pause: Seconds = 1e-4
         try:
             while not self._store.check([key]):
-                if pause == _LONGEST_PAUSE and self._store.check([_LEFT]):
+                if pause >= _LONGEST_PAUSE and self._store.check([_LEFT]):
                     raise _left(json.loads(self._store.get(_LEFT)))
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(1.5 * pause, _LONGEST_PAUSE)
             return dict(json.loads(self._store.get(key)))
         except RuntimeError as error:
             raise TrainingError(
                 "the process with the store of torch.distributed has ended, and this worker "
                 "with it; the log of its processes tells why"
             ) from error
+
+
+def steps_to_look(
+    steps_due: float, samples_due: float, max_samples: int, step_time: Seconds
+) -> int:
+    """Steps until all processes look up: at the end of their work, or after a second.
+
+    The look never comes after the end as long as no batch is larger than all before.
+
+    Args:
+        steps_due: Steps until the end of the current work.
+        samples_due: Samples until then.
+        max_samples: Samples of all processes in the largest batch so far; 0 before the first.
+        step_time: Duration of a step in seconds; infinite before the first.
+
+    >>> steps_to_look(30, math.inf, max_samples=8, step_time=0.001)
+    30
+    >>> steps_to_look(math.inf, 20, max_samples=8, step_time=0.001)
+    3
+    >>> steps_to_look(30, math.inf, max_samples=8, step_time=0.1)
+    10
+    >>> steps_to_look(30, math.inf, max_samples=0, step_time=math.inf)
+    1
+    """
+    if math.isfinite(samples_due):
+        steps_due = samples_due / max_samples if max_samples else 1
+    soon = _LOOK / step_time if step_time > 0 else math.inf
+    return max(1, math.ceil(min(steps_due, soon, _MOST_STEPS)))
 
 
 def _left(said: Mapping[str, Any]) -> EdgeGossipError:

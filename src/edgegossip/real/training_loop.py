@@ -296,10 +296,13 @@ class TrainingLoop:
                 "call step within the loop's block: with TrainingLoop(...) as loop"
             )
         self._work.has_gone_back = False
-        with self._heard():
-            if self._processes is None:
-                self._advance(StepTotals.of_step(loss, num_samples))
-            elif (steps := self._processes.count(loss, num_samples)) is not None:
+        if self._processes is None:
+            steps = StepTotals()
+            steps.add(loss, num_samples)
+            self._advance(steps)
+        elif self._processes.count(loss, num_samples):
+            with self._heard():
+                steps = self._processes.report()
                 if self._processes.is_lead:
                     self._advance(steps)
                 else:
@@ -340,6 +343,8 @@ class TrainingLoop:
             params = piece.params
         self._tell("share")
         self._share(params)
+        if self._processes is not None and self.is_over:
+            self._processes.part()
 
     def _share(self, params: Tensor | None) -> None:
         with torch.no_grad():
@@ -378,6 +383,8 @@ class TrainingLoop:
         if news["deed"] == "share":
             self._share(None)
         self.is_over = news["is_over"]
+        if self.is_over:
+            processes.part()
 
     @contextmanager
     def _heard(self) -> Iterator[None]:
