@@ -23,6 +23,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.topology import complete
 from edgegossip.models.shared import group_of, without_ddp
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.processes import Processes, StepTotals
 from edgegossip.real.training_loop import TrainingLoop
 
 pytestmark = pytest.mark.thorough
@@ -55,7 +56,7 @@ def train(
     with loop:
         while not loop.is_over:
             for batch in torch.split(samples(worker), BATCH):
-                x = batch[share]
+                x = batch[share].to(next(model.parameters()).device)
                 loss = (model(x) - x.sum(1, keepdim=True) - worker).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
@@ -120,8 +121,8 @@ def one_worker_in_two(rank: int) -> dict[tuple[str, str], Run]:
     return {(way, name): followed(rank, way, name) for way in WAYS for name in ALGORITHMS}
 
 
-def followed(rank: int, way: str, name: str) -> Run:
-    algorithm, network, original = ALGORITHMS[name], MemoryNetwork(), make_model()
+def followed(rank: int, way: str, name: str, device: str = "cpu") -> Run:
+    algorithm, network, original = ALGORITHMS[name], MemoryNetwork(), make_model().to(device)
     beside = alone_beside(network, algorithm) if rank == 0 else None
 
     def make(model: nn.Module, **options: Any) -> TrainingLoop:  # noqa: ANN401
@@ -217,6 +218,31 @@ def test_all_processes_go_back_if_the_loss_of_one_is_not_finite() -> None:
     first, second = in_processes(2, goes_back)
     assert first == second
     assert first == ([False, False, True, False, False], [4, True])
+
+
+def looks(rank: int) -> list[int]:
+    """The steps after which processes look up, without the limit of a second."""
+    algorithm = Gossip(topology=complete(1), num_rounds=3, local_steps=50)
+    found, losses = list[int](), list[float]()
+    report = Processes.report
+
+    def noted_report(processes: Processes) -> StepTotals:
+        found.append(len(losses))
+        return report(processes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Processes, "report", noted_report)
+        patch.setattr("edgegossip.real.processes._LOOK", 1e9)
+        with loop_of(rank, make_model(), algorithm=algorithm) as loop:
+            while not loop.is_over:
+                losses.append(1.0)
+                loop.step(losses[-1], 1)
+    return found
+
+
+def test_processes_talk_only_when_an_exchange_is_due() -> None:
+    # The first step shows how long a step takes.
+    assert in_processes(2, looks) == [[1, 50, 100, 150]] * 2
 
 
 def test_a_worker_alone_among_processes_needs_no_group() -> None:

@@ -61,7 +61,14 @@ class StepTotals:
             self.bad_loss = str(loss)
 
     def beside(self, others: list[StepTotals]) -> StepTotals:
-        """Totals of the same steps in all processes: samples add, losses average."""
+        """Totals of the same steps in all processes: samples add, losses average.
+
+        >>> one, other = StepTotals(), StepTotals()
+        >>> one.add(1.0, num_samples=4)
+        >>> other.add(3.0, num_samples=2)
+        >>> one.beside([other])
+        StepTotals(num_steps=1, num_samples=6, max_samples=6, total_loss=2.0, bad_loss='')
+        """
         every = (self, *others)
         return StepTotals(
             num_steps=self.num_steps,

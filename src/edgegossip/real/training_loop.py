@@ -200,9 +200,10 @@ class TrainingLoop:
         model = without_ddp(model)
         _check_evaluate(evaluate, model)
         judge = None
-        if evaluate is not None and not self._follows:
-            judge = _judge_of(evaluate, model, settings)
-        self._model = _shared(model, settings, group)
+        with self._heard():
+            if evaluate is not None and not self._follows:
+                judge = _judge_of(evaluate, model, settings)
+            self._model = _shared(model, settings, group)
         self._work = _OwnWork(num_samples, Layout(self._model.num_trained))
         self._present = _Piece(torch.empty(0), 1, math.inf)
         self._has_begun = False
