@@ -39,6 +39,7 @@ def in_processes(number: int, job: Callable[..., Any], *arguments: object) -> li
             assert ours.poll(120), "a process hangs"
             found.append(ours.recv())
         except EOFError:
+            process.join(20)
             found.append(f"process ended with {process.exitcode}")
     for process, _ in ends:
         process.join(20)

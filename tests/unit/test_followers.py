@@ -15,11 +15,13 @@ import torch
 import torch.distributed as dist
 from tests.process_groups import in_processes
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.topology import complete
 from edgegossip.models.shared import group_of, without_ddp
 from edgegossip.net.memory import MemoryNetwork
@@ -327,6 +329,11 @@ def evaluate_a_sharded_model(rank: int) -> None:
     sharded(make_model(), lambda model: loop_of(rank, model, evaluate=lambda model: 0.0))
 
 
+def an_older_kind_of_sharding(rank: int) -> None:
+    model = FullyShardedDataParallel(make_model()[0], device_id=torch.device("cpu"))
+    loop_of(rank, model)
+
+
 LEFT = "process 0 of this worker has left the run: "
 ENDS: dict[Callable[[int], None], tuple[str, str]] = {
     loss_of_one_is_nan: (
@@ -351,6 +358,10 @@ ENDS: dict[Callable[[int], None], tuple[str, str]] = {
         f"TrainingError: {LEFT}ValueError: transport is None",
     ),
     the_lead_leaves_early: ("nothing", f"TrainingError: {LEFT}its loop ended before the run"),
+    an_older_kind_of_sharding: (
+        "UsageError: FullyShardedDataParallel (FSDP1) keeps the parameters where no exchange",
+        "UsageError: FullyShardedDataParallel (FSDP1) keeps the parameters where no exchange",
+    ),
     evaluate_a_sharded_model: ("ValueError: evaluate needs", "ValueError: evaluate needs"),
 }
 JOBS = {each.__name__: each for each in ENDS}
@@ -371,3 +382,21 @@ def test_an_error_of_one_process_ends_the_other(
 ) -> None:
     for found, expected in zip(ends_of_both, ENDS[JOBS[job]], strict=True):
         assert found[job].startswith(expected)
+
+
+def the_lead_is_killed(rank: int) -> str:
+    try:
+        with loop_of(rank, make_model()) as loop:
+            for number in range(10**6):
+                if (rank, number) == (0, 5):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                loop.step(1.0, 1)
+    except TrainingError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_the_other_process_of_a_killed_one_ends_with_an_error() -> None:
+    first, second = in_processes(2, the_lead_is_killed)
+    assert first == "process ended with -9"
+    assert second.startswith("the process with the store of torch.distributed has ended")

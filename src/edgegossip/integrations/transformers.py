@@ -26,11 +26,15 @@ def transformers_callback(
     place, and the optimizer keeps its state. The Trainer stops when the algorithm has finished;
     all workers then have the mean of their models (`final_average`).
 
+    If the Trainer trains in several processes, with DDP or `fully_shard`, the first one takes
+    part in the run, and the others follow it.
+
     Args:
         algorithm: The algorithm, equal for all workers; or a function that makes it from the
             numbers of workers and of the Trainer's optimizer steps.
         worker: This process; None reads the variables that `edgegossip script` sets.
-        num_samples: Number of samples in an epoch; None for that of the Trainer's data loader.
+        num_samples: Number of samples in an epoch of all processes; None for that of the
+            Trainer's data loader.
         options: Other arguments of `TrainingLoop`, such as `max_seconds`.
 
     Raises:

@@ -279,13 +279,13 @@ class TrainingLoop:
         ``optimizer.state.clear()``, because momentum is not finite either.
 
         Args:
-            loss: Loss of the batch; None for all steps if it is unknown. Then only the
-                parameters show whether training has failed.
-            num_samples: Samples in the batch.
+            loss: Loss of this process's batch; None for all steps if it is unknown. Then only
+                the parameters show whether training has failed.
+            num_samples: Samples in this process's batch.
 
         Raises:
-            TrainingError: If the loss is not finite and no other worker can be blamed, or if
-                the run has failed.
+            TrainingError: If the loss is not finite and no other worker can be blamed, if the
+                run has failed, or if another process of this worker has left.
             UsageError: If the `with` block has not begun.
         """
         if self.is_over:
