@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.dense_models import dense_task, flat_data
 from tests.networks import NETWORKS
+from tests.process_groups import in_processes
 from tests.small_learners import OPTIMIZERS, Optimizer, learner, seeded
 from tests.small_runs import (
     ALGORITHMS,
@@ -29,6 +30,7 @@ from tests.small_runs import (
 from tests.small_tasks import experiment, labelling, language, regression
 from tests.stage_runs import KINDS, run_of_kind
 from tests.stopped_runs import left
+from tests.unit.test_followers import followed
 from tests.unit.test_mixed_machines import EXPERIMENT, train_together
 from torch import nn
 
@@ -277,6 +279,16 @@ def test_workers_learn_together(tmp_path: Path) -> None:
 def test_a_model_that_keeps_its_buffers_learns_the_same(tmp_path: Path) -> None:
     task: Task = small_task(model=without_dropout, has_buffers=False)
     assert_the_same_on_both(tmp_path, small_run(task=task))
+
+
+@pytest.mark.parametrize("way", ["ddp_before", "ddp_afterwards", "ddp_with_views"])
+def test_two_processes_of_a_worker_share_a_gpu(way: str) -> None:
+    first, second = in_processes(2, followed, way, "epochs", "cuda")
+    assert first == second
+    on_cpu, _ = in_processes(2, followed, way, "epochs")
+    assert first[0] == on_cpu[0]
+    for ours, theirs in zip(first[1], on_cpu[1], strict=True):
+        assert torch.allclose(torch.tensor(ours), torch.tensor(theirs), **CLOSE)
 
 
 def test_a_loop_of_ones_own_keeps_the_model_on_its_device() -> None:

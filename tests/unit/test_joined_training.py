@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 from edgegossip.contract.errors import UsageError
 from edgegossip.integrations.joined_training import JoinedTraining
 from edgegossip.integrations.lightning import lightning_callback
-from edgegossip.integrations.transformers import transformers_callback
+from edgegossip.integrations.transformers import TransformersHooks, transformers_callback
 from edgegossip.real.script import ScriptWorker
 from edgegossip.recipes.script_averaging import averaging
 
@@ -37,9 +38,15 @@ def begin(training: JoinedTraining, **changes: Any) -> nn.Module:  # noqa: ANN40
     return model
 
 
-def test_a_framework_may_not_split_a_worker_among_processes() -> None:
-    with pytest.raises(UsageError, match="split among 2 processes of the framework"):
+def test_processes_of_a_framework_have_to_use_torch_distributed() -> None:
+    with pytest.raises(UsageError, match=r"2 processes without torch\.distributed; use .* DDP"):
         begin(joined(), num_processes=2)
+
+
+def test_deepspeed_is_refused() -> None:
+    hooks, args = TransformersHooks(joined()), SimpleNamespace(deepspeed_plugin=object())
+    with pytest.raises(UsageError, match="DeepSpeed's optimizer has its own copy"):
+        hooks.on_train_begin(args, None, None, nn.Linear(1, 1), None, None)
 
 
 def test_an_unknown_number_of_samples_has_to_be_given() -> None:

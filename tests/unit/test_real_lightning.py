@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,8 +93,6 @@ def test_lightning_does_what_averaging_by_hand_does(
 
 def hide_other(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let it look as if a script had imported this package of Lightning alone."""
-    import sys
-
     if package != "pytorch_lightning":
         for name in [*sys.modules]:
             if name.partition(".")[0] == "pytorch_lightning":
@@ -149,3 +152,57 @@ def test_a_loader_without_a_length_needs_a_number_of_samples() -> None:
     trainer = lightning_trainer(L, six)
     trainer.fit(module, loader)
     assert trainer.global_step == 6
+
+
+SPLIT = """
+import json, os
+from pathlib import Path
+import lightning as L
+from tests.averaging_by_hand import network, numbers
+from tests.unit.test_real_lightning import lightning_module, lightning_trainer
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, DistributedSampler
+import edgegossip as eg
+
+worker = eg.script_worker()
+n = 2 - worker.rank  # worker 0 has two processes
+trainer = lightning_trainer(
+    L, eg.lightning_callback(eg.averaging(every=2)), accumulate_grad_batches=2,
+    gradient_clip_val=0.5, use_distributed_sampler=False, devices=n,
+    strategy=STRATEGY if n > 1 else "auto",
+)
+model, share = network(), worker.own_share(numbers())
+module = lightning_module(model, L)
+if n > 1 and not isinstance(trainer.strategy, L.pytorch.strategies.DDPStrategy):
+    shard = lambda: fully_shard(model, mesh=module.device_mesh["data_parallel"])
+    module.configure_model = shard
+process = int(os.environ.get("LOCAL_RANK", 0))
+sampler = DistributedSampler(share, n, process, shuffle=False)
+trainer.fit(module, DataLoader(share, batch_size=4 // n, sampler=sampler))
+wholes = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in model.parameters()]
+found = json.dumps([each.tolist() for each in wholes])
+Path(f"found-{worker.rank}-{process}.json").write_text(found)
+"""
+
+
+@pytest.mark.parametrize(
+    "strategy", ['"ddp"', "L.pytorch.strategies.ModelParallelStrategy(n, 1)"]
+)
+def test_lightning_in_two_processes_does_what_one_does(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lightning", reason="needs pip install 'edgegossip[lightning]'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    Path("train.py").write_text(SPLIT.replace("STRATEGY", strategy))
+    script = [sys.executable, "-m", "edgegossip", "script", "-n", "2", "--out", "out"]
+    subprocess.run([*script, "train.py"], check=True, timeout=300)
+    found = [json.loads(each.read_text()) for each in Path().glob("found-*.json")]
+    assert len(found) == 3
+    by_hand = [network(), network()]
+    clipped_steps(by_hand)
+    for params in found:
+        assert params == found[0]
+        for ours, theirs in zip(params, by_hand[0].parameters(), strict=True):
+            expected = theirs.detach()
+            torch.testing.assert_close(torch.tensor(ours), expected, rtol=1e-4, atol=1e-6)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,3 +182,74 @@ def test_adapters_of_peft_travel_alone(tmp_path: Path) -> None:
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
             assert torch.equal(parameter, start[plain]), name
     assert any(p.any() for name, p in first.items() if "lora_B" in name), "they have learned"
+
+
+SPLIT = """
+import json, os, sys
+from pathlib import Path
+from tests.unit.test_real_transformers import sentences, small_gpt, trainer_of
+import edgegossip as eg
+
+worker, n = eg.script_worker(), int(os.environ.get("WORLD_SIZE", 1))
+callback = eg.transformers_callback(eg.averaging(every=2), worker)
+step, told = callback._joined.step, []
+callback._joined.step = lambda loss, number: (told.append((loss, number)), step(loss, number))
+trainer = trainer_of(
+    small_gpt(), worker.own_share(sentences()), callback, Path("out"),
+    per_device_train_batch_size=8 // n, gradient_accumulation_steps=1, logging_steps=1,
+    train_sampling_strategy="sequential", max_grad_norm=0.0, **json.loads(sys.argv[1]),
+)
+trainer.train()
+logged = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+params = [*trainer.model.parameters()]
+wholes = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in params]
+found = json.dumps([logged, told, [each.tolist() for each in wholes]])
+Path(f"found-{worker.rank}-{trainer.args.process_index}.json").write_text(found)
+"""
+TWO = ["--", "python", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+
+
+def found_by(command: list[str], changes: dict[str, object]) -> list[Any]:
+    """Logged losses, told losses and samples, and parameters of each process of two workers."""
+    Path("train.py").write_text(SPLIT)
+    script = [sys.executable, "-m", "edgegossip", "script", "-n", "2", "--out", "out"]
+    subprocess.run(
+        [*script, *command, "train.py", json.dumps(changes)], check=True, timeout=300
+    )
+    files = sorted(Path().glob("found-*.json"))
+    found = [json.loads(each.read_text()) for each in files]
+    for each in files:
+        each.unlink()
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ddp_backend": "gloo"},
+        {"ddp_backend": "gloo", "average_tokens_across_devices": False},
+        {"fsdp": "full_shard", "fsdp_config": {"version": 2}},
+    ],
+    ids=["ddp", "ddp-own-tokens", "fsdp"],
+)
+def test_transformers_in_two_processes_does_what_one_does(
+    changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_transformers()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    alone = found_by([], {})
+    split = found_by(TWO, changes)
+    assert (len(alone), len(split)) == (2, 4)
+    for first, second in (split[:2], split[2:]):
+        told = [
+            ((a + b) / 2, m + n) for (a, m), (b, n) in zip(first[1], second[1], strict=True)
+        ]
+        assert [loss for loss, _ in told] == pytest.approx(first[0], rel=1e-3)
+        assert sum(number for _, number in told) == NUM_SAMPLES
+    for _, _, params in split:
+        assert params == split[0][2]
+        for ours, theirs in zip(params, alone[0][2], strict=True):
+            torch.testing.assert_close(
+                torch.tensor(ours), torch.tensor(theirs), rtol=1e-3, atol=1e-4
+            )

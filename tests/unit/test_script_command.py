@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tests.tiers import thorough
 from edgegossip.cli.main import main
 from edgegossip.cli.script_command import ScriptOptions, script_command
 from edgegossip.contract.errors import UsageError
+from edgegossip.machine.counters import is_running
 from edgegossip.net.address import Address
 from edgegossip.real.join import Connection
+from edgegossip.real.launch import worker_processes
 from edgegossip.real.script import ScriptWorker
 
 SCRIPT = """
@@ -62,6 +65,73 @@ def test_two_processes_of_a_script_end_with_one_model(
     assert (first[0], second[0]) == (0, 1)
     assert first[1:] == second[1:]
     assert (first[1], first[3]) == (4, ["--lr", "0.1"])
+
+
+SPLIT = """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(model)
+data = data[dist.get_rank() :: 2]
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_two_processes_each_end_with_one_model(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before, loop = SCRIPT.split("with worker", 1)
+    loop = loop.replace("len(data)", "2 * len(data)", 1)
+    write(
+        f"{before}{SPLIT}\nwith worker{loop.replace('model.weight', 'model.module.weight')}"
+        "dist.destroy_process_group()"
+    )
+    torchrun = ["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "0.1"]
+    assert main(["script", "-n", "2", "--out", "out", "--", *torchrun]) == 0
+    printed = capfd.readouterr().out + Path("out", "worker-1.txt").read_text()
+    found = [json.loads(each) for each in printed.splitlines() if each.startswith("[")]
+    assert sorted(each[0] for each in found) == [0, 0, 1, 1]
+    assert all(each[1:] == found[0][1:] for each in found)
+    assert (found[0][1], found[0][3]) == (2, ["--lr", "0.1"])
+
+
+def test_a_command_starts_each_worker_with_a_port_for_its_own_processes(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write(
+        "import os, sys\n"
+        "names = ['EDGEGOSSIP_RANK', 'PET_MASTER_PORT']\n"
+        "print(*[os.environ[each] for each in names], *sys.argv[1:])"
+    )
+    command = ["python", "train.py", "--lr", "0.1"]
+    assert main(["script", "-n", "2", "--out", "out", "--", *command]) == 0
+    printed = capfd.readouterr().out + Path("out", "worker-1.txt").read_text()
+    first, second = (line.split() for line in printed.splitlines())
+    assert (first[0], second[0]) == ("0", "1")
+    assert first[2:] == second[2:] == ["--lr", "0.1"]
+    assert first[1] != second[1]
+
+
+@thorough
+def test_processes_of_a_killed_worker_are_killed_too() -> None:
+    write(
+        "import pathlib, subprocess, sys, time\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "child = subprocess.Popen(sleep, start_new_session=True)\n"
+        "pathlib.Path('begun').write_text(str(child.pid))\n"
+        "time.sleep(60)"
+    )
+    with worker_processes() as workers:
+        workers.start(0, ["train.py"], None)
+        while not (Path("begun").exists() and Path("begun").read_text()):
+            time.sleep(0.01)
+    child = int(Path("begun").read_text())
+    for _ in range(1000):  # a killed process takes a moment to end
+        if not is_running(child):
+            break
+        time.sleep(0.01)
+    assert not is_running(child)
 
 
 def test_a_process_that_fails_is_named_and_the_other_goes_on(
@@ -123,6 +193,8 @@ def test_ctrl_c_reaches_all_processes(capfd: pytest.CaptureFixture[str]) -> None
     [
         (["-n", "2"], "no script; usage: edgegossip script -n 4"),
         (["-n", "2", "gone.py"], "there is no file gone.py"),
+        (["-n", "2", "--"], "no script; usage: edgegossip script -n 4"),
+        (["-n", "2", "--", "gone", "a", "b"], "no program 'gone'; give a script FILE.py, or"),
         (["-n", "2", "--rank", "2", "--listen", "tcp/127.0.0.1:0"], "rank must be in 0..1"),
         (["-n", "2", "--rank", "1"], "no way to any other worker"),
     ],

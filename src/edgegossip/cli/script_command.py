@@ -17,11 +17,15 @@ from edgegossip.contract.ranges import check_ranges
 from edgegossip.real.script import ScriptWorker, local_workers, log_path, run_script
 
 _USAGE = "edgegossip script -n 4 [OPTIONS] FILE.py [ITS OWN ARGUMENTS]"
+_SEPARATOR = "--"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOptions(ConnectionOptions):
     """Run a training script that uses edgegossip, once for each worker.
+
+    A command after `--`, such as `-- torchrun --nproc-per-node 2 FILE.py`, runs instead of
+    Python, for workers that train in several processes.
 
     Args:
         n: Number of workers, on all machines.
@@ -62,13 +66,14 @@ def script_command(arguments: list[str]) -> int:
     options = tyro.cli(ScriptOptions, prog="edgegossip script", args=ours)
     if not script:
         raise UsageError(f"no script; usage: {_USAGE}")
-    if not Path(script[0]).is_file():
+    if script[0].endswith(".py") and not Path(script[0]).is_file():
         raise UsageError(f"there is no file {script[0]}; usage: {_USAGE}")
     try:
         workers = options.workers()
     except ValueError as error:
         raise UsageError(str(error)) from error
-    out = options.out or default_folder(Path(script[0]).stem)
+    file = next((each for each in script if each.endswith(".py")), script[0])
+    out = options.out or default_folder(Path(file).stem)
     failed = run_script(script, workers, out)
     for rank, killed in failed.items():
         path = None if rank == workers[0].rank else log_path(out, rank)
@@ -85,10 +90,15 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
     >>> _split(["-n", "4", "train.py", "--lr", "0.1"])
     (['-n', '4'], ['train.py', '--lr', '0.1'])
+    >>> _split(["-n", "2", "--", "torchrun", "train.py"])
+    (['-n', '2'], ['torchrun', 'train.py'])
     """
-    found = [index for index, each in enumerate(arguments) if each.endswith(".py")]
-    start = found[0] if found else len(arguments)
-    return arguments[:start], arguments[start:]
+    for index, each in enumerate(arguments):
+        if each == _SEPARATOR:
+            return arguments[:index], arguments[index + 1 :]
+        if each.endswith(".py"):
+            return arguments[:index], arguments[index:]
+    return arguments, []
 
 
 def _last_line(path: Path) -> str:

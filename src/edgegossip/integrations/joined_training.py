@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -64,20 +65,26 @@ class JoinedTraining:
         Args:
             model: Model that the framework trains.
             optimizers: Optimizers, whose state is cleared after training has gone back.
-            num_samples: Number of samples in an epoch, if the framework knows.
+            num_samples: Number of samples in an epoch, in all processes together, if the
+                framework knows.
             num_steps: Optimizer steps that the framework will take.
-            num_processes: Number of processes among which the framework itself splits this
-                training.
+            num_processes: Number of processes in which the framework trains this worker. The
+                first one meets the other workers.
 
         Raises:
-            UsageError: If `num_processes` is above 1, or the number of samples is unknown.
+            UsageError: If the processes do not use `torch.distributed`, or the number of
+                samples is unknown.
         """
         self.end()
+        options = dict(self._options)
         if num_processes > 1:
-            raise UsageError(
-                f"this training is split among {num_processes} processes of the framework, "
-                "which would all be one worker; train each worker in one process"
-            )
+            if not (dist.is_available() and dist.is_initialized()):
+                raise UsageError(
+                    f"this training is split among {num_processes} processes without "
+                    "torch.distributed; use a strategy with it, such as DDP, or train each "
+                    "worker in one process"
+                )
+            options.setdefault("process_group", dist.group.WORLD)
         number = num_samples if self._given is None else self._given
         if number is None:
             raise UsageError(
@@ -87,21 +94,25 @@ class JoinedTraining:
         self.num_samples = number
         self._optimizers = optimizers
         loop = self._worker.training_loop(
-            model, self._algorithm, num_samples=number, num_steps=num_steps, **self._options
+            model, self._algorithm, num_samples=number, num_steps=num_steps, **options
         )
         self._loop = loop.__enter__()
         atexit.register(self.end)  # a script that fails must not keep its process
 
     def step(self, loss: float | None, num_samples: int) -> None:
-        """Record an optimizer step; see `TrainingLoop.step`."""
+        """Record an optimizer step of this process; see `TrainingLoop.step`."""
         assert self._loop is not None
         self._loop.step(loss, num_samples)
         if self._loop.has_gone_back:
             for optimizer in self._optimizers:
                 optimizer.state.clear()
 
-    def end(self) -> None:
-        """Leave the run; warn if that is before its end."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Leave the run; warn if that is before its end.
+
+        Args:
+            error: The reason, for this worker's other processes.
+        """
         loop, self._loop = self._loop, None
         if loop is None:
             return
@@ -112,7 +123,7 @@ class JoinedTraining:
                 "not the common one; give the algorithm fewer rounds, or train longer",
                 loop.rounds,
             )
-        loop.__exit__(None, None, None)
+        loop.__exit__(None if error is None else type(error), error, None)
 
 
 def mean_loss(losses: Sequence[Tensor], *, are_shares: bool) -> float | None:

@@ -30,11 +30,15 @@ def lightning_callback(
     place, and the optimizer keeps its state. The Trainer stops when the algorithm has finished;
     all workers then have the mean of their models (`final_average`).
 
+    If the Trainer trains in several processes, with DDP or `fully_shard`, the first one takes
+    part in the run, and the others follow it.
+
     Args:
         algorithm: The algorithm, equal for all workers; or a function that makes it from the
             numbers of workers and of the Trainer's optimizer steps.
         worker: This process; None reads the variables that `edgegossip script` sets.
-        num_samples: Number of samples in an epoch; None for that of the Trainer's data loader.
+        num_samples: Number of samples in an epoch of all processes; None for that of the
+            Trainer's data loader.
         options: Other arguments of `TrainingLoop`, such as `max_seconds`.
 
     Returns:
@@ -71,8 +75,9 @@ class LightningHooks:
         self._losses, self._num_samples = [], 0
         self._num_steps = trainer.global_step
         most = trainer.estimated_stepping_batches
+        # Not `pl_module`: DDP around it knows the processes that train together.
         self._joined.begin(
-            pl_module,
+            trainer.model,
             trainer.optimizers,
             _epoch_samples(trainer),
             0 if math.isinf(most) else int(most) - self._num_steps,
@@ -110,11 +115,11 @@ class LightningHooks:
         pl_module: Any,  # noqa: ANN401
         exception: BaseException,
     ) -> None:
-        self._joined.end()
+        self._joined.end(exception)
 
 
 def _epoch_samples(trainer: Any) -> int | None:  # noqa: ANN401
-    """Samples that an epoch visits; None if the loader does not say."""
+    """Samples that an epoch of all processes visits; None if the loader does not say."""
     loader = trainer.train_dataloader
     try:
         number = len(loader.dataset)
@@ -123,7 +128,8 @@ def _epoch_samples(trainer: Any) -> int | None:  # noqa: ANN401
         return None
     if math.isinf(trainer.num_training_batches):
         return None
-    return min(number, trainer.num_training_batches * size) if size else number
+    most = trainer.num_training_batches * size * trainer.world_size
+    return min(number, most) if size else number
 
 
 def _length(batch: Any) -> int:  # noqa: ANN401

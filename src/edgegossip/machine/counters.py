@@ -21,6 +21,14 @@ def is_running(process: int) -> bool:
         return False
 
 
+def kill_descendants(process: int) -> None:
+    """Kill all processes that `process` has started, and theirs."""
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(process).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
 # System counters: the total use of this machine, and our own share of it.
 
 

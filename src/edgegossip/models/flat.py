@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class FlatModel:
         self.sizes = tuple(tensor.numel() for tensor in tensors)
         self.num_params = sum(self.sizes)
         self.num_trained = sum(parameter.numel() for parameter in parameters)
-        dtype = _common_type(tensors)
+        dtype = common_type(tensors)
         if alignment is None:
             alignment = 1 if torch.device(torch_device).type == "cpu" else _GPU_ALIGNMENT
         *offsets, end = _offsets(self.sizes, max(1, alignment // dtype.itemsize))
@@ -143,7 +143,12 @@ def _require_representable(module: nn.Module, torch_device: torch.device) -> Non
             )
 
 
-def _common_type(tensors: Iterable[Tensor]) -> torch.dtype:
+def common_type(tensors: Iterable[Tensor]) -> torch.dtype:
+    """The type that all tensors have.
+
+    Raises:
+        ValueError: If they have several.
+    """
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) != 1:
         raise ValueError(
@@ -189,14 +194,15 @@ def described(module: nn.Module, has_buffers: bool) -> list[str]:
     ]
     for buffer, ((owner, name), *_) in _floating_buffers(module) if has_buffers else ():
         named.append((prefixes[id(owner)] + name, buffer))
-    found = []
-    for name, tensor in named:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        is_plain = tensor.is_contiguous()
-        layout = "" if is_plain else f" with strides {list(tensor.stride())}"
-        name = name.replace("_orig_mod.", "")  # a worker may compile its model, others not
-        found.append(f"{name} {dtype} {list(tensor.shape)}{layout}")
-    return found
+    return [description(name, tensor) for name, tensor in named]
+
+
+def description(name: str, tensor: Tensor) -> str:
+    """Describe one tensor in the vector of a `FlatModel`; see `described`."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    layout = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
+    name = name.replace("_orig_mod.", "")  # a worker may compile its model, others not
+    return f"{name} {dtype} {list(tensor.shape)}{layout}"
 
 
 def frozen_sample(module: nn.Module) -> Tensor | None:
@@ -204,9 +210,13 @@ def frozen_sample(module: nn.Module) -> Tensor | None:
 
     None if nothing is frozen.
     """
-    frozen = [each.detach() for each in module.parameters() if not each.requires_grad]
-    spread = (each.flatten()[:: max(1, each.numel() // _NUM_COMPARED)] for each in frozen)
-    return torch.cat([each.to("cpu", torch.float32) for each in spread]) if frozen else None
+    return sample([each.detach() for each in module.parameters() if not each.requires_grad])
+
+
+def sample(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Some values of each of `tensors`, as float32 on the CPU; None without any."""
+    spread = (each.flatten()[:: max(1, each.numel() // _NUM_COMPARED)] for each in tensors)
+    return torch.cat([each.to("cpu", torch.float32) for each in spread]) if tensors else None
 
 
 def _floating_buffers(module: nn.Module) -> list[tuple[Tensor, list[tuple[nn.Module, str]]]]:
@@ -215,12 +225,13 @@ def _floating_buffers(module: nn.Module) -> list[tuple[Tensor, list[tuple[nn.Mod
     found: dict[int, tuple[Tensor, list[tuple[nn.Module, str]]]] = {}
     for owner in module.modules():
         for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
-            if id(buffer) in kept and buffer.is_floating_point() and not _is_mask(buffer):
+            if id(buffer) in kept and buffer.is_floating_point() and not is_mask(buffer):
                 found.setdefault(id(buffer), (buffer, []))[1].append((owner, name))
     return list(found.values())
 
 
-def _is_mask(buffer: Tensor) -> bool:
+def is_mask(buffer: Tensor) -> bool:
+    """Whether some values of a buffer, but not all, are infinite."""
     # Statistics that training has yet to find may also begin as infinite, but as a whole.
     infinite = buffer.isinf()
     return bool(infinite.any() and not infinite.all())

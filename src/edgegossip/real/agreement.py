@@ -375,6 +375,13 @@ class Agreement:
     is_alone: bool
     is_apart: bool
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Agreement:
+        """Make an agreement from its fields after they have been JSON."""
+        ranks = {name: tuple(fields[name]) for name in ("members", "silent", "others")}
+        away = {int(rank): since for rank, since in fields["away"].items()}
+        return cls(**{**fields, **ranks, "away": away})
+
     def lines(self) -> Iterator[str]:
         """Sentences about workers without this worker's final model; none if all have it."""
         for rank, since in self.away.items():

@@ -18,7 +18,7 @@ from typing import IO
 from edgegossip.contract.errors import Interrupted, RunFolderError, TrainingError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.data.local import Local
-from edgegossip.machine.counters import is_running
+from edgegossip.machine.counters import is_running, kill_descendants
 from edgegossip.real.gather import make_gathering
 from edgegossip.real.gathering import WORKERS, Gathering
 from edgegossip.real.worker_folder import final_summary, goes_on_at, has_ended, require_gathered
@@ -74,10 +74,11 @@ class WorkerProcesses:
         arguments: Sequence[str],
         output: IO[bytes] | None,
         environment: Mapping[str, str] | None = None,
+        program: str = sys.executable,
     ) -> None:
-        """Start a worker: Python with `arguments`."""
+        """Start a worker: `program`, by default Python, with `arguments`."""
         process = self.processes[rank] = subprocess.Popen(
-            [sys.executable, *arguments],
+            [program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -95,7 +96,10 @@ class WorkerProcesses:
         self._send(self._stop_signal)
 
     def kill(self) -> None:
-        """Kill all workers that still run."""
+        """Kill all workers that still run, with the processes that they have started."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                kill_descendants(process.pid)
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
@@ -17,6 +21,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import Interrupted, RunFolderError, UsageError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_rank
+from edgegossip.models.shared import group_of
 from edgegossip.net.address import Address
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.transport import Transport
@@ -28,6 +33,8 @@ from edgegossip.real.training_loop import TrainingLoop
 AlgorithmOrMaker: TypeAlias = Algorithm[Any] | Callable[[int, int], Algorithm[Any]]
 """An algorithm, or a function that makes it from the numbers of workers and optimizer steps."""
 _PREFIX = "EDGEGOSSIP_"
+_MASTER_PORT = "PET_MASTER_PORT"
+"""Variable that gives torchrun the value of its option --master-port."""
 _WORKER = ("RANK", "NUM_WORKERS", "NAME")
 _CONNECTION = ("LISTEN", "CONNECT", "MULTICAST", "TLS", "BAN", "INSECURE", "LEASE")
 
@@ -147,12 +154,15 @@ class ScriptWorker:
     ) -> TrainingLoop:
         """Make this worker's loop.
 
+        If the worker trains in several processes, which all have the same rank here, only the
+        one of rank 0 in their group opens a connection; see `TrainingLoop`.
+
         Args:
             model: Model that the script trains.
             algorithm: The algorithm, equal for all workers; or a function that makes it from
                 the numbers of workers and steps, such as ``lambda n, steps:
                 Gossip(topology=ring(n), num_rounds=steps)``.
-            num_samples: Number of this worker's samples.
+            num_samples: Number of this worker's samples, in all its processes together.
             num_steps: Optimizer steps that the script will take; used if `algorithm` is a
                 function.
             options: Other arguments of `TrainingLoop`. `final_average` is true by default.
@@ -164,8 +174,11 @@ class ScriptWorker:
         n = self.num_workers
         made = algorithm if isinstance(algorithm, Algorithm) else algorithm(n, num_steps)
         options = {"final_average": True, "name": self.name, **options}
+        group = group_of(model, options.get("process_group"))
+        follows = group is not None and dist.get_rank(group) > 0
+        transport = None if follows else self._transport()
         return TrainingLoop(
-            model, made, self.rank, n, self._transport(), num_samples=num_samples, **options
+            model, made, self.rank, n, transport, num_samples=num_samples, **options
         )
 
     def _transport(self) -> Transport:
@@ -248,7 +261,8 @@ def run_script(
     The first worker writes to this terminal, the others to `out`/worker-R.txt.
 
     Args:
-        script: File and arguments of the script.
+        script: File and arguments of the script; or a program and its arguments, such as
+            ``torchrun``, which starts several processes of a worker.
         workers: The workers of this machine.
         out: Folder for the other workers' output, made if there are other workers.
 
@@ -257,20 +271,41 @@ def run_script(
         ended by itself.
 
     Raises:
+        UsageError: If there is no such program.
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; each signal reaches the processes as
             Ctrl+C.
         RunFolderError: If `out` cannot be written.
     """
+    program, arguments = sys.executable, [*script]
+    if not script[0].endswith(".py"):
+        program, arguments = _found(script[0]), [*script[1:]]
+    # Two launchers of PyTorch on one machine would both listen on its usual port.
+    ports = free_ports(len(workers)) if len(workers) > 1 else []
     with contextlib.ExitStack() as stack:
         started = stack.enter_context(worker_processes(signal.SIGINT))
-        for worker in workers:
+        for worker, port in itertools.zip_longest(workers, ports):
             output = None if worker is workers[0] else stack.enter_context(_log(out, worker))
-            started.start(worker.rank, script, output, worker.environment())
+            environment = worker.environment()
+            if port is not None:
+                environment[_MASTER_PORT] = str(port)
+            started.start(worker.rank, arguments, output, environment, program)
         processes = started.processes
         failed = {rank: killed_by(each) for rank, each in processes.items() if each.wait()}
     if started.is_stopping:
         raise Interrupted("interrupted; the workers have left the run")
     return failed
+
+
+def _found(program: str) -> str:
+    """The path of a program, preferably from this Python's environment."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which(program, path=beside) or shutil.which(program)
+    if found is None:
+        raise UsageError(
+            f"there is no program {program!r}; give a script FILE.py, or a command that starts "
+            "one, such as torchrun --nproc-per-node 2 FILE.py"
+        )
+    return found
 
 
 def _log(out: Path, worker: ScriptWorker) -> IO[bytes]:

@@ -7,13 +7,15 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from edgegossip.contract.algorithm import Algorithm
@@ -21,7 +23,15 @@ from edgegossip.contract.errors import NetworkError, TrainingError, UsageError
 from edgegossip.contract.protocol import Epochs, Layout, Rank, Role, Seconds, Steps, Train
 from edgegossip.contract.ranges import check_range, check_rank
 from edgegossip.contract.trainer import Trainer, TrainingResult
-from edgegossip.models.flat import FlatModel, described, frozen_sample
+from edgegossip.models.flat import FlatModel
+from edgegossip.models.shared import (
+    ReplicatedModel,
+    ShardedModel,
+    SharedModel,
+    group_of,
+    num_shards,
+    without_ddp,
+)
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.introduction import Introduction
 from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
@@ -34,6 +44,7 @@ from edgegossip.real.agreement import (
     ending_seconds,
 )
 from edgegossip.real.introduction import compared_tensors, run_id, sketch
+from edgegossip.real.processes import Processes, StepTotals
 from edgegossip.runs.describe import describe, flatten, versions
 
 _LOG = logging.getLogger("edgegossip.real")
@@ -102,6 +113,14 @@ class TrainingLoop:
     reach of each other the mean of their models, or the server's model. Workers wait for the
     slowest one; afterwards `agreement` tells which workers have the mean.
 
+    **Several processes.** A worker may train with `DistributedDataParallel` or `fully_shard`.
+    All its processes then make the same loop and call the same methods. The process of rank 0
+    in their group takes part in the run, and the others follow it: after an exchange, all have
+    its parameters and the same properties. Steps without an exchange cost nothing, except that
+    processes look up at least once a second. So the end of a run in the middle of a piece of
+    work, or a loss that is not finite, takes up to a second to be noticed. An error of one
+    process ends the others with an error once they look up.
+
     A rank whose role has no data, such as a server, does not train: entering the `with` block
     waits until the run is over.
 
@@ -117,22 +136,28 @@ class TrainingLoop:
             is rejected and ends with an error that names the setting.
         rank: Rank of this worker.
         num_workers: Number of all workers.
-        transport: Transport of the messages.
-        num_samples: Number of this worker's samples, from which epochs are counted; 0 for a
-            rank whose role has no data.
+        transport: Transport of the messages; only processes that follow may have None.
+        num_samples: Number of this worker's samples, in all its processes together, from which
+            epochs are counted; 0 for a rank whose role has no data.
         settings: Settings of the loop.
         forecaster: A `Monitor` of this machine, for `EdgeGossip`.
         evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
             or a pair: this loss, and metrics by name (or an accuracy). It is called on another
-            thread, with a copy of `model` in evaluation mode.
+            thread, with a copy of `model` in evaluation mode, which a sharded model cannot
+            have.
+        process_group: Processes that train this worker together. By default, a model in
+            `DistributedDataParallel` or sharded by `fully_shard` names them, and any other
+            model is trained by this process alone.
         options: Fields of `LoopSettings`, such as ``final_average=True``, which take the place
             of those in `settings`.
 
     Raises:
         TypeError: If an option is no field of `LoopSettings`.
         ValueError: If `rank` is out of range, the algorithm is for a different number of
-            workers, `num_samples` is too small for the role, or a rank with a slice of the
-            model lacks `final_average`.
+            workers, `num_samples` is too small for the role, a rank with a slice of the model
+            lacks `final_average`, or this process is not in `process_group`.
+        UsageError: If the model is in a kind of distributed training that cannot be exchanged,
+            such as `FullyShardedDataParallel`.
 
     >>> import edgegossip as eg
     >>> model = torch.nn.Linear(2, 1)
@@ -156,62 +181,64 @@ class TrainingLoop:
         algorithm: Algorithm[Any],
         rank: Rank,
         num_workers: int,
-        transport: Transport,
+        transport: Transport | None,
         *,
         num_samples: int,
         settings: LoopSettings = LoopSettings(),
         forecaster: Forecaster | None = None,
         evaluate: Validate | None = None,
+        process_group: dist.ProcessGroup | None = None,
         **options: Any,  # noqa: ANN401
     ) -> None:
         settings = replace(settings, **options)
-        final_average, max_seconds = settings.final_average, settings.max_seconds
         _check_workers(algorithm, rank, num_workers)
-        _check_role(algorithm.role(rank), rank, num_samples, final_average=final_average)
-        on = next((each.device for each in model.parameters()), "cpu")
-        # The caller's batches keep their memory format, so the weights keep theirs.
-        flat = partial(
-            FlatModel,
-            has_buffers=settings.has_buffers,
-            channels_last=False,
-            torch_device=settings.torch_device or on,
-        )
-        judge = evaluate and partial(_judge, evaluate, flat(copy.deepcopy(model)))
-        self._flat = flat(model)
-        self._work = _OwnWork(num_samples, Layout(self._flat.num_trained))
-        params = self._flat.params.to("cpu", copy=True)
-        chosen = {
-            "num_workers": num_workers,
-            "algorithm": describe(algorithm),
-            "num_params": len(params),
-            "final_average": final_average,
-            **compared_tensors(described(self._flat.module, settings.has_buffers)),
-        }
-        introduction = _introduction(chosen, self._flat.module, params, max_seconds)
-        if final_average:
-            algorithm = FinalAverage(
-                inner=algorithm, num_workers=num_workers, ends_at=max_seconds
-            )
+        has_average = settings.final_average
+        _check_role(algorithm.role(rank), rank, num_samples, final_average=has_average)
+        group = group_of(model, process_group)
+        self._processes = None if group is None else Processes(group)
+        self._follows = self._processes is not None and not self._processes.is_lead
+        model = without_ddp(model)
+        _check_evaluate(evaluate, model)
+        judge = None
+        with self._heard():
+            if evaluate is not None and not self._follows:
+                judge = _judge_of(evaluate, model, settings)
+            self._model = _shared(model, settings, group)
+        self._work = _OwnWork(num_samples, Layout(self._model.num_trained))
+        self._present = _Piece(torch.empty(0), 1, math.inf)
+        self._has_begun = False
+        self._error: BaseException | None = None
+        self._told_rounds = 0
+        self._told_agreement: Agreement | None = None
+        self.is_over = False
+        params = self._model.gather()
+        if self._follows:
+            return
         self._algorithm = algorithm
+        if has_average:
+            self._algorithm = FinalAverage(
+                inner=algorithm, num_workers=num_workers, ends_at=settings.max_seconds
+            )
+        introduction = _introduction(algorithm, num_workers, params, self._model, settings)
         services = HostServices(forecaster=forecaster, evaluate=judge)
         host = partial(Host, settings=settings.for_host(introduction), services=services)
-        self._host: Host[Any] = host(
-            algorithm, rank, num_workers, params, self._work, transport
-        )
+        with self._heard():
+            self._host: Host[Any] = host(
+                self._algorithm, rank, num_workers, params, self._work, _given(transport)
+            )
         self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)
-        self._error: BaseException | None = None
-        self._present: _Piece | None = None
-        self.is_over = False
 
     @property
     def rounds(self) -> int:
         """Completed rounds of the algorithm."""
-        return int(self._host.state.round)
+        return self._told_rounds if self._follows else int(self._host.state.round)
 
     @property
     def agreement(self) -> Agreement | None:
         """Which workers share the final average; None without one, or before the end."""
-        return agreement_of(self._algorithm, self._host) if self.is_over else None
+        if self._follows or not self.is_over:
+            return self._told_agreement
+        return agreement_of(self._algorithm, self._host)
 
     @property
     def progress(self) -> float:
@@ -252,39 +279,57 @@ class TrainingLoop:
         ``optimizer.state.clear()``, because momentum is not finite either.
 
         Args:
-            loss: Loss of the batch; None for all steps if it is unknown. Then only the
-                parameters show whether training has failed.
-            num_samples: Samples in the batch.
+            loss: Loss of this process's batch; None for all steps if it is unknown. Then only
+                the parameters show whether training has failed.
+            num_samples: Samples in this process's batch.
 
         Raises:
-            TrainingError: If the loss is not finite and no other worker can be blamed, or if
-                the run has failed.
+            TrainingError: If the loss is not finite and no other worker can be blamed, if the
+                run has failed, or if another process of this worker has left.
             UsageError: If the `with` block has not begun.
         """
         if self.is_over:
             # The other workers have these parameters, too: undo this step.
-            self._flat.load(self._host.state.estimate)
+            self._share(None if self._follows else self._host.state.estimate)
             return
-        if (piece := self._present) is None:
+        if not self._has_begun:
             raise UsageError(
                 "call step within the loop's block: with TrainingLoop(...) as loop"
             )
         self._work.has_gone_back = False
-        if loss is not None and not math.isfinite(loss):
-            wrong = f"the loss became {loss}; try a smaller learning rate"
+        if self._processes is None:
+            steps = StepTotals()
+            steps.add(loss, num_samples)
+            self._advance(steps)
+        elif self._processes.count(loss, num_samples):
+            with self._heard():
+                steps = self._processes.report()
+                if self._processes.is_lead:
+                    self._advance(steps)
+                else:
+                    self._follow(self._processes)
+
+    def _advance(self, steps: StepTotals) -> None:
+        """Record steps, and exchange the model if their piece of work is done."""
+        if steps.bad_loss:
+            wrong = f"the loss became {steps.bad_loss}; try a smaller learning rate"
             self._work.done.put(TrainingError(wrong))
             self._take_next()
             return
-        piece.add(loss, num_samples)
+        self._present.add(steps)
         state = self._host.state
         # Once the final average has begun, training no longer counts.
         is_ending = isinstance(state, FinalState) and state.is_ending
-        if piece.is_done or is_ending:
-            self._work.done.put(piece.result(self._flat))
+        if self._present.is_done or is_ending:
+            if self._model.is_sharded:
+                self._tell("gather")
+            self._work.done.put(self._present.result(self._model.gather()))
             self._take_next()
         elif not self._thread.is_alive():
             # The run is over, or has failed, in the middle of a piece; its end is in the queue.
             self._take_next()
+        else:
+            self._tell("train on")
 
     def _take_next(self) -> None:
         """Wait for the next training request, and load its initial parameters."""
@@ -293,11 +338,64 @@ class TrainingLoop:
             self.is_over = True
             if self._error is not None:
                 raise self._error
-            self._flat.load(self._host.state.estimate)
-            return
-        self._present = piece
+            params = self._host.state.estimate
+        else:
+            self._present = piece
+            params = piece.params
+        self._tell("share")
+        self._share(params)
+        if self._processes is not None and self.is_over:
+            self._processes.part()
+
+    def _share(self, params: Tensor | None) -> None:
         with torch.no_grad():
-            self._flat.load(piece.params)
+            self._model.share(params)
+
+    def _tell(self, deed: str) -> None:
+        """Tell the processes that follow what to do, and the state of this loop."""
+        if self._processes is None:
+            return
+        request, agreement = self._work.request, self.agreement
+        news = {
+            "deed": deed,
+            "is_over": self.is_over,
+            "rounds": self.rounds,
+            "progress": self.progress,
+            "has_gone_back": self.has_gone_back,
+            "request": {
+                "batch_ratio": request.batch_ratio,
+                "rate_ratio": request.rate_ratio,
+                "momentum": request.momentum,
+            },
+            "agreement": None if agreement is None else asdict(agreement),
+        }
+        self._processes.tell(news, *self._present.due)
+
+    def _follow(self, processes: Processes) -> None:
+        """Do as the process of rank 0 does, until there is work again."""
+        while (news := processes.hear())["deed"] == "gather":
+            self._model.gather()
+        self._told_rounds = news["rounds"]
+        self._work.progress = news["progress"]
+        self._work.has_gone_back = news["has_gone_back"]
+        self._work.request = replace(self._work.request, **news["request"])
+        if (agreement := news["agreement"]) is not None:
+            self._told_agreement = Agreement.from_json(agreement)
+        if news["deed"] == "share":
+            self._share(None)
+        self.is_over = news["is_over"]
+        if self.is_over:
+            processes.part()
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Let this worker's other processes, which may wait for this one, hear of an error."""
+        try:
+            yield
+        except BaseException as error:
+            if self._processes is not None:
+                self._processes.leave(error)
+            raise
 
     def _run(self) -> None:
         host = self._host
@@ -315,14 +413,20 @@ class TrainingLoop:
             self._work.pieces.put(None)
 
     def __enter__(self) -> Self:
-        if self._thread.ident is not None:
+        if self._has_begun:
             raise UsageError(
                 "a TrainingLoop is one part in one run, which has begun; make another loop, "
                 "with a transport of its own"
             )
-        self._thread.start()
+        self._has_begun = True
         try:
-            self._take_next()
+            with self._heard():
+                if self._follows:
+                    assert self._processes is not None
+                    self._follow(self._processes)
+                else:
+                    self._thread.start()
+                    self._take_next()
         except BaseException as error:  # the wait for others was interrupted or failed
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -335,6 +439,10 @@ class TrainingLoop:
         traceback: TracebackType | None,
     ) -> None:
         """Leave the run, even before its end."""
+        if self._processes is not None and not self.is_over:
+            self._processes.leave(error)
+        if self._follows:
+            return
         # The host may be waiting for the caller's work, so that must end before it can stop.
         self._host.stop()
         self._work.cancel()
@@ -362,21 +470,76 @@ def _check_role(role: Role, rank: Rank, num_samples: int, *, final_average: bool
     check_range("num_samples", num_samples, f"at least {int(role.has_data)}")
 
 
+def _given(transport: Transport | None) -> Transport:
+    if transport is None:
+        raise ValueError(
+            "transport is None, which only a process that follows another may have; give this "
+            "worker a transport"
+        )
+    return transport
+
+
+def _check_evaluate(evaluate: Validate | None, model: nn.Module) -> None:
+    if evaluate is not None and num_shards(model):
+        raise ValueError(
+            "evaluate needs a copy of the model, and no process has a whole model that "
+            "fully_shard has divided; leave evaluate out, or use DistributedDataParallel"
+        )
+
+
 def _introduction(
-    chosen: Mapping[str, Any], model: nn.Module, params: Tensor, max_seconds: Seconds
+    algorithm: Algorithm[Any],
+    num_workers: int,
+    params: Tensor,
+    model: SharedModel,
+    settings: LoopSettings,
 ) -> Introduction:
     """Settings to compare with other workers; a difference in the others is only a warning.
 
     Loops may begin with different parameters, because each begins with its caller's model: a
     script that is started again may have loaded a checkpoint.
     """
-    limits = {} if math.isinf(max_seconds) else {"max_seconds": max_seconds}
-    frozen = frozen_sample(model)
+    chosen = {
+        "num_workers": num_workers,
+        "algorithm": describe(algorithm),
+        "num_params": len(params),
+        "final_average": settings.final_average,
+        **compared_tensors(model.described),
+    }
+    longest = settings.max_seconds
+    limits = {} if math.isinf(longest) else {"max_seconds": longest}
+    frozen = model.frozen_sample
     stays = {} if frozen is None else {"frozen parameters": sketch(frozen)}
     return Introduction(
         settings={**flatten(chosen), **stays},
         versions={**versions(), **limits, "initial parameters": sketch(params)},
     )
+
+
+def _shared(
+    model: nn.Module, settings: LoopSettings, group: dist.ProcessGroup | None
+) -> SharedModel:
+    if num_shards(model):
+        return ShardedModel(model, has_buffers=settings.has_buffers)
+    return ReplicatedModel(model, group, **_layout(model, settings))
+
+
+def _layout(model: nn.Module, settings: LoopSettings) -> dict[str, Any]:
+    """Arguments of the `FlatModel` of the caller's model."""
+    on = next((each.device for each in model.parameters()), "cpu")
+    # The caller's batches keep their memory format, so the weights keep theirs.
+    return {
+        "has_buffers": settings.has_buffers,
+        "channels_last": False,
+        "torch_device": settings.torch_device or on,
+    }
+
+
+def _judge_of(
+    evaluate: Validate, model: nn.Module, settings: LoopSettings
+) -> Callable[[Tensor], tuple[float, Mapping[str, float]]]:
+    flat = FlatModel(copy.deepcopy(model), **_layout(model, settings))
+    return partial(_judge, evaluate, flat)
 
 
 def _judge(
@@ -403,20 +566,25 @@ class _Piece:
         self._steps_due = num_steps
         self._samples_due = num_due
 
-    def add(self, loss: float | None, num_samples: int) -> None:
-        """Record a step."""
-        self._num_steps += 1
-        self._num_samples += num_samples
-        self._total_loss += loss or 0.0
+    def add(self, steps: StepTotals) -> None:
+        """Record steps."""
+        self._num_steps += steps.num_steps
+        self._num_samples += steps.num_samples
+        self._total_loss += steps.total_loss
 
     @property
     def is_done(self) -> bool:
         return self._num_steps >= self._steps_due or self._num_samples >= self._samples_due
 
-    def result(self, model: FlatModel) -> TrainingResult:
-        """Result so far; parameters are copied."""
+    @property
+    def due(self) -> tuple[float, float]:
+        """Steps and samples that are left; one of them is infinite."""
+        return self._steps_due - self._num_steps, self._samples_due - self._num_samples
+
+    def result(self, params: Tensor) -> TrainingResult:
+        """Result so far."""
         return TrainingResult(
-            model.params.to("cpu", copy=True),
+            params,
             self._num_samples,
             self._num_steps,
             self._total_loss / self._num_steps,
