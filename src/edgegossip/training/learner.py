@@ -368,7 +368,7 @@ class Learner(Trainer):
 
     def _samples(self, batch: Batch) -> Nested:
         """Read a batch, augment it, and prepare it for the model."""
-        samples = self._reader.read(batch.positions, self.batches.upcoming)
+        samples = self._reader.read(batch.positions, self._upcoming)
         augmentation = self.settings.augmentation
         if augmentation is not None:
             assert self._random is not None
@@ -378,6 +378,10 @@ class Learner(Trainer):
                 case _:
                     samples = augmentation(samples, self._random)
         return prepare_batch(self._dataset, samples, self._torch_device)
+
+    def _upcoming(self, num_batches: int) -> list[Tensor]:
+        """Positions of the batches that may be read ahead."""
+        return self.batches.upcoming(num_batches)
 
     def _step_on(self, batch: Batch) -> Tensor:
         sampler = self.batches.sampler
