@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -186,28 +186,28 @@ def leading(
         return
     require_sharing(experiment, rank, number)
     torch_device = torch.device(experiment.task.torch_device)
-    if started is not None:
-        with closing(Executors(started.place(), torch_device)) as executors:
-            yield executors
-        return
-    if torch_device.type == "cpu" and number * threads > num_cores():
-        _LOG.warning(
-            "%d executors need as many cores%s, but this process may use %d; they slow each "
-            "other down",
-            number,
-            f" for each of {threads} threads" if threads > 1 else "",
-            num_cores(),
-        )
-    with _running(number, processes.command) as (store, others):
-        executors = Executors(
-            Place(0, number, store),
-            torch_device,
-            may_start=lambda index: others[index - 1].poll() is None,
-        )
-        # Before the processes are awaited: they end when their connection does.
-        with closing(executors):
-            _LOG.info("worker %d has %d executors", rank, len(executors.members))
-            yield executors
+    with ExitStack() as stack:
+        if started is not None:
+            executors = Executors(started.place(), torch_device)
+        else:
+            if torch_device.type == "cpu" and number * threads > num_cores():
+                _LOG.warning(
+                    "%d executors need as many cores%s, but this process may use %d; they slow "
+                    "each other down",
+                    number,
+                    f" for each of {threads} threads" if threads > 1 else "",
+                    num_cores(),
+                )
+            store, others = stack.enter_context(_running(number, processes.command))
+            executors = Executors(
+                Place(0, number, store),
+                torch_device,
+                may_start=lambda index: others[index - 1].poll() is None,
+            )
+        # Closed before the processes are awaited, which end when their connection does.
+        stack.enter_context(closing(executors))
+        _LOG.info("worker %d has %d executors", rank, len(executors.members))
+        yield executors
 
 
 @contextmanager
@@ -269,8 +269,8 @@ def on_device(experiment: Experiment, processes: ExecutorProcesses) -> Experimen
     """The experiment with the device of this executor.
 
     Raises:
-        UsageError: If torchrun has started other executors than `processes` describes.
-        ValueError: If the device cannot be used.
+        UsageError: If the device cannot be used, or if torchrun has started the executors and
+            `processes` describes others.
     """
     started, default = Started.found(), experiment.task.torch_device
     if started is None:
@@ -285,7 +285,10 @@ def on_device(experiment: Experiment, processes: ExecutorProcesses) -> Experimen
         name = f"cuda:{started.local_index}" if default == "cuda" else default
     if name == default:
         return experiment
-    return replace(experiment, task=replace(experiment.task, torch_device=name))
+    try:
+        return replace(experiment, task=replace(experiment.task, torch_device=name))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def follow(experiment: Experiment, rank: Rank, threads: int = 1) -> bool:
