@@ -149,6 +149,7 @@ def _environment(index: int, number: int, port: int) -> Mapping[str, str]:
         "LOCAL_WORLD_SIZE": str(number),
         "MASTER_ADDR": LOOPBACK,
         "TORCHELASTIC_RUN_ID": _OURS,
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
@@ -249,13 +250,9 @@ def require_sharing(experiment: Experiment, rank: Rank, number: int) -> None:
             f"worker {rank} is a {role.name} without data, which {number} executors cannot "
             "train; leave out --executors"
         )
-    maker = experiment.task.trainer
-    if experiment.task.part(role.name) or maker is not Learner:
-        what = (
-            "holds a part of a model"
-            if experiment.task.part(role.name)
-            else ("has a trainer of its own")
-        )
+    is_part = bool(experiment.task.part(role.name))
+    if is_part or experiment.task.trainer is not Learner:
+        what = "holds a part of a model" if is_part else "has a trainer of its own"
         raise UsageError(
             f"worker {rank} {what}, and {number} executors share only the whole model of a "
             "Learner; leave out --executors"
@@ -273,22 +270,23 @@ def on_device(experiment: Experiment, processes: ExecutorProcesses) -> Experimen
             `processes` describes others.
     """
     started, default = Started.found(), experiment.task.torch_device
-    if started is None:
-        name = processes.torch_device(default, 0)
-    elif started.is_ours:
-        name = processes.torch_device(default, started.index)
+    if started is None or started.is_ours:
+        own = 0 if started is None else started.index
+        names = [processes.torch_device(default, index) for index in range(processes.number)]
     elif processes.devices != "1":
         raise UsageError(
             f"torchrun has started {started.number} executors; leave out --executors"
         )
     else:
-        name = f"cuda:{started.local_index}" if default == "cuda" else default
-    if name == default:
+        own, names = 0, [f"cuda:{started.local_index}" if default == "cuda" else default]
+    if {*names} == {default}:
         return experiment
     try:
-        return replace(experiment, task=replace(experiment.task, torch_device=name))
+        # All of them, because an executor that cannot start counts as lost.
+        tasks = [replace(experiment.task, torch_device=name) for name in names]
     except ValueError as error:
         raise UsageError(str(error)) from error
+    return replace(experiment, task=tasks[own])
 
 
 def follow(experiment: Experiment, rank: Rank, threads: int = 1) -> bool:
