@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +65,7 @@ def together(
     *deaths: tuple[int, int],
     late: bool = False,
     patience: Seconds = 10.0,
+    devices: Sequence[str] | None = None,
 ) -> Iterator[Crew]:
     """Run `number` executors.
 
@@ -74,12 +75,14 @@ def together(
         deaths: Executors that die, and in which of their steps.
         late: Whether they die after they have added up their gradients.
         patience: Seconds to wait for an executor.
+        devices: Their devices, by default the CPU.
     """
     store = HashStore()
+    settings = [{**given, "torch_device": each} for each in devices or ["cpu"] * number]
     followers = []
     threads = []
     for index in range(1, number):
-        follower = Mortal(**arguments_of(given))
+        follower = Mortal(**arguments_of(settings[index]))
         follower.dies_at, follower.dies_late = dict(deaths).get(index), late
 
         def follow(learner: Mortal = follower, index: int = index) -> None:
@@ -94,8 +97,9 @@ def together(
         threads[-1].start()
     try:
         place = Place(0, number, store)
-        with closing(Executors(place, torch.device("cpu"), patience=patience)) as executors:
-            lead = LeadingLearner(**arguments_of(given), executors=executors)
+        device = torch.device(settings[0]["torch_device"])
+        with closing(Executors(place, device, patience=patience)) as executors:
+            lead = LeadingLearner(**arguments_of(settings[0]), executors=executors)
             yield Crew(lead, executors, followers)
     finally:
         for thread in threads:

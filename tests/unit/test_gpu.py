@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.dense_models import dense_task, flat_data
-from tests.small_learners import OPTIMIZERS, Optimizer
+from tests.small_learners import DATA, OPTIMIZERS, SHARD, Optimizer, learner_of, seeded
 from tests.small_runs import (
     ALGORITHMS,
     FAULTS,
@@ -25,6 +25,7 @@ from tests.small_runs import (
 from tests.small_tasks import experiment, labelling, language, regression
 from tests.stage_runs import KINDS, run_of_kind
 from tests.stopped_runs import left
+from tests.together import together
 from torch import nn
 
 from edgegossip.algorithms.gossip.alone import Alone
@@ -33,11 +34,13 @@ from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
 from edgegossip.contract.errors import Interrupted
+from edgegossip.contract.protocol import Steps, Train
 from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real.training_loop import TrainingLoop
 from edgegossip.runs.experiment import Experiment, batched
 from edgegossip.runs.runner import run
+from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
 from edgegossip.training.sampling.selection import SELECTIONS, Focused
 from edgegossip.training.step import TrainingStep
@@ -73,6 +76,11 @@ def without_dropout() -> nn.Module:
         nn.Flatten(),
         nn.Linear(16, 3),
     )
+
+
+def without_batch_norm() -> nn.Module:
+    """Batch norm would see shares of a batch."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 
 
 def assert_the_same_on_both(tmp_path: Path, some: Experiment) -> None:
@@ -159,6 +167,29 @@ def test_a_loop_of_ones_own_keeps_the_model_on_its_device() -> None:
             optimizer.step()
             loop.step(loss.item(), num_samples=8)
     assert all(each.device.type == "cuda" for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "devices", [("cuda:0", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")]
+)
+def test_executors_train_together(devices: tuple[str, ...]) -> None:
+    if torch.device(devices[-1]).index == 1 and torch.cuda.device_count() < 2:
+        pytest.skip("one GPU here")
+    given = {
+        "model": seeded(without_batch_norm),
+        "loss": nn.functional.cross_entropy,
+        "optimizer": SGD(lr=0.05),
+        "dataset": DATA.training,
+        "shard": SHARD,
+        "batch_size": 8,
+    }
+    alone = learner_of(**given)
+    request = Train(alone.model.params.clone(), Steps(5))
+    with together(2, given, devices=devices) as crew:
+        found = crew.lead.train(request)
+        assert crew.executors.backend == ("nccl" if devices[-1] == "cuda:1" else "gloo")
+        assert all(each.num_steps for each in crew.followers)
+    torch.testing.assert_close(found.params, alone.train(request).params, **CLOSE)
 
 
 def whole_on_gpu(**changes: Any) -> Experiment:  # noqa: ANN401
