@@ -23,7 +23,7 @@ from edgegossip.data.dataset import from_tensors
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.training.executors.lead import Executors, divide
 from edgegossip.training.executors.learners import LeadingLearner
-from edgegossip.training.executors.links import Place
+from edgegossip.training.executors.links import ExecutorLostError, Place
 from edgegossip.training.learner import Learner
 from edgegossip.training.loss import TokenCrossEntropy
 from edgegossip.training.optimizer import SGD
@@ -154,6 +154,26 @@ def test_those_that_are_left_go_on_with_the_same_steps(
     assert f"executor {deaths[0][0]} is lost: its process has ended" in lost[0]
 
 
+def test_a_step_that_failed_only_in_the_lead_is_not_taken_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = given(optimizer=partial(torch.optim.Adam, lr=0.01))
+    expected = requests(learner_of(**arguments))
+    with together(3, arguments) as crew:
+        add_up, num_steps = crew.executors.add_up, 0
+
+        def fail_once(values: Tensor) -> None:
+            nonlocal num_steps
+            num_steps += 1
+            add_up(values)
+            if num_steps == 3:
+                raise ExecutorLostError("a sum has failed")
+
+        monkeypatch.setattr(crew.executors, "add_up", fail_once)
+        assert_equal(requests(crew.lead), expected)
+        assert crew.executors.members == [0, 1, 2]
+
+
 @thorough
 def test_one_that_does_not_answer_is_lost_too() -> None:
     arguments = given()
@@ -215,6 +235,7 @@ def test_executors_drop_and_augment_differently() -> None:
         model=seeded(small_model),
         optimizer=adam,
         augmentation=partial(flip_and_crop, padding=1),
+        batch_size=6,  # equal shares, so that equal streams would have equal states
     )
     with together(3, arguments) as crew:
         crew.lead.train(Train(crew.lead.model.params.clone(), Steps(1)))
