@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import socket
+import threading
 from functools import partial
 from typing import Any
 
@@ -21,9 +23,9 @@ from edgegossip.contract.protocol import Epochs, Steps, Train
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.data.dataset import from_tensors
 from edgegossip.data.pictures import flip_and_crop
-from edgegossip.training.executors.lead import Executors, divide
+from edgegossip.training.executors.lead import ADDRESS, Executors, divide
 from edgegossip.training.executors.learners import LeadingLearner
-from edgegossip.training.executors.links import ExecutorLostError, Place
+from edgegossip.training.executors.links import ExecutorLostError, Link, Place
 from edgegossip.training.learner import Learner
 from edgegossip.training.loss import TokenCrossEntropy
 from edgegossip.training.optimizer import SGD
@@ -292,3 +294,25 @@ def test_an_executor_that_does_not_start_is_left_out(caplog: pytest.LogCaptureFi
     assert "executor 1 is lost: its process ended while it started" in caplog.text
     lead = LeadingLearner(**arguments_of(given()), executors=executors)
     assert_equal(requests(lead), requests(learner_of(**given())))
+
+
+def test_strangers_at_the_port_are_ignored() -> None:
+    store, given_up = HashStore(), threading.Event()
+
+    def intrude() -> None:
+        host, _, port = store.get(ADDRESS).decode().rpartition(":")
+        for said in (b"", b"\0\0\0\2[]", b"\0\0\0\3{}\n"):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(said)
+        Link(socket.create_connection((host, int(port)))).send({"index": 7})
+        given_up.set()
+
+    thread = threading.Thread(target=intrude)
+    thread.start()
+    executors = Executors(
+        Place(0, 2, store),
+        torch.device("cpu"),
+        may_start=lambda index: not given_up.is_set(),
+    )
+    thread.join()
+    assert executors.members == [0]

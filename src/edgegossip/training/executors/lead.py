@@ -148,10 +148,12 @@ class Executors:
                     hello = link.receive(self._patience)
                 except (TimeoutError, ExecutorLostError):
                     continue
-                self._links[hello["index"]] = link
-                places[hello["index"]] = (hello["machine"], hello["torch_device"])
-                if hello["machine"] == here[0]:
-                    self.process_ids += (hello["process"],)
+                index = int(hello.get("index", -1))
+                if index in absent:
+                    self._links[index] = link
+                    places[index] = (hello["machine"], hello["torch_device"])
+                    if hello["machine"] == here[0]:
+                        self.process_ids += (hello["process"],)
         on_gpus = all(device.startswith("cuda") for _, device in places.values())
         # NCCL gives a GPU to one member only.
         return "nccl" if on_gpus and len({*places.values()}) == len(places) else "gloo"

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed import distributed_c10d as dist
 
@@ -75,15 +76,20 @@ class Link:
         """Wait for a message; None waits as long as the connection lives.
 
         Raises:
-            ExecutorLostError: If the connection is closed, or no message arrives in time.
+            ExecutorLostError: If the connection is closed, or nothing that is a message arrives
+                in time.
         """
         try:
             if not self._connection.poll(patience):
                 raise ExecutorLostError(f"it has not answered for {patience:g} s")
             head, _, body = self._connection.recv_bytes().partition(b"\n")
+            message = assemble(json.loads(head), safetensors.torch.load(body))
+            if not isinstance(message, dict):
+                raise TypeError(f"{message!r:.60}")
         except (OSError, EOFError) as error:
             raise ExecutorLostError(_ENDED) from error
-        message: Message = assemble(json.loads(head), safetensors.torch.load(body))
+        except (ValueError, LookupError, TypeError, SafetensorError) as error:
+            raise ExecutorLostError(f"it has sent what is no message ({error})") from error
         return message
 
     def close(self) -> None:
