@@ -50,6 +50,22 @@ def test_children_count_as_ours_while_they_run_and_after() -> None:
     assert counters.read().own.cores == pytest.approx(alive, abs=0.05)
 
 
+def test_named_processes_count_as_ours_wherever_they_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
+    command = [sys.executable, "-S", "-c", BUSY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        counters = SystemCounters(own_processes=[other.pid])
+        without = SystemCounters().read().own.cores
+        assert counters.read().own.cores - without > 0.08
+        other.communicate(b"\n")
+    counters = SystemCounters(own_processes=[other.pid])  # it has ended
+    assert counters.read().own.cores > 0
+
+
 def test_the_host_says_what_its_transport_sent() -> None:
     counters = SystemCounters(own_network_bytes=lambda: 1234.0)
     assert counters.read().own.network == 1234.0

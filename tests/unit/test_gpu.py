@@ -16,7 +16,15 @@ import torch
 from tests.dense_models import dense_task, flat_data
 from tests.networks import NETWORKS
 from tests.process_groups import in_processes
-from tests.small_learners import OPTIMIZERS, Optimizer, learner, seeded
+from tests.small_learners import (
+    DATA,
+    OPTIMIZERS,
+    SHARD,
+    Optimizer,
+    learner,
+    learner_of,
+    seeded,
+)
 from tests.small_runs import (
     ALGORITHMS,
     FAULTS,
@@ -30,6 +38,7 @@ from tests.small_runs import (
 from tests.small_tasks import experiment, labelling, language, regression
 from tests.stage_runs import KINDS, run_of_kind
 from tests.stopped_runs import left
+from tests.together import together
 from tests.unit.test_followers import followed
 from tests.unit.test_mixed_machines import EXPERIMENT, train_together
 from torch import nn
@@ -88,6 +97,11 @@ def without_dropout() -> nn.Module:
         nn.Flatten(),
         nn.Linear(16, 3),
     )
+
+
+def without_batch_norm() -> nn.Module:
+    """Batch norm would see shares of a batch."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 
 
 def assert_the_same_on_both(tmp_path: Path, some: Experiment) -> None:
@@ -303,6 +317,29 @@ def test_a_loop_of_ones_own_keeps_the_model_on_its_device() -> None:
             optimizer.step()
             loop.step(loss.item(), num_samples=8)
     assert all(each.device.type == "cuda" for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "devices", [("cuda:0", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")]
+)
+def test_executors_train_together(devices: tuple[str, ...]) -> None:
+    if torch.device(devices[-1]).index == 1 and torch.cuda.device_count() < 2:
+        pytest.skip("one GPU here")
+    given = {
+        "model": seeded(without_batch_norm),
+        "loss": nn.functional.cross_entropy,
+        "optimizer": SGD(lr=0.05),
+        "dataset": DATA.training,
+        "shard": SHARD,
+        "batch_size": 8,
+    }
+    alone = learner_of(**given)
+    request = Train(alone.model.params.clone(), Steps(5))
+    with together(2, given, devices=devices) as crew:
+        found = crew.lead.train(request)
+        assert crew.executors.backend == ("nccl" if devices[-1] == "cuda:1" else "gloo")
+        assert all(each.num_steps for each in crew.followers)
+    torch.testing.assert_close(found.params, alone.train(request).params, **CLOSE)
 
 
 def whole_on_gpu(**changes: Any) -> Experiment:  # noqa: ANN401

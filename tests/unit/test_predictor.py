@@ -332,3 +332,33 @@ def test_forecasts_are_positive_and_finite_whatever_is_observed(
         assert 0 < forecast.throughput < math.inf
         assert 0 <= forecast.relative_error < math.inf
         predictor.observe(0, contention, seconds)
+
+
+def test_a_lost_executor_counts_no_more() -> None:
+    predictor = PerformancePredictor(num_executors=3, seconds_alone=0.01)
+    for executor, seconds in enumerate((0.01, 0.02, 0.05)):
+        predictor.observe(executor, Contention(), seconds)
+    assert throughput(predictor) == pytest.approx(170.0)
+    predictor.lose(1)
+    assert throughput(predictor) == pytest.approx(120.0)
+    predictor.observe(1, Contention(), 0.001)  # what it had done before
+    predictor.lose(1)
+    assert throughput(predictor) == pytest.approx(120.0)
+    other = PerformancePredictor(num_executors=3)
+    other.load_state_dict(json.loads(json.dumps(predictor.state_dict())))
+    assert throughput(other) == pytest.approx(120.0)
+
+
+def test_a_forecast_with_a_lost_executor_is_not_judged() -> None:
+    predictor = PerformancePredictor(num_executors=2, seconds_alone=0.01)
+    first = predictor.forecast([Contention()] * 2).relative_error
+    predictor.lose(1)
+    predictor.observe(0, Contention(), 0.01)
+    assert predictor.forecast([Contention()] * 2).relative_error == first
+    predictor.observe(0, Contention(), 0.01)
+    assert predictor.forecast([Contention()] * 2).relative_error < first
+
+
+def test_an_unknown_executor_cannot_be_lost() -> None:
+    with pytest.raises(ValueError, match=r"executor must be in 0\.\.1, got 2"):
+        PerformancePredictor(num_executors=2).lose(2)

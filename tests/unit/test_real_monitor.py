@@ -12,10 +12,12 @@ from tests.counted import Counted
 
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.counters import Usage
-from edgegossip.machine.monitor import Monitor
+from edgegossip.machine.monitor import Executors, Monitor
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profile import Profile
 from edgegossip.machine.telemetry import Journal, MemoryTelemetry, Sample
+from edgegossip.sim.machines import SimulatedMonitor, default_predictor
+from edgegossip.sim.platform import ContentionTrace, Platform, Sensitivity
 
 SPEED = 100.0
 PROFILE = Profile(
@@ -32,11 +34,13 @@ def make(
     counted: Counted,
     predictor: PerformancePredictor | None = None,
     journal: Journal | None = None,
+    executors: Executors | None = None,
 ) -> Monitor:
     return Monitor(
         predictor or fitted(),
         counters=counted,
         journal=journal,
+        executors=executors,
         clock=counted.clock,
         wall_clock=lambda: 1e9 + counted.now,
     )
@@ -262,3 +266,66 @@ def test_once_a_second_the_thread_reads_the_counters_of_this_machine() -> None:
         start = time.monotonic()
         time.sleep(2.5)
         assert 2 <= len(monitor._history.readings(start, time.monotonic())) <= 3
+
+
+# Several executors.
+
+
+class Team:
+    """Executors that have trained on some samples; `Executors` of a worker is one."""
+
+    def __init__(self, number: int) -> None:
+        self.members = [*range(number)]
+        self.num_samples = [0.0] * number
+
+    def train(self, *num_samples: float) -> None:
+        pairs = zip(self.num_samples, num_samples, strict=True)
+        self.num_samples = [before + more for before, more in pairs]
+
+
+def test_each_executor_has_its_own_time_and_their_speeds_add_up() -> None:
+    counted, team, predictor = Counted(), Team(2), PerformancePredictor(2)
+    monitor = make(counted, predictor, executors=team)
+    for start in range(0, 8, 2):
+        spend(counted, monitor, 2)
+        team.train(60.0, 20.0)
+        monitor.trained(start, start + 2, 80.0)
+        assert monitor.forecast(start + 2).throughput == pytest.approx(40.0)
+    averages = [each["average"] for each in predictor.state_dict()["base_times"]]
+    assert averages == [pytest.approx(1 / 30), pytest.approx(1 / 10)]
+
+
+def test_a_lost_executor_is_forecast_no_longer() -> None:
+    counted, team = Counted(), Team(2)
+    monitor = make(counted, PerformancePredictor(2), executors=team)
+    spend(counted, monitor, 2)
+    team.train(60.0, 20.0)
+    monitor.trained(0.0, 2.0, 80.0)
+    # It is lost when half of the next work is done.
+    spend(counted, monitor, 2)
+    team.train(60.0, 10.0)
+    monitor.trained(2.0, 4.0, 70.0)
+    team.members = [0]
+    assert monitor.forecast(4.0).throughput == pytest.approx(30.0)
+    spend(counted, monitor, 2)
+    team.train(60.0, 0.0)
+    monitor.trained(4.0, 6.0, 60.0)
+    assert monitor.forecast(6.0).throughput == pytest.approx(30.0)
+
+
+def test_the_simulator_forecasts_the_same_for_as_many_executors() -> None:
+    trace = ContentionTrace((0.0, 10.0), (Contention(), Contention(cores=1.0)), period=20.0)
+    platform = Platform(
+        throughput=10.0, executors=2, trace=trace, sensitivity=Sensitivity(cores=0.5)
+    )
+    simulated = SimulatedMonitor(platform, lambda: default_predictor(platform))
+    counted, team = Counted(), Team(2)
+    real = make(counted, default_predictor(platform), executors=team)
+    for start in range(0, 40, 2):
+        end = start + 2.0
+        assert real.forecast(start) == pytest.approx(simulated.forecast(start))
+        spend(counted, real, 2, cores=platform.contention(start).cores)
+        work = platform.work(start, end)
+        team.train(work / 2, work / 2)
+        real.trained(start, end, work)
+        simulated.trained(start, end)

@@ -25,6 +25,7 @@ from edgegossip.data.local import Local
 from edgegossip.integrations.trackers import trackers
 from edgegossip.net.host.meeting import workers
 from edgegossip.real.agreement import is_apart
+from edgegossip.real.executors import ExecutorProcesses
 from edgegossip.real.gather import AVERAGED, MEASURED, gather, measure
 from edgegossip.real.gathering import WORKERS
 from edgegossip.real.join import join
@@ -57,6 +58,8 @@ class WorkerOptions(WorkerSettings, ConnectionOptions, TrackOptions):
         telemetry: Where to store a sample of this machine's load each minute: a .jsonl file, a
             redis:// URL, or memory. Put the password into EDGEGOSSIP_REDIS_PASSWORD, because
             other users of this machine can see the URL.
+        executors: Processes that train each batch together, on this machine and as one worker:
+            their number, or their devices, e.g. cuda:0,cuda:1.
         trackers: Not an option; `track` names them.
     """
 
@@ -65,6 +68,7 @@ class WorkerOptions(WorkerSettings, ConnectionOptions, TrackOptions):
     out: Path | None = None
     profile: Path | None = None
     telemetry: str = "memory"
+    executors: str = "1"
     trackers: tyro.conf.Suppress[tuple[Tracker, ...]] = ()
 
 
@@ -83,6 +87,7 @@ class LaunchOptions(TrackOptions):
         max_waiting_bytes: Limit on each worker's messages in memory; see `edgegossip worker`.
         final_average: At the end, give all workers in reach the mean of their models; see
             `edgegossip worker`.
+        executors: Executors of each worker that trains; see `edgegossip worker`.
     """
 
     n: Annotated[int | None, tyro.conf.arg(name="n", aliases=("-n",))] = None
@@ -93,8 +98,10 @@ class LaunchOptions(TrackOptions):
     checkpoint_seconds: Seconds = 60.0
     max_waiting_bytes: int | None = None
     final_average: bool = True
+    executors: str = "1"
 
     def __post_init__(self) -> None:
+        ExecutorProcesses(devices=self.executors)
         check_ranges(self, max_waiting_bytes="at least 1 or None")
 
 
@@ -144,6 +151,8 @@ def worker_command(arguments: list[str]) -> int:
     out = options.out or command.default_folder
     try:
         connection = options.connection()
+        start = ("-m", "edgegossip", "worker", *arguments)
+        executors = ExecutorProcesses(devices=options.executors, command=start)
     except ValueError as error:
         raise UsageError(str(error)) from error
     try:
@@ -157,9 +166,12 @@ def worker_command(arguments: list[str]) -> int:
             telemetry=options.telemetry,
             recipe=command.call.name,
             command=command.record,
+            executors=executors,
         )
     except KeyboardInterrupt:  # before the run, or asked twice
         reason = "interrupted"
+    if reason == "followed":
+        return 0  # the lead of the executors reports
     print(f"{rank_name(experiment.roles, options.rank)}: {reason}")
     if reason == "interrupted":
         raise Interrupted(f"stopped; to continue: {command.line(out=out)}")
@@ -253,14 +265,16 @@ def launch_command(arguments: list[str]) -> int:
     options, name = command.options, command.call.name
     if options.resume and (options.out is None or not options.out.is_dir()):
         raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
-    _, *passed_on = command.words("out", "resume", "n", "track")
+    _, *passed_on = command.words("out", "resume", "n", "track", "executors")
 
     def worker(
         rank: Rank, endpoint: str, others: Sequence[str], folder: Path, ended: Sequence[Rank]
     ) -> list[str]:
         whose = ["--rank", str(rank), "--out", str(folder), "--parent", str(os.getpid())]
         network = ["--listen", endpoint, "--connect", *others, "--ended", *map(str, ended)]
-        return ["worker", *passed_on, *whose, *network]
+        is_shared = options.executors != "1" and rank in experiment.data_ranks
+        shared = ["--executors", options.executors] if is_shared else []
+        return ["worker", *passed_on, *whose, *network, *shared]
 
     def measuring(rank: Rank) -> list[str]:
         return ["measure", *_same_for_all(command), "--rank", str(rank), "--out", str(out)]

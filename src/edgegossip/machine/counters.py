@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,10 +93,16 @@ class SystemCounters:
         own_network_bytes: Returns the bytes that we have sent and received, without loopback.
             Operating systems do not count traffic by process, so the code that sends and
             receives must report it.
+        own_processes: IDs of processes outside our process tree that are also ours.
     """
 
-    def __init__(self, own_network_bytes: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        own_network_bytes: Callable[[], float] = lambda: 0.0,
+        own_processes: Sequence[int] = (),
+    ) -> None:
         self._own_network_bytes = own_network_bytes
+        self._own_processes = tuple(own_processes)
         self._process = psutil.Process()
         self._cores = _allowed_cores(self._process)
         self._quota = find_quota()
@@ -122,9 +128,19 @@ class SystemCounters:
             if core < len(times)  # a core may have been switched off since
         )
 
+    def _others(self) -> list[Any]:
+        """Our processes beside this one."""
+        found = self._process.children(recursive=True)
+        known = {each.pid for each in found}
+        for process_id in self._own_processes:
+            with suppress(psutil.Error):  # it may have ended
+                if process_id not in known:
+                    found.append(psutil.Process(process_id))
+        return found
+
     def _own(self) -> Usage:
         if self._num_readings % _READINGS_PER_LOOK == 0:
-            self._descendants = self._process.children(recursive=True)
+            self._descendants = self._others()
         self._num_readings += 1
         cores = disk = 0.0
         for process in (self._process, *self._descendants):

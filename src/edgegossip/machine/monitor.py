@@ -8,11 +8,11 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import psutil
@@ -151,6 +151,19 @@ def _group(reading: Reading) -> Seconds:
     return reading.own.cores if reading.group is None else reading.group
 
 
+class _Piece(NamedTuple):
+    """A piece of training."""
+
+    start: Seconds
+    end: Seconds
+    cost: float
+    shares: Sequence[float]
+
+    @property
+    def span(self) -> Span:
+        return self.start, self.end
+
+
 class TrainingHistory:
     """Spans of training, and work over time, in samples.
 
@@ -160,19 +173,29 @@ class TrainingHistory:
     """
 
     def __init__(self) -> None:
-        self._pieces: deque[tuple[Seconds, Seconds, float]] = deque(maxlen=_MAX_PIECES)
+        self._pieces: deque[_Piece] = deque(maxlen=_MAX_PIECES)
         self._num_new = 0
         self._times = [0.0]
         self._totals = [0.0]
 
-    def add(self, start: Seconds, end: Seconds, cost: float) -> None:
-        """Record training from `start` to `end` that did work of `cost` samples."""
+    def add(
+        self, start: Seconds, end: Seconds, cost: float, shares: Sequence[float] = (1,)
+    ) -> None:
+        """Record training from `start` to `end` that did work of `cost` samples.
+
+        Args:
+            start: Start of the training.
+            end: Its end.
+            cost: Its work, in samples.
+            shares: Samples of each executor; only their ratios matter.
+        """
         if self._num_new:
-            first, last, done = self._pieces[-1]
-            if last - first < _PIECE and 0 <= start - last < _PAUSE:
-                self._pieces[-1] = (first, end, done + cost)
+            last = self._pieces[-1]
+            if last.end - last.start < _PIECE and 0 <= start - last.end < _PAUSE:
+                both = [a + b for a, b in zip(last.shares, shares, strict=True)]
+                self._pieces[-1] = _Piece(last.start, end, last.cost + cost, both)
                 return
-        self._pieces.append((start, end, cost))
+        self._pieces.append(_Piece(start, end, cost, shares))
         self._num_new = min(self._num_new + 1, _MAX_PIECES)
 
     def take(
@@ -186,7 +209,7 @@ class TrainingHistory:
         # Some of the spans taken before may not have been asked for.
         del self._times[:-_MAX_PIECES], self._totals[:-_MAX_PIECES]
         new = list(self._pieces)[len(self._pieces) - self._num_new :]
-        for start, end, cost in new:
+        for start, end, cost, _ in new:
             bounds = [start, *history.readings(start, end), end]
             weights = [
                 (span[1] - span[0]) / slow_down(history.mean_contention(span))
@@ -196,7 +219,7 @@ class TrainingHistory:
             self._times += bounds
             self._totals += list(self._totals[-1] + cost * shares)
         self._num_new = 0
-        return [(start, end) for start, end, _ in new]
+        return [each.span for each in new]
 
     def work(self, start: Seconds, end: Seconds) -> float:
         """Work from `start` to `end`, in samples."""
@@ -205,12 +228,56 @@ class TrainingHistory:
 
     def spans(self, start: Seconds, end: Seconds) -> list[Span]:
         """Stored spans of training from `start` to `end`."""
-        overlaps = ((max(start, s), min(end, e)) for s, e, _ in self._pieces)
+        overlaps = ((max(start, p.start), min(end, p.end)) for p in self._pieces)
         return [span for span in overlaps if span[0] < span[1]]
+
+    def parts(self, spans: Sequence[Span]) -> dict[int, float]:
+        """All work within `spans` divided by that of each executor that has worked."""
+        sums: list[float] = []
+        for piece in self._pieces:
+            seconds = sum(
+                max(0.0, min(end, piece.end) - max(start, piece.start)) for start, end in spans
+            )
+            if seconds:
+                rates = [seconds / (piece.end - piece.start) * x for x in piece.shares]
+                sums = [a + b for a, b in zip(sums or [0.0] * len(rates), rates, strict=True)]
+        return {index: sum(sums) / each for index, each in enumerate(sums) if each}
 
     def last(self) -> Span | None:
         """The most recent piece of training."""
-        return self._pieces[-1][:2] if self._pieces else None
+        return self._pieces[-1].span if self._pieces else None
+
+
+class Executors(Protocol):
+    """The executors that train one worker's batches together, as a monitor sees them."""
+
+    @property
+    def members(self) -> Sequence[int]:
+        """Indices of those that are alive."""
+
+    @property
+    def num_samples(self) -> Sequence[float]:
+        """Number of samples that each has trained on so far, by index."""
+
+
+class _MachineWatch(Watch):
+    """Watches this machine, whose executors do unequal shares of the work."""
+
+    __slots__ = ("_progress",)
+
+    def __init__(
+        self,
+        machine: _ThisMachine,
+        history: LoadHistory,
+        progress: TrainingHistory,
+        predictor: PerformancePredictor,
+    ) -> None:
+        start = history.times[0]
+        super().__init__(machine, history.readings, lambda: predictor, start)
+        self._progress = progress
+
+    def _parts(self, stretch: list[Span]) -> Mapping[int, float]:
+        return self._progress.parts(stretch)
 
 
 class Monitor:
@@ -233,6 +300,8 @@ class Monitor:
         predictor: Learns from observations and makes the forecasts.
         counters: Counters to read; None for this machine's.
         journal: Stores the means; with None they are not stored.
+        executors: The executors that train together, as many as those of `predictor`; None for
+            one.
         clock: Monotonic clock in seconds, also for the times of `trained` and `forecast`.
         wall_clock: Seconds since 1970, for telemetry.
     """
@@ -243,6 +312,7 @@ class Monitor:
         *,
         counters: Counters | None = None,
         journal: Journal | None = None,
+        executors: Executors | None = None,
         clock: Callable[[], Seconds] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -253,8 +323,10 @@ class Monitor:
         self._history = LoadHistory(counters or SystemCounters(), clock)
         self._progress = TrainingHistory()
         start = self._history.times[0]
-        machine = _ThisMachine(self._history, self._progress)
-        self._watch = Watch(machine, self._history.readings, lambda: predictor, start)
+        self._executors = executors
+        self._counted = [0.0] if executors is None else [*executors.num_samples]
+        machine = _ThisMachine(self._history, self._progress, len(self._counted))
+        self._watch = _MachineWatch(machine, self._history, self._progress, predictor)
         self._sample_start = start
         self._cost = 0.0
         self._is_failing = False
@@ -272,12 +344,19 @@ class Monitor:
         """
         if end > start and cost > 0:
             with self._lock:
-                self._progress.add(start, end, cost)
+                self._progress.add(start, end, cost, self._shares())
                 self._cost += cost
                 if end - self._history.times[-1] >= _OVERDUE:
                     # While this pause lasts, others may use what training leaves, and that
                     # must not count as their use during training.
                     self._read()
+
+    def _shares(self) -> Sequence[float]:
+        """Samples of each executor since the last call."""
+        if self._executors is None:
+            return (1,)
+        before, self._counted = self._counted, [*self._executors.num_samples]
+        return [after - earlier for after, earlier in zip(self._counted, before, strict=True)]
 
     def forecast(self, now: Seconds) -> Predicted:
         """Forecast the throughput of work that begins at `now`.
@@ -291,6 +370,9 @@ class Monitor:
                 self._read()
             for span in self._progress.take(self._history, self._predictor.slow_down):
                 self._watch.trained(*span)
+            if self._executors is not None:
+                for lost in {*range(len(self._counted))} - {*self._executors.members}:
+                    self._predictor.lose(lost)
             return self._watch.forecast(now)
 
     def contention(self, start: Seconds, end: Seconds) -> Contention:
@@ -374,11 +456,10 @@ class Monitor:
 
 
 class _ThisMachine:
-    """The machine as a single executor, because a process trains one model."""
+    """The machine with the executors of one worker."""
 
-    executors = 1
-
-    def __init__(self, history: LoadHistory, progress: TrainingHistory) -> None:
+    def __init__(self, history: LoadHistory, progress: TrainingHistory, executors: int) -> None:
+        self.executors = executors
         self._history = history
         self._progress = progress
         self.work = progress.work

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -213,10 +212,10 @@ class Record:
         least, difference = min(self.usual, self.present), self.present - self.usual
         return [max(least, self.usual + place * difference) for place in _PLACES]
 
-    def judge(self) -> None:
-        """Compare the last forecast with the measurements since then."""
-        if self.present and all(self.counts):
-            measured = sum(map(operator.truediv, self.speeds, self.counts))
+    def judge(self, executors: Sequence[int]) -> None:
+        """Compare the last forecast with the measurements of these executors since then."""
+        if self.present and all(self.counts[each] for each in executors):
+            measured = sum(self.speeds[each] / self.counts[each] for each in executors)
             self.num_judged += 1
             # The error assumed before the first forecast counts as one.
             share = 1 / min(self.num_judged + 1, _FADING)
@@ -278,7 +277,7 @@ class PerformancePredictor:
         error = UNKNOWN_ERROR if self._slow_down is None else self._slow_down.relative_error
         start = math.nan if seconds_alone is None else seconds_alone
         n = self.num_executors
-        self._base_times = [BaseTime(start) for _ in range(n)]
+        self._base_times: list[BaseTime | None] = [BaseTime(start) for _ in range(n)]
         self._record = Record([0.0] * n, [0] * n, error**2)
 
     def fit(self, profile: Profile) -> PerformancePredictor:
@@ -297,13 +296,31 @@ class PerformancePredictor:
         Raises:
             ValueError: If the executor is unknown, or the time is not above 0.
         """
-        if not 0 <= executor < self.num_executors:
-            raise ValueError(f"executor must be in 0..{self.num_executors - 1}, got {executor}")
+        self._require(executor)
         check_range("seconds_per_sample", seconds_per_sample, "above 0 and finite")
+        base = self._base_times[executor]
+        if base is None:
+            return
         self._record.speeds[executor] += 1 / seconds_per_sample
         self._record.counts[executor] += 1
         alone = seconds_per_sample / self.slow_down(contention)
-        self._base_times[executor].observe(alone)
+        base.observe(alone)
+
+    def lose(self, executor: int) -> None:
+        """Leave out `executor`, which is lost; the others keep their indices.
+
+        Raises:
+            ValueError: If the executor is unknown.
+        """
+        self._require(executor)
+        if self._base_times[executor] is not None:
+            self._base_times[executor] = None
+            # The last forecast counted on it, and cannot be judged without.
+            self._record.present = 0.0
+
+    def _require(self, executor: int) -> None:
+        if not 0 <= executor < self.num_executors:
+            raise ValueError(f"executor must be in 0..{self.num_executors - 1}, got {executor}")
 
     def forecast(
         self, present: Sequence[Contention], usual: Sequence[Contention] | None = None
@@ -313,26 +330,33 @@ class PerformancePredictor:
         The first call after an observation also evaluates the last forecast.
 
         Args:
-            present: Present use by other processes, one entry for each executor.
+            present: Present use by other processes, one entry for each executor; those of lost
+                executors do not count.
             usual: Mean use by other processes over about a minute; None if it equals `present`.
 
         Raises:
             ValueError: If there is not one entry for each executor, or there is no data yet.
         """
-        present_speed = self._throughput(present, [base.seconds for base in self._base_times])
-        averages = [base.average for base in self._base_times]
-        usual_speed = self._throughput(present if usual is None else usual, averages)
-        self._record.judge()
+        for contentions in (present, usual):
+            if contentions is not None and len(contentions) != self.num_executors:
+                raise ValueError(
+                    f"got {len(contentions)} contentions for {self.num_executors} executors"
+                )
+        living = {i: base for i, base in enumerate(self._base_times) if base is not None}
+        present_speed = self._throughput(
+            [present[i] for i in living], [base.seconds for base in living.values()]
+        )
+        loads = present if usual is None else usual
+        usual_speed = self._throughput(
+            [loads[i] for i in living], [base.average for base in living.values()]
+        )
+        self._record.judge([*living])
         self._record.present, self._record.usual = present_speed, usual_speed
         return Predicted(self._record.blend, math.sqrt(self._record.variance))
 
     def _throughput(
         self, contentions: Sequence[Contention], base_times: Sequence[Seconds]
     ) -> float:
-        if len(contentions) != self.num_executors:
-            raise ValueError(
-                f"got {len(contentions)} contentions for {self.num_executors} executors"
-            )
         known = [seconds for seconds in base_times if not math.isnan(seconds)]
         if not known:
             raise ValueError(
@@ -355,13 +379,13 @@ class PerformancePredictor:
     def state_dict(self) -> dict[str, Any]:
         """All mutable state, as plain numbers."""
         return {
-            "base_times": [asdict(base) for base in self._base_times],
+            "base_times": [base and asdict(base) for base in self._base_times],
             "record": asdict(self._record),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the `state_dict` of an equal predictor."""
-        self._base_times = [BaseTime(**values) for values in state["base_times"]]
+        self._base_times = [values and BaseTime(**values) for values in state["base_times"]]
         self._record = Record(**state["record"])
 
     def save(self, path: Path | str) -> None:

@@ -45,7 +45,7 @@ class Watched(Protocol):
 
     @property
     def executors(self) -> int:
-        """Number of equally fast executors."""
+        """Number of executors."""
 
     def mean_contention(self, start: Seconds, end: Seconds) -> Contention:
         """Mean use by other processes from `start` to `end`."""
@@ -150,13 +150,18 @@ class Watch:
             contention = self._watched.mean_contention(begin, end)
             for stretch in _equal_stretches(self._trained_within(begin, end)):
                 work = sum(self._watched.work(*span) for span in stretch)
-                seconds = _length(stretch) * self._watched.executors / work
-                for executor in range(self._watched.executors):
+                for executor, parts in self._parts(stretch).items():
+                    seconds = _length(stretch) * parts / work
                     predictor.observe(executor, contention, seconds)
         self._has_observed |= trained > 0
         self._observed_until = now
         self._began = self._ended
         self._spans = []
+
+    def _parts(self, stretch: list[Span]) -> Mapping[int, float]:
+        """All work of a stretch divided by that of each executor; here they share equally."""
+        number = self._watched.executors
+        return dict.fromkeys(range(number), number)
 
     def _with_training_between(self, readings: list[Seconds]) -> list[Seconds]:
         """The first and last `readings`, and further ones with over half a stretch of training

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from edgegossip.contract.protocol import Rank, Seconds
@@ -20,11 +21,14 @@ from edgegossip.net.identity.certificates import parse_serial
 from edgegossip.net.identity.tls import load_tls
 from edgegossip.net.zenoh.session import LEASE, require_lease
 from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.executors import ExecutorProcesses, follow, leading, on_device
 from edgegossip.real.introduction import run_key
 from edgegossip.real.worker import WorkerSettings, take_part
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.files import require_unlocked
 from edgegossip.runs.process import intra_op_threads
+from edgegossip.training.executors.lead import Executors
+from edgegossip.training.executors.learners import LeadingLearner
 from edgegossip.training.sampling.accuracy_aware import PLAIN
 
 
@@ -84,6 +88,7 @@ def join(
     telemetry: str = "memory",
     recipe: str | None = None,
     command: str | None = None,
+    executors: ExecutorProcesses = ExecutorProcesses(),
 ) -> str:
     """Run worker `rank` of `experiment` on this machine, until the end of the run.
 
@@ -113,11 +118,16 @@ def join(
             redis:// URL, or "memory".
         recipe: Name of the recipe, for the record.
         command: Command of this worker, for the record.
+        executors: Processes of this machine that train each batch together, for
+            ``edgegossip worker --executors``. From Python, start them with torchrun: in its
+            first process, this function is the worker, and in the others it trains for the
+            worker and returns "followed".
 
     Returns:
-        The reason for the end: "finished", "time limit" or "interrupted".
+        The reason for the end: "finished", "time limit" or "interrupted"; or "followed".
 
     Raises:
+        UsageError: If several executors cannot train this worker.
         NetworkError: If this machine cannot take part, or may not do so without TLS.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
@@ -126,34 +136,51 @@ def join(
         ServerLostError: If the server is lost and does not return in time.
         PlatformError: If too many platforms have failed for the algorithm.
     """
+    experiment = on_device(experiment, executors)
+    if follow(experiment, rank, settings.threads):
+        return "followed"
     require_unlocked(Path(out))  # before seconds of measuring
     run = run_key(experiment, recipe, settings.name)
     transport = connection.transport(run, rank, experiment.num_workers)
     keep_freed_memory()
-    # Messages are this worker's own traffic, which must not count as load by others.
-    counters = SystemCounters(lambda: transport.network_bytes)
-    alone = seconds_per_sample(experiment, rank, threads=settings.threads)
-    predictor = PerformancePredictor(seconds_alone=alone)
-    if profile is not None:
-        predictor.fit(Profile.read(profile))
     with (
+        leading(experiment, rank, executors, settings.threads) as together,
         closing(open_telemetry(telemetry, run)) as store,
-        Monitor(predictor, counters=counters, journal=Journal(store, rank)) as monitor,
     ):
-        return take_part(
-            experiment,
-            rank,
-            transport,
-            out=out,
-            settings=settings,
-            forecaster=monitor,
-            recipe=recipe,
-            command=command,
+        # Messages are this worker's own traffic, which must not count as load by others.
+        counters = SystemCounters(
+            lambda: transport.network_bytes, () if together is None else together.process_ids
         )
+        alone = seconds_per_sample(
+            experiment, rank, threads=settings.threads, executors=together
+        )
+        number = 1 if together is None else len(together.num_samples)
+        predictor = PerformancePredictor(number, seconds_alone=alone and number * alone)
+        if profile is not None:
+            predictor.fit(Profile.read(profile))
+        journal = Journal(store, rank)
+        with Monitor(
+            predictor, counters=counters, journal=journal, executors=together
+        ) as monitor:
+            return take_part(
+                experiment,
+                rank,
+                transport,
+                out=out,
+                settings=settings,
+                forecaster=monitor,
+                recipe=recipe,
+                command=command,
+                executors=together,
+            )
 
 
 def seconds_per_sample(
-    experiment: Experiment, rank: Rank, seconds: Seconds = 1.0, threads: int = 1
+    experiment: Experiment,
+    rank: Rank,
+    seconds: Seconds = 1.0,
+    threads: int = 1,
+    executors: Executors | None = None,
 ) -> Seconds | None:
     """Train for about `seconds`, without effect, and return the time per sample.
 
@@ -168,7 +195,9 @@ def seconds_per_sample(
     rank = rank if rank in alike else alike[0]
     task = replace(experiment.task, accuracy_aware=PLAIN)
     workload = replace(experiment, task=task).workload((rank,))
-    trainer, params = workload.make_trainer(rank), workload.initial_params(rank)
+    make = None if executors is None else partial(LeadingLearner, executors=executors)
+    trainer = workload.make_trainer(rank, make=make)
+    params = workload.initial_params(rank)
     if trainer.trial(params, num_steps=1) is None:
         return None
     training = TimedTraining(trainer, params)

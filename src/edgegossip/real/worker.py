@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ from edgegossip.runs.files import (
 )
 from edgegossip.runs.process import intra_op_threads, on_stop_signal
 from edgegossip.runs.tracking import Tracker
+from edgegossip.training.executors.lead import Executors
+from edgegossip.training.executors.learners import LeadingLearner
 from edgegossip.training.task import Workload
 
 _LOG = logging.getLogger("edgegossip.real")
@@ -117,6 +120,7 @@ def take_part(
     forecaster: Forecaster | None = None,
     recipe: str | None = None,
     command: str | None = None,
+    executors: Executors | None = None,
 ) -> str:
     """Run worker `rank` of `experiment`, until the end of the run.
 
@@ -133,6 +137,7 @@ def take_part(
         forecaster: Forecasts the speed of this machine, for `EdgeGossip`.
         recipe: Name of the recipe, for the record.
         command: Command of this worker, for the record.
+        executors: Executors that train its batches together; None for one.
 
     Returns:
         Reason for the end: "finished", "time limit" or "interrupted".
@@ -146,7 +151,7 @@ def take_part(
     """
     check_rank(rank, experiment.num_workers)
     with locked(Path(out)), intra_op_threads(settings.threads):
-        worker = _Worker(experiment, rank, Path(out), settings, recipe, command)
+        worker = _Worker(experiment, rank, Path(out), settings, recipe, command, executors)
         return worker.run(transport, forecaster)
 
 
@@ -161,8 +166,10 @@ class _Worker:
         settings: WorkerSettings,
         recipe: str | None,
         command: str | None,
+        executors: Executors | None,
     ) -> None:
         self._experiment = experiment
+        self._executors = executors
         self._rank = rank
         self._out = out
         self._settings = settings
@@ -227,7 +234,9 @@ class _Worker:
             lambda: self._checkpoint.stat().st_size if self._checkpoint.exists() else 0,
         )
         services = self._services(workload, forecaster)
-        trainer = workload.make_trainer(self._rank, self._incarnation)
+        shared = self._executors
+        make = None if shared is None else partial(LeadingLearner, executors=shared)
+        trainer = workload.make_trainer(self._rank, self._incarnation, make)
         self._log.write("data", time=0.0, rank=self._rank, num_samples=trainer.num_samples)
         initial = workload.initial_params(self._rank)
         algorithm = self._algorithm = self._whole_algorithm(initial)

@@ -396,7 +396,11 @@ class Learner(Trainer):
 
     def _samples(self, batch: Batch) -> Nested:
         """Read a batch, augment it, and prepare it for the model."""
-        return self._feed.prepare(self._feed.inputs(batch.positions, self.batches.upcoming))
+        return self._feed.prepare(self._feed.inputs(batch.positions, self._upcoming))
+
+    def _upcoming(self, num_batches: int) -> list[Tensor]:
+        """Positions of the batches that may be read ahead."""
+        return self.batches.upcoming(num_batches)
 
     def _step_on(self, batch: Batch) -> Tensor:
         sampler, copy = self.batches.sampler, self._at_work()
@@ -420,7 +424,7 @@ class Learner(Trainer):
             samples = self._feed.prepare(inputs)
             return self._step.take(copy, batch, samples, needs_losses=False)[0]
 
-        inputs = self._feed.inputs(batch.positions, self.batches.upcoming)
+        inputs = self._feed.inputs(batch.positions, self._upcoming)
         return graphs.take((self.settings, *self._feed.key), inputs, step)
 
     def _tune(self, request: Train, progress: float) -> None:

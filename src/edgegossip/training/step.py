@@ -83,16 +83,24 @@ class Step:
         loss: Loss of outputs and targets.
         forward: Maps model and batch to outputs and targets; see `Task`.
         torch_device: Device of the model.
+        counts_terms: Whether the caller needs the exact number of a mean's terms.
 
     Raises:
         ValueError: If a setting has no effect on the device.
     """
 
     def __init__(
-        self, settings: TrainingStep, loss: Loss, forward: Forward, torch_device: torch.device
+        self,
+        settings: TrainingStep,
+        loss: Loss,
+        forward: Forward,
+        torch_device: torch.device,
+        *,
+        counts_terms: bool = False,
     ) -> None:
         settings.require_device(torch_device)
         self._settings = settings
+        self._counts_terms = counts_terms or settings.micro_batch_size is not None
         self._loss = loss
         self._forward = forward
         self._torch_device = torch_device
@@ -109,20 +117,30 @@ class Step:
             needs_losses: Whether to return the loss of each sample, [batch], too. They are
                 also returned if the batch has weights, which need them.
         """
+        mean, losses, _ = self.differentiate(copy, batch, samples, needs_losses=needs_losses)
+        self.update(copy)
+        return mean, losses
+
+    def differentiate(
+        self, copy: ModelCopy, batch: Batch, samples: Nested, *, needs_losses: bool
+    ) -> tuple[Tensor, Tensor | None, int]:
+        """The first half of `take`: compute the gradient; also return the terms of the mean."""
         settings, model = self._settings, copy.model
         module = copy.compiled if settings.compile else model.module
         model.zero_grad()
         gradient = model.trained.grad
         assert gradient is not None
         if settings.micro_batch_size is None or len(batch) <= settings.micro_batch_size:
-            mean, losses, _ = self._losses(module, batch, samples, needs_losses)
+            mean, losses, number = self._losses(module, batch, samples, needs_losses)
             mean.backward()  # type: ignore[no-untyped-call]
-        else:
-            mean, losses = self._accumulate(module, gradient, batch, samples, needs_losses)
-        if settings.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_([model.trained], settings.max_grad_norm)
+            return mean.detach(), losses, number
+        return self._accumulate(module, gradient, batch, samples, needs_losses)
+
+    def update(self, copy: ModelCopy) -> None:
+        """The second half of `take`: clip the gradient and let the optimizer use it."""
+        if self._settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_([copy.model.trained], self._settings.max_grad_norm)
         copy.optimizer.step()
-        return mean.detach(), losses
 
     def _losses(
         self, module: nn.Module, batch: Batch, samples: Nested, needs_losses: bool
@@ -137,7 +155,7 @@ class Step:
             if batch.weights is not None:
                 losses = losses_of(self._loss, outputs, targets, len(batch))
                 # From main memory to a GPU, this is safe without waiting.
-                weights = batch.weights.to(losses.device, non_blocking=losses.is_cuda)
+                weights = batch.weights.to(losses, non_blocking=losses.is_cuda)
                 mean = losses @ weights / len(batch)
             else:
                 if needs_losses:
@@ -150,11 +168,7 @@ class Step:
     def _num_terms(self, batch: Batch, outputs: Any, targets: Any) -> int:  # noqa: ANN401
         """Number of terms of a batch's mean loss: samples, or the loss's own count."""
         count = getattr(self._loss, "num_terms", None)
-        if (
-            self._settings.micro_batch_size is None
-            or count is None
-            or batch.weights is not None
-        ):
+        if not self._counts_terms or count is None or batch.weights is not None:
             return len(batch)  # counting tokens would take time for nothing
         return int(count(outputs, targets))
 
@@ -165,7 +179,7 @@ class Step:
         batch: Batch,
         samples: Nested,
         needs_losses: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, int]:
         # The number of counted tokens is known after the last forward pass, but memory holds
         # only one piece: weight pieces by their numbers, and divide by the sum afterwards.
         total, num_terms = gradient.new_zeros(()), 0
@@ -179,7 +193,7 @@ class Step:
                 total += mean.detach() * number
                 num_terms += number
         gradient /= num_terms
-        return total / num_terms, torch.cat(found) if found else None
+        return total / num_terms, torch.cat(found) if found else None, num_terms
 
     def _pieces(self, batch: Batch, samples: Nested) -> Iterator[tuple[Batch, Nested]]:
         size = self._settings.micro_batch_size

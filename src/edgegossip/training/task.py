@@ -300,11 +300,11 @@ class Workload:
         """Length of the estimate of worker `rank`."""
         return self._role(rank).num_held(len(self.initial_params(rank)))
 
-    def make_trainer(self, rank: Rank, incarnation: int = 0) -> Trainer:
-        """Make the trainer of worker `rank`."""
-        make = self.task.trainer
-        if isinstance(make, Mapping):
-            make = make.get(self._role(rank).name, Learner)
+    def make_trainer(
+        self, rank: Rank, incarnation: int = 0, make: MakeTrainer | None = None
+    ) -> Trainer:
+        """Make the trainer of worker `rank`, by default with the task's own maker."""
+        make = make or self.trainer_kind(rank)
         part = self._part(rank)
         # A custom trainer may rely on keeping the same model throughout.
         is_sharing = make in (Learner, StackedLearner)
@@ -316,6 +316,11 @@ class Workload:
             incarnation=incarnation,
             **({"copies": self._copies(part)} if is_sharing else {}),
         )
+
+    def trainer_kind(self, rank: Rank) -> MakeTrainer:
+        """The task's maker of the trainer of worker `rank`."""
+        make = self.task.trainer
+        return make.get(self._role(rank).name, Learner) if isinstance(make, Mapping) else make
 
     def _worker_data(self, rank: Rank) -> WorkerData:
         if isinstance(self._shards, LocalShards):

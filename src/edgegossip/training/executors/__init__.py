@@ -1,0 +1,1 @@
+"""One worker that trains each batch on several executors: processes or devices."""
