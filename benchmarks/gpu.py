@@ -56,7 +56,12 @@ def noise(shape: tuple[int, ...], num_samples: int = 4096) -> Dataset:
 
 
 def plain_loop(
-    model: nn.Module, dataset: Dataset, options: Options, *, resident: bool
+    model: nn.Module,
+    dataset: Dataset,
+    options: Options,
+    *,
+    resident: bool,
+    batch_size: int = BATCH_SIZE,
 ) -> float:
     """Steps per second of a loop as one would write it by hand."""
     torch_device = torch.device(options.torch_device)
@@ -72,7 +77,7 @@ def plain_loop(
         if number == NUM_UNTIMED:
             torch.stack(losses).mean().item()  # waits for the device
             start = time.perf_counter()
-        chosen = torch.randint(len(y), (BATCH_SIZE,), device=y.device)
+        chosen = torch.randint(len(y), (batch_size,), device=y.device)
         pictures = x[chosen].to(torch_device).float().div_(255).sub_(0.5).div_(0.5)
         pictures = pictures.contiguous(memory_format=torch.channels_last)
         optimizer.zero_grad(set_to_none=False)
@@ -84,14 +89,16 @@ def plain_loop(
     return options.num_steps / (time.perf_counter() - start)
 
 
-def learner(model: nn.Module, dataset: Dataset, options: Options) -> float:
+def learner(
+    model: nn.Module, dataset: Dataset, options: Options, *, batch_size: int = BATCH_SIZE
+) -> float:
     """Steps per second of a `Learner`."""
     some = Learner(
         LearnerSettings(
             model=model,
             loss=F.cross_entropy,
             optimizer=SGD(lr=0.01, momentum=0.9),
-            batch_size=BATCH_SIZE,
+            batch_size=batch_size,
             torch_device=options.torch_device,
         ),
         WorkerData(dataset=dataset.training, shard=torch.arange(len(dataset.train))),
