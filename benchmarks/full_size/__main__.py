@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
+import psutil
 from benchmarks.full_size import experiments, speeds
 from benchmarks.full_size.cells import Machine
 from benchmarks.full_size.forecast import best_device
@@ -45,7 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.dry or not is_for_work:
             queue.foretell()
             return 0
-        limits = Limits(minutes=options.minutes, state_bytes=options.state_mib * 2**20)
+        since_start = time.time() - psutil.Process().create_time()
+        limits = Limits(
+            minutes=options.minutes - since_start / 60, state_bytes=options.state_mib * 2**20
+        )
         return 0 if queue.run(limits) else 1
     except Interrupted as error:
         print(error, file=sys.stderr)

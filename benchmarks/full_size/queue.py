@@ -50,6 +50,8 @@ from edgegossip.runs.tracking import Status
 UNFINISHED, FORECASTS, PROGRESS = "unfinished", "forecasts.json", "queue.json"
 MARGIN = 1.2
 """Factor on forecasts, which are of a few steps."""
+SLACK = 3.0
+"""Seconds before the limit in which nothing is planned."""
 LEAST_SECONDS = 20.0
 """Shortest time that is worth a start."""
 
@@ -108,7 +110,7 @@ class Queue:
         self._device = device_name(machine.torch_device)
         self._place = f"{self._device}, commit {self._origin.get('commit')}"
         self._deadline = float("inf")
-        self._alarm: _Alarm | None = None  # of the last run
+        self._alarm: Alarm | None = None  # of the last run
 
     # What there is.
 
@@ -306,9 +308,11 @@ class Queue:
         experiment = batched(cell.experiment(self._machine, self._rows(cell)), "auto")
         session = {"commit": self._origin.get("commit"), "device": self._device, "seconds": 0.0}
         sessions = [*progress.get("wall_sessions", []), session]
-        alarm = self._alarm = _Alarm(self._clock, self._deadline - MARGIN * known.stopping)
+        share = float(progress.get("share", 0.0))
+        at = self._deadline - MARGIN * known.stopping - SLACK
+        alarm = self._alarm = Alarm(self._clock, at, share)
         may_stop = known.state_bytes is not None and known.state_bytes <= limits.state_bytes
-        self._keep_progress(cell, progress.get("share", 0.0), sessions)
+        self._keep_progress(cell, share, sessions)
         unpack(folder)
         began = self._clock()
         results: Results | None
@@ -415,50 +419,58 @@ class Queue:
         return found
 
 
-class _Alarm:
+class Alarm:
     """Stops a run at a time, as Ctrl+C does; a live view that follows the run.
 
     Args:
         clock: Wall seconds.
         at: Time at which to stop.
+        share: Completed share of the run so far.
 
     Attributes:
         share: Completed share of the run.
         has_rung: Whether the alarm has stopped the run.
     """
 
-    def __init__(self, clock: Callable[[], float], at: float) -> None:
-        self.share = 0.0
+    def __init__(self, clock: Callable[[], float], at: float, share: float = 0.0) -> None:
+        self.share = share
         self.has_rung = False
         self._clock = clock
         self._at = at
         self._lock = threading.Lock()
-        self._is_followed = False
+        self._is_over = threading.Event()
+        self._outside = signal.getsignal(signal.SIGINT)
 
     @contextmanager
     def set(self) -> Iterator[None]:
         """Ring at the time, within this block; at an evaluation, if the clock is a test's."""
-        timer = threading.Timer(max(0.0, self._at - self._clock()), self._ring)
-        timer.daemon = True
+        thread = threading.Thread(target=self._wait, daemon=True)
         if self._clock is time.monotonic and self._at < float("inf"):
-            timer.start()
+            thread.start()
         try:
             yield
         finally:
-            timer.cancel()
+            self._is_over.set()
 
     def update(self, status: Status) -> None:
         """Follow the run."""
         self.share = status.share
-        # From now on, the run handles signals itself.
-        self._is_followed = True
         if self._clock() >= self._at and status.share < 1:
             self._ring()
+
+    def _wait(self) -> None:
+        if self._is_over.wait(max(0.0, self._at - self._clock())):
+            return
+        while not self._is_over.wait(0.1):
+            # While it reads its data, a run does not yet handle signals.
+            if signal.getsignal(signal.SIGINT) is not self._outside:
+                self._ring()
+                return
 
     def _ring(self) -> None:
         # Once: a second signal would end the run without a checkpoint.
         with self._lock:
-            if self.has_rung or not self._is_followed:
+            if self.has_rung:
                 return
             self.has_rung = True
         signal.raise_signal(signal.SIGINT)

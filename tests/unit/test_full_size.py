@@ -17,7 +17,7 @@ import torch
 from benchmarks.full_size import experiments, speeds, state
 from benchmarks.full_size.cells import Cell, Machine, Rows
 from benchmarks.full_size.forecast import Forecast, of_experiment
-from benchmarks.full_size.queue import Limits
+from benchmarks.full_size.queue import Alarm, Limits
 from tests.full_size_cells import (
     ALWAYS,
     following,
@@ -28,7 +28,7 @@ from tests.full_size_cells import (
     short_cells,
     short_queue,
 )
-from tests.small_runs import ctrl_c_at, quick, small_run
+from tests.small_runs import ctrl_c_at, quick, small_run, with_rounds
 from tests.tiers import thorough
 
 from edgegossip.contract.errors import Interrupted, RunFolderError, TrainingError
@@ -92,14 +92,29 @@ def test_ctrl_c_leaves_a_folder_with_which_the_queue_goes_on(tmp_path: Path) -> 
     assert not [*(out / "unfinished").glob("*")]
 
 
+@thorough
+def test_a_run_is_stopped_on_time_even_long_before_its_next_evaluation(tmp_path: Path) -> None:
+    experiment = replace(with_rounds(small_run("gosgd"), 2000), evaluation_interval=1e6)
+    for _ in range(2):  # only the first one begins with an evaluation
+        alarm = Alarm(time.monotonic, at=0.0)
+        with alarm.set(), pytest.raises(Interrupted):
+            run(experiment, out=tmp_path, resume=True, progress=alarm)
+        assert alarm.has_rung
+
+
 def started(out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.full_size_cells", str(out)]
     root = Path(__file__).parents[2]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root)
 
 
-@thorough
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=thorough),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_so_does_a_signal_from_outside(tmp_path: Path, number: int) -> None:
     cell, out = long_cell(), tmp_path / "stopped"
     whole = undisturbed(tmp_path / "whole", [cell])
@@ -109,14 +124,12 @@ def test_so_does_a_signal_from_outside(tmp_path: Path, number: int) -> None:
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
         process.send_signal(number)
-        _, complaint = process.communicate(timeout=60)
-    if number == signal.SIGKILL:  # before the first checkpoint
-        assert short_queue(out, [cell]).state(cell) == "to do"
-    else:
+        _, complaint = process.communicate(timeout=300)
+    if number == signal.SIGINT:
         assert "the same command goes on" in complaint
         assert short_queue(out, [cell]).state(cell) == "part"
     with started(out) as process:
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     assert kept(out) == whole
 
 
