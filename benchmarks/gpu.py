@@ -38,7 +38,7 @@ from edgegossip.data.dataset import ArraySplit, Dataset, WorkerData
 from edgegossip.models import lenet5, mlp, resnet20
 from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.optimizer import SGD
-from edgegossip.training.step import TrainingStep
+from edgegossip.training.step import PLAIN_STEP, TrainingStep
 
 BATCH_SIZE = 64
 NUM_UNTIMED = 20
@@ -78,6 +78,7 @@ class ByHand:
         *,
         is_resident: bool = True,
         is_fused: bool = False,
+        batch_size: int = BATCH_SIZE,
     ) -> None:
         module = copy.deepcopy(model).to(torch_device).train()
         self.module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -86,13 +87,13 @@ class ByHand:
         )
         x, y = dataset.train.batch(torch.arange(len(dataset.train)))
         self.x, self.y = (x.to(torch_device), y.to(torch_device)) if is_resident else (x, y)
-        self.torch_device = torch_device
+        self.torch_device, self.batch_size = torch_device, batch_size
         self.loss_of = F.cross_entropy
 
     def draw(self, chosen: Tensor | None = None) -> Tensor:
         """Choose the pictures of a step."""
         device = self.x.device
-        return torch.randint(len(self.y), (BATCH_SIZE,), device=device, out=chosen)
+        return torch.randint(len(self.y), (self.batch_size,), device=device, out=chosen)
 
     def step(self, chosen: Tensor) -> Tensor:
         """Take a step; return its loss."""
@@ -106,10 +107,15 @@ class ByHand:
 
 
 def by_hand(
-    model: nn.Module, dataset: Dataset, torch_device: torch.device, *, is_resident: bool
+    model: nn.Module,
+    dataset: Dataset,
+    torch_device: torch.device,
+    *,
+    is_resident: bool = True,
+    batch_size: int = BATCH_SIZE,
 ) -> Loop:
     """A loop in Python."""
-    own = ByHand(model, dataset, torch_device, is_resident=is_resident)
+    own = ByHand(model, dataset, torch_device, is_resident=is_resident, batch_size=batch_size)
     return lambda number: _wait([own.step(own.draw()) for _ in range(number)])
 
 
@@ -120,9 +126,15 @@ def compiled(model: nn.Module, dataset: Dataset, torch_device: torch.device) -> 
     return lambda number: _wait([own.step(own.draw()) for _ in range(number)])
 
 
-def graph(model: nn.Module, dataset: Dataset, torch_device: torch.device) -> Loop:
+def graph(
+    model: nn.Module,
+    dataset: Dataset,
+    torch_device: torch.device,
+    *,
+    batch_size: int = BATCH_SIZE,
+) -> Loop:
     """A loop that replays a CUDA graph of a whole step."""
-    own = ByHand(model, dataset, torch_device, is_fused=True)
+    own = ByHand(model, dataset, torch_device, is_fused=True, batch_size=batch_size)
     chosen = own.draw()
     stream = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(torch_device))
@@ -153,7 +165,12 @@ def _wait(losses: list[Tensor]) -> None:
 
 
 def learner(
-    model: nn.Module, dataset: Dataset, torch_device: torch.device, step: TrainingStep
+    model: nn.Module,
+    dataset: Dataset,
+    torch_device: torch.device,
+    *,
+    step: TrainingStep = PLAIN_STEP,
+    batch_size: int = BATCH_SIZE,
 ) -> Loop:
     """A `Learner`, which also returns its parameters to main memory."""
     some = Learner(
@@ -161,7 +178,7 @@ def learner(
             model=model,
             loss=F.cross_entropy,
             optimizer=SGD(lr=0.01, momentum=0.9),
-            batch_size=BATCH_SIZE,
+            batch_size=batch_size,
             torch_device=torch_device,
             step=step,
         ),
@@ -181,10 +198,10 @@ def kinds(torch_device: torch.device, *, compiles: bool) -> dict[str, Kind]:
     graphed = TrainingStep(cuda_graph=True)
     return {
         "host": partial(by_hand, is_resident=False),
-        "resident": partial(by_hand, is_resident=True),
+        "resident": by_hand,
         **({"compiled": compiled} if compiles else {}),
         **({"graph": graph} if has_graphs else {}),
-        "learner": partial(learner, step=TrainingStep()),
+        "learner": learner,
         **({"learner graph": partial(learner, step=graphed)} if has_graphs else {}),
     }
 

@@ -169,11 +169,22 @@ def compare_stages(
 
 
 def stage_run(
-    name: str, dataset: Dataset, model: Callable[..., nn.Module], settings: StageSettings
+    name: str,
+    dataset: Dataset,
+    model: Callable[..., nn.Module],
+    settings: StageSettings,
+    methods: Mapping[str, TeacherFactory] = METHODS,
 ) -> Experiment:
-    """Make the run of one of `COMPETITORS` or `METHODS`.
+    """Make the run of one of `COMPETITORS` or `methods`.
 
     By default, the cut is the one whose slowest machine or link is fastest.
+
+    Args:
+        name: Name of the run.
+        dataset: Training and test samples.
+        model: Called with `input_shape`, `num_classes` and `width`.
+        settings: Settings of the recipe.
+        methods: Teachers of the stages by name of the run.
     """
     task = make_task(
         dataset,
@@ -190,7 +201,7 @@ def stage_run(
         alone = Alone(num_rounds=settings.num_epochs * steps)
         first = settings.platforms[:1]
         return Experiment(task=task, algorithm=alone, platforms=first, **common)
-    teacher = None if name in COMPETITORS else with_lr(METHODS[name], settings.teacher_lr)
+    teacher = None if name in COMPETITORS else with_lr(methods[name], settings.teacher_lr)
     at = settings.cut_at or _cut(task, settings, teacher)
     if teacher is None:
         in_flight = 1 if name == "naive" else settings.in_flight or 2 * settings.num_stages
