@@ -76,14 +76,15 @@ class TapeRecorder:
         yield
 
     def record(
-        self, run: Callable[[], Tensor], generator: torch.Generator
+        self, run: Callable[[], Tensor], generator: torch.Generator | None
     ) -> tuple[Tensor, Callable[[], None]]:
         self.num_recorded += 1
-        before = generator.get_state()
+        before = None if generator is None else generator.get_state()
         with Tape() as tape:
             loss = run()
         tape.undo()
-        generator.set_state(before)
+        if generator is not None and before is not None:
+            generator.set_state(before)
         loss = loss.detach()
 
         def repeat() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ class Graphed(Protocol):
         """The trained tensors."""
 
     @property
-    def dropout(self) -> torch.Generator:
-        """Generator from which dropout layers draw."""
+    def drawn(self) -> torch.Generator | None:
+        """Generator from which a step draws; None if it does not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +87,8 @@ class StepGraphs:
     """
 
     def __init__(self, owner: Graphed, torch_device: torch.device) -> None:
-        self._owner = owner
+        # Not a cycle: what Python frees later may be freed while another graph is captured.
+        self._owner: Graphed = weakref.proxy(owner)
         self._torch_device = torch_device
         self._graphs: dict[Hashable, _Graph] = {}
         self._num_eager: dict[Hashable, int] = {}
@@ -139,7 +141,7 @@ class StepGraphs:
             return self._take_eagerly(key, inputs, step)
         for own, new in zip(_tensors(graph.inputs), _tensors(inputs), strict=True):
             own.copy_(new)
-        wanted = [group["lr"] for group in groups]
+        wanted = [float(group["lr"]) for group in groups]
         if wanted != graph.rates_set:
             for rate, value in zip(graph.rates, wanted, strict=True):
                 rate.fill_(value)
@@ -183,7 +185,7 @@ class StepGraphs:
         own = map_leaves(torch.clone, inputs)
         with self._rates() as rates:
             assert self._recorder is not None
-            loss, repeat = self._recorder.record(lambda: step(own), self._owner.dropout)
+            loss, repeat = self._recorder.record(lambda: step(own), self._owner.drawn)
         return _Graph(own, rates, [], self._state(), loss, repeat)
 
     @contextmanager
@@ -191,7 +193,7 @@ class StepGraphs:
         """Let the optimizer read its rates from tensors."""
         groups = self._owner.optimizer.param_groups
         before = [group["lr"] for group in groups]
-        rates = [torch.tensor(each, device=self._torch_device) for each in before]
+        rates = [torch.tensor(float(each), device=self._torch_device) for each in before]
         try:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
@@ -310,13 +312,13 @@ class Recorder:
         current.wait_stream(self._stream)
 
     def record(
-        self, run: Callable[[], Tensor], generator: torch.Generator
+        self, run: Callable[[], Tensor], generator: torch.Generator | None
     ) -> tuple[Tensor, Callable[[], None]]:
         """Capture what `run` does, without doing it.
 
         Args:
             run: Computes a scalar.
-            generator: The only generator from which it draws.
+            generator: The only generator from which it draws; None if it does not.
 
         Returns:
             The scalar, which has its value after each repetition, and a function that repeats.
@@ -326,7 +328,8 @@ class Recorder:
                 in the middle of a capture, so training cannot go on in this process.
         """
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(generator)
+        if generator is not None:
+            graph.register_generator_state(generator)
         try:
             with _RECORDING, self.aside():
                 torch.cuda.synchronize(self._torch_device)
