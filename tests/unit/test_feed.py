@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -220,3 +222,51 @@ def test_scaling_is_copied_to_a_device_once() -> None:
     data.prepare(x)
     assert data._scalings[x.device] is kept
     assert "_scalings" not in data.__getstate__()
+
+
+class FakeStream:
+    """A stream or event that notes what is done to it, and to whose copies."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def record_event(self) -> FakeStream:
+        self.log.append("event recorded")
+        return FakeStream(self.log, "event")
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def synchronize(self) -> None:
+        self.log.append(f"host waits for {self.name}")
+
+
+def test_copies_run_beside_the_steps_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    steps, copies = FakeStream(log, "steps"), FakeStream(log, "copies")
+
+    @contextmanager
+    def on(stream: FakeStream) -> Iterator[None]:
+        log.append(f"on {stream.name}")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda torch_device: copies)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda torch_device: steps)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+
+    def pinned(tensor: Tensor) -> Tensor:
+        log.append("pinned")
+        return tensor
+
+    monkeypatch.setattr(Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: log.append("kept"))
+    uploads = feed._Uploads(CPU)
+    moved = uploads.begin({"x": torch.ones(2)})
+    assert moved["x"].tolist() == [1, 1]
+    whole = ["event recorded", "on copies", "pinned", "steps waits for copies", "kept"]
+    assert log == whole
+    for _ in range(7):
+        uploads.begin({"x": torch.ones(2)})
+    assert log == whole * 8
+    uploads.begin({"x": torch.ones(2)})  # and no more than eight batches ahead of the steps
+    assert log[40:] == [whole[0], "host waits for event", *whole[1:]]

@@ -63,14 +63,17 @@ def difference(own: Experiment, other: Experiment) -> str:
     return met.difference(1)
 
 
-@pytest.mark.parametrize("machine", MACHINES[1:3], ids=str)
+@pytest.mark.parametrize(
+    "machine", [*MACHINES[1:3], {"step": TrainingStep(cuda_graph=True)}], ids=str
+)
 def test_settings_of_a_machine_may_differ_with_a_warning(
     machine: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     for own, other in ((EXPERIMENT, on(EXPERIMENT, **machine)),) * 2:
         assert difference(own, other) == difference(other, own) == ""
     assert "numbers may differ, which is allowed" in caplog.text
-    assert any(name in caplog.text for name in ("task.torch_device", "task.step.autocast"))
+    names = ("task.torch_device", "task.step.autocast", "task.step.cuda_graph")
+    assert any(name in caplog.text for name in names)
 
 
 def test_another_implementation_of_an_optimizer_may_differ() -> None:

@@ -48,6 +48,7 @@ class ModelCopy:
         dropout: Generator from which dropout layers draw.
         own_buffers: Buffers that are not in the parameter vector, by name.
         stacks: Stacks of learners that have trained together, kept for the next time.
+        drawn: The same if there are such layers, otherwise None.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class ModelCopy:
         self.dropout = torch.Generator(torch_device)
         module = deepcopy(model)
         replace_dropout(module, self.dropout)
+        has_dropout = any(isinstance(layer, Dropout) for layer in module.modules())
+        self.drawn = self.dropout if has_dropout else None
         self.model = FlatModel(module, has_buffers=has_buffers, torch_device=torch_device)
         is_elementwise = getattr(optimizer, "is_elementwise", False)
         trainable = [each for each in module.parameters() if each.requires_grad]
@@ -210,8 +213,7 @@ class ModelCopies:
         is_flat = first.trained[0] is first.model.trained
         self._with_gaps = first.model if is_flat and first.model.has_gaps else None
         self.can_be_lent = not first.has_own_groups
-        layers = first.model.module.modules()
-        self.has_dropout = any(isinstance(layer, Dropout) for layer in layers)
+        self.has_dropout = first.drawn is not None
 
     def portable(self, memory: OptimizerState | None) -> OptimizerState | None:
         """An optimizer's state for a checkpoint, without the gaps of a GPU's vectors."""

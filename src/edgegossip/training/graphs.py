@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ class Graphed(Protocol):
         """The trained tensors."""
 
     @property
-    def dropout(self) -> torch.Generator:
-        """Generator from which dropout layers draw."""
+    def drawn(self) -> torch.Generator | None:
+        """Generator from which a step draws; None if it does not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +87,8 @@ class StepGraphs:
     """
 
     def __init__(self, owner: Graphed, torch_device: torch.device) -> None:
-        self._owner = owner
+        # Not a cycle: what Python frees later may be freed while another graph is captured.
+        self._owner: Graphed = weakref.proxy(owner)
         self._torch_device = torch_device
         self._graphs: dict[Hashable, _Graph] = {}
         self._num_eager: dict[Hashable, int] = {}
@@ -139,7 +141,7 @@ class StepGraphs:
             return self._take_eagerly(key, inputs, step)
         for own, new in zip(_tensors(graph.inputs), _tensors(inputs), strict=True):
             own.copy_(new)
-        wanted = [group["lr"] for group in groups]
+        wanted = [float(group["lr"]) for group in groups]
         if wanted != graph.rates_set:
             for rate, value in zip(graph.rates, wanted, strict=True):
                 rate.fill_(value)
@@ -183,7 +185,9 @@ class StepGraphs:
         own = map_leaves(torch.clone, inputs)
         with self._rates() as rates:
             assert self._recorder is not None
-            loss, repeat = self._recorder.record(lambda: step(own), [self._owner.dropout])
+            drawn = self._owner.drawn
+            generators = [] if drawn is None else [drawn]
+            loss, repeat = self._recorder.record(lambda: step(own), generators)
         return _Graph(own, rates, [], self._state(), loss, repeat)
 
     @contextmanager
@@ -191,7 +195,7 @@ class StepGraphs:
         """Let the optimizer read its rates from tensors."""
         groups = self._owner.optimizer.param_groups
         before = [group["lr"] for group in groups]
-        rates = [torch.tensor(each, device=self._torch_device) for each in before]
+        rates = [torch.tensor(float(each), device=self._torch_device) for each in before]
         try:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate

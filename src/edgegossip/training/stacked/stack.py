@@ -106,7 +106,8 @@ class Stack:
             self._update = JoinedOptimizer(optimizer, momentum, values)
         self._graphs = None
         if settings.step.cuda_graph and isinstance(optimizer, SGD):
-            self._graphs = StackGraphs(self._generators, flat.values.device)
+            drawn = [] if copy.drawn is None else self._generators
+            self._graphs = StackGraphs(drawn, flat.values.device)
         self._gradients = self._update.gradients
         stacked = [Stacked(*pair) for pair in zip(values, self._gradients, strict=True)]
         for each in stacked:
