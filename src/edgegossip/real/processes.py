@@ -11,7 +11,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -136,8 +137,9 @@ class Processes:
         keys = [f"steps/{self._num_told}/{rank}" for rank in range(1, self._size)]
         total = own.beside([StepTotals(**self._wait(key)) for key in keys])
         self._max_samples = max(self._max_samples, total.max_samples)
-        for key in [*self._old, *keys]:  # everybody has read earlier news
-            self._store.delete_key(key)
+        with _store_errors():
+            for key in [*self._old, *keys]:  # everybody has read earlier news
+                self._store.delete_key(key)
         self._old = []
         return total
 
@@ -185,30 +187,36 @@ class Processes:
         kind = type(error).__name__
         if error is not None:
             reason = str(error) if isinstance(error, EdgeGossipError) else f"{kind}: {error}"
-        try:
+        # If the store's process has ended, the others notice that by themselves.
+        with suppress(RuntimeError, TrainingError):
             if not self._store.check([_LEFT]):  # the first reason is the cause of the others
                 self._set(_LEFT, {"rank": self.rank, "kind": kind, "reason": reason})
-        except RuntimeError:
-            pass  # the store's process has ended, which the others notice by themselves
 
     def _set(self, key: str, value: Mapping[str, Any]) -> None:
-        self._store.set(key, json.dumps(value))
+        with _store_errors():
+            self._store.set(key, json.dumps(value))
 
     def _wait(self, key: str) -> dict[str, Any]:
         """Wait for another process's value."""
         pause: Seconds = 1e-4
-        try:
+        with _store_errors():
             while not self._store.check([key]):
                 if pause >= _LONGEST_PAUSE and self._store.check([_LEFT]):
                     raise _left(json.loads(self._store.get(_LEFT)))
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LONGEST_PAUSE)
             return dict(json.loads(self._store.get(key)))
-        except RuntimeError as error:
-            raise TrainingError(
-                "the process with the store of torch.distributed has ended, and this worker "
-                "with it; the log of its processes tells why"
-            ) from error
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise TrainingError(
+            "the process with the store of torch.distributed has ended, and so does this "
+            "worker; the log of its processes tells why"
+        ) from error
 
 
 def steps_to_look(
