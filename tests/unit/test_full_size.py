@@ -153,6 +153,13 @@ def test_killed_just_after_a_run_it_keeps_its_results(
     assert kept(out) == whole
 
 
+def test_a_run_killed_without_a_checkpoint_is_not_lost_silently(tmp_path: Path) -> None:
+    cell, said = run_cell("b", "gosgd"), list[str]()
+    (tmp_path / "unfinished" / cell.name).mkdir(parents=True)
+    assert short_queue(tmp_path, [cell], said).run(ALWAYS)
+    assert said[0] == "b-gosgd-seed0 was killed without a checkpoint, and begins anew"
+
+
 def test_a_changed_cell_runs_again(tmp_path: Path) -> None:
     before, after = (run_cell("b", "gosgd", seed=seed) for seed in (0, 1))
     undisturbed(tmp_path, [before])
