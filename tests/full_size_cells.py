@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,23 @@ from edgegossip.runs.experiment import Experiment
 ALWAYS = Limits(minutes=1e6)
 
 
-def run_cell(letter: str, algorithm: str, **changes: Any) -> Cell:  # noqa: ANN401
-    """A run of a tenth of a second, with a few dozen evaluations."""
+def run_cell(
+    letter: str,
+    algorithm: str,
+    fixed: Mapping[str, Any] | None = None,
+    **changes: Any,  # noqa: ANN401
+) -> Cell:
+    """A run of a tenth of a second, with a few dozen evaluations.
+
+    Args:
+        letter: The cell's letter.
+        algorithm: Name of the algorithm.
+        fixed: Changes of the experiment that are no settings.
+        changes: Changes of the experiment, as JSON values.
+    """
 
     def experiment(machine: Machine, rows: Rows) -> Experiment:
-        return quick(algorithm, evaluation_interval=0.01, **changes)
+        return quick(algorithm, evaluation_interval=0.01, **(fixed or {}), **changes)
 
     return Cell(
         name=f"{letter}-{algorithm}-seed0",

@@ -50,7 +50,7 @@ from edgegossip.runs.describe import describe
 from edgegossip.runs.experiment import MetricTarget, throughput_bound
 from edgegossip.runs.scoreboard import last_looks
 from edgegossip.runs.tuning import TUNING_SEED
-from edgegossip.training.optimizer import StepDecay, WarmUp
+from edgegossip.training.optimizer import Cosine, StepDecay, WarmUp
 from edgegossip.training.stages.teachers import SyntheticGradients
 from edgegossip.training.task import Workload
 
@@ -481,6 +481,8 @@ GPT = LanguageSettings(
     num_heads=11,
     num_test=200,
 )
+GPT_SCHEDULE = Cosine(warm_up=WarmUp(share=0.05, rise="linear"))
+"""As in DiLoCo's paper; at the full rate, the loss rises in the first steps."""
 LANGUAGE_RUNS = ("edge-diloco-compressed", "diloco")
 
 
@@ -491,7 +493,12 @@ def _language(seed: int) -> Iterator[Cell]:
         algorithm = algorithms(settings.local_steps)[name]
         yield Cell(
             name=_named("f", "gpt", name, seed),
-            settings={**plain, "algorithm": describe(algorithm), "link": describe(HOME_LINK)},
+            settings={
+                **plain,
+                "algorithm": describe(algorithm),
+                "schedule": describe(GPT_SCHEDULE),
+                "link": describe(HOME_LINK),
+            },
             experiment=partial(_language_run, name, settings),
             num_epochs=settings.num_epochs * 2.38,
         )
@@ -513,7 +520,7 @@ def _language_run(
         evaluation_interval=seconds / settings.num_evaluations,
         name=name,
     )
-    return _on(experiment, machine)
+    return _on(experiment, machine, schedule=GPT_SCHEDULE)
 
 
 # (g): many workers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import time
@@ -37,6 +38,8 @@ TIMED_SECONDS = 3.0
 """Shortest time of the timed rounds."""
 TRIAL_SECONDS = 30.0
 """A trial whose rounds would take longer than this, on a slow machine, takes steps instead."""
+LARGE = 100_000_000
+"""Parameters above which a trial trains one model alone."""
 BYTES_PER_SECOND = 20e6
 """Speed at which a state is packed and written, on a slow machine."""
 PACKED_SHARE = 0.87
@@ -146,7 +149,9 @@ def forecast(cell: Cell, machine: Machine, rows: Rows) -> Forecast:
         return Forecast(training=seconds, device=device_name(machine.torch_device))
     assert cell.experiment is not None
     experiment = batched(cell.experiment(machine, rows), "auto")
-    return of_experiment(experiment, cell.num_epochs, device_name(machine.torch_device))
+    found = of_experiment(experiment, cell.num_epochs, device_name(machine.torch_device))
+    gc.collect()  # the trial's simulator and its observer, with gigabytes of states
+    return found
 
 
 def of_experiment(experiment: Experiment, num_epochs: float, device: str) -> Forecast:
@@ -183,20 +188,24 @@ def _steps(experiment: Experiment, workload: Workload) -> tuple[float, int]:
     """Seconds per sample of learners alone, and bytes of the state of all workers."""
     with ComputePool() as pool:
         is_stacked = experiment.task.trainer is StackedLearner
-        some = range(min(experiment.num_workers, 64 if is_stacked else pool.num_threads))
-        trainers = [workload.make_trainer(rank) for rank in some]
-        for number, num_steps in enumerate((1, 1, 3, 10, 30)):
+        at_once = min(experiment.num_workers, 64 if is_stacked else pool.num_threads)
+        # A language model's activations have gigabytes.
+        number = 1 if workload.num_params(0) > LARGE else at_once
+        trainers = [workload.make_trainer(rank) for rank in range(number)]
+        for attempt, num_steps in enumerate((1, 1, 3, 10, 30)):
             began = time.monotonic()
             request = Train(workload.initial_params(), Steps(num_steps))
             results = [pool.train(each, request, 0.0) for each in trainers]
             num_samples = sum(each.result().num_samples for each in results)
             seconds = time.monotonic() - began
-            # The first step aggregates points and loads kernels.
-            if number and seconds > TIMED_SECONDS:
+            # The first step also aggregates points and loads kernels.
+            if seconds > (TIMED_SECONDS if attempt else TRIAL_SECONDS):
                 break
     # With the parameters before and after the training under way.
     state = _num_bytes(trainers[0].state_dict()) + 2 * workload.initial_params().nbytes
-    return seconds / num_samples, state * experiment.num_workers
+    is_parallel = torch.device(experiment.task.torch_device).type == "cpu"
+    speed = seconds / num_samples * (number / at_once if is_parallel else 1.0)
+    return speed, state * experiment.num_workers
 
 
 def _rounds(experiment: Experiment, workload: Workload, speed: float) -> tuple[float, int]:

@@ -201,9 +201,11 @@ class Queue:
                         f"{self._result(cell)} is damaged, so {cell.name} is left alone; "
                         "repair the file, or delete it to run the cell again"
                     )
-                case "done" | "failed" | "waiting" | "to do":
-                    # Of a process that was killed before a checkpoint, or after the result.
+                case "done" | "failed":  # by a process that was killed just after the result
                     shutil.rmtree(self._folder(cell), ignore_errors=True)
+                case "waiting" | "to do" if self._folder(cell).is_dir():
+                    self._say(f"{cell.name} was killed without a checkpoint, and begins anew")
+                    shutil.rmtree(self._folder(cell))
 
     def _say_plan(self, limits: Limits) -> None:
         left = 60 * limits.minutes

@@ -153,6 +153,13 @@ def test_killed_just_after_a_run_it_keeps_its_results(
     assert kept(out) == whole
 
 
+def test_a_run_killed_without_a_checkpoint_is_not_lost_silently(tmp_path: Path) -> None:
+    cell, said = run_cell("b", "gosgd"), list[str]()
+    (tmp_path / "unfinished" / cell.name).mkdir(parents=True)
+    assert short_queue(tmp_path, [cell], said).run(ALWAYS)
+    assert said[0] == "b-gosgd-seed0 was killed without a checkpoint, and begins anew"
+
+
 def test_a_changed_cell_runs_again(tmp_path: Path) -> None:
     before, after = (run_cell("b", "gosgd", seed=seed) for seed in (0, 1))
     undisturbed(tmp_path, [before])
@@ -277,17 +284,19 @@ def test_a_forecast_takes_real_steps() -> None:
 
 
 def test_a_packed_state_is_exact_and_holds_equal_tensors_once() -> None:
-    many = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    many, different = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(0))
     tree = {
         "same": [many, many.clone()],
+        "different": different,
         "others": (torch.empty(0, 3), torch.tensor(True), torch.tensor([[1, 2]])),
         "double": torch.tensor([0.1], dtype=torch.float64),
     }
     content = state.packed(tree)
-    assert len(content) < many.numel() * 4
+    assert len(content) < 2 * many.nbytes
     found = state.unpacked(content)
     assert [torch.equal(each, many) for each in found["same"]] == [True, True]
     assert found["same"][0] is not found["same"][1]
+    assert torch.equal(found["different"], different)
     for before, after in zip(tree["others"], found["others"], strict=True):
         assert isinstance(before, torch.Tensor)
         assert before.dtype == after.dtype

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.full_size.forecast import device_name, of_experiment
+from benchmarks.full_size.queue import Limits
 from tests.dense_models import dense_task, flat_data
+from tests.full_size_cells import kept, run_cell, short_queue
 from tests.networks import NETWORKS
 from tests.process_groups import in_processes
 from tests.small_learners import (
@@ -373,3 +376,22 @@ def test_a_stopped_run_goes_on(tmp_path: Path, name: str) -> None:
             run(some, out=tmp_path / "stopped", num_threads=2)
         run(some, out=tmp_path / "stopped", num_threads=1, resume=True)
     assert left(tmp_path / "stopped") == left(tmp_path / "whole")
+
+
+def test_the_queue_of_experiments_stops_and_goes_on(tmp_path: Path) -> None:
+    task = small_task(torch_device="cuda")
+    cells = [run_cell("b", "gosgd", {"task": task})]
+    for _ in range(100):
+        queue = short_queue(tmp_path, cells)
+        queue.run(Limits(minutes=1.0))
+        if queue.state(cells[0]) == "done":
+            break
+    assert queue.state(cells[0]) == "done"
+    assert kept(tmp_path)["b-gosgd-seed0"]["row"]["reason"] == "finished"
+
+
+def test_a_forecast_takes_real_steps_on_a_gpu() -> None:
+    experiment = replace(small_run("gosgd"), task=small_task(torch_device="cuda"))
+    found = of_experiment(experiment, num_epochs=100.0, device=device_name("cuda"))
+    assert found.training > 0
+    assert found.device == torch.cuda.get_device_name()
