@@ -65,7 +65,7 @@ from edgegossip.training.task import Task
 SHAPE = (1, 28, 28)
 BATCH_SIZES = (32, 64, 128, 256, 512)
 NUM_TURNS = 9
-TURN = 4096
+TURN = 2048
 """Samples per turn."""
 MOST = 0.05
 """Share of the cores that other processes may use in a turn that counts."""
@@ -161,8 +161,11 @@ class Pair:
             self._optimizer.step()
 
 
-def speed(work: Callable[[], Any], counters: SystemCounters) -> tuple[float, float]:
+def speed(
+    work: Callable[[], Any], counters: SystemCounters, pause: float
+) -> tuple[float, float]:
     """How often per second `work` could run, and the share of the cores that others used."""
+    time.sleep(pause)  # for others on this machine, if this process has a higher priority
     before, start = counters.read(), time.perf_counter()
     work()
     seconds, after = time.perf_counter() - start, counters.read()
@@ -170,7 +173,7 @@ def speed(work: Callable[[], Any], counters: SystemCounters) -> tuple[float, flo
     return 1 / seconds, used / seconds / counters.num_cores
 
 
-def measure_speed(batch_size: int) -> dict[str, Any]:
+def measure_speed(batch_size: int, pause: float) -> dict[str, Any]:
     some = experiment("noise", batch_size)
     num_steps = max(4, TURN // batch_size)
     [port] = free_ports(1)
@@ -200,7 +203,7 @@ def measure_speed(batch_size: int) -> dict[str, Any]:
             each()
         turns: list[dict[str, tuple[float, float]]] = []
         while time.monotonic() < deadline:
-            turns.append({name: speed(each, counters) for name, each in run.items()})
+            turns.append({name: speed(each, counters, pause) for name, each in run.items()})
             if sum(map(is_quiet, turns)) >= NUM_TURNS:
                 break
         pair.run(-1)
@@ -320,6 +323,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["speed", "forecast", "losses"])
     parser.add_argument("--seeds", type=int, default=10, help="of the losses")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each turn")
     parser.add_argument("--follow", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--ddp", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -337,7 +341,7 @@ def main() -> None:
     origin = about(options)
     found: dict[str, Any] = {"load_before": os.getloadavg()}
     if options.only in (None, "speed"):
-        found["speed"] = [measure_speed(size) for size in options.batch_sizes]
+        found["speed"] = [measure_speed(size, options.pause) for size in options.batch_sizes]
     if options.only in (None, "forecast"):
         found["forecast"] = measure_forecasts(256)
     if options.only in (None, "losses"):
