@@ -65,7 +65,7 @@ from edgegossip.training.task import Task
 SHAPE = (1, 28, 28)
 BATCH_SIZES = (32, 64, 128, 256, 512)
 NUM_TURNS = 9
-TURN = 2048
+TURN = 6144
 """Samples per turn."""
 MOST = 0.05
 """Share of the cores that other processes may use in a turn that counts."""

@@ -33,8 +33,8 @@ ADDRESS = "lead"
 _MEMORY = 31
 """Steps of whose times an executor's speed is the median."""
 _UNEVEN = 0.1
-"""By how much a step may be longer than with the best shares before they are changed. Kernels are
-prepared for each new size of a share, so sizes must not follow noise."""
+"""By how much a step may be longer than with the best shares before these are changed. Kernels
+are prepared for each new size of a share, so sizes must not follow noise."""
 
 
 def divide(number: int, speeds: Sequence[float]) -> list[int]:
