@@ -274,7 +274,7 @@ class Executors:
             return
         speeds = {index: 1 / statistics.median(self._times[index]) for index in self.members}
         even = dict.fromkeys(self.members, 1.0)
-        for used in (self._used, even, speeds):
+        for used in (even, self._used, speeds):
             # The time of a step that is divided like this, over the shortest possible time.
             ratios = [used[index] / speeds[index] for index in self.members]
             total = sum(used[index] for index in self.members)
