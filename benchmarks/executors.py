@@ -48,6 +48,7 @@ from edgegossip.contract.trainer import Trainer
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.data.hold_out import some_of
 from edgegossip.data.readers import mnist
+from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.monitor import Monitor
 from edgegossip.machine.predictor import PerformancePredictor
@@ -70,7 +71,7 @@ TURN = 6144
 MOST = 0.05
 """Share of the cores that other processes may use in a turn that counts."""
 MIN_TURNS = 5
-PATIENCE = 60.0
+PATIENCE = 40.0
 """Seconds for the turns with one batch size."""
 BLOCK = 2.0
 NUM_BLOCKS = 20
@@ -328,6 +329,7 @@ def main() -> None:
     parser.add_argument("--ddp", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a worker does
     if options.follow is not None:
         data, batch_size, seed = options.follow
         follow(experiment(data, int(batch_size), int(seed)), 0)
