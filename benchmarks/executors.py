@@ -73,7 +73,7 @@ MOST = 0.05
 MIN_TURNS = 5
 PATIENCE = 40.0
 """Seconds for the turns with one batch size."""
-BLOCK = 2.0
+BLOCK = 1.0
 NUM_BLOCKS = 20
 NUM_EPOCHS = 3
 NUM_SAMPLES = 20_000
@@ -242,7 +242,7 @@ def is_quiet(turn: dict[str, tuple[float, float]]) -> bool:
 # Forecasts.
 
 
-def measure_forecasts(batch_size: int) -> dict[str, Any]:
+def measure_forecasts(batch_size: int, pause: float) -> dict[str, Any]:
     some = experiment("noise", batch_size)
     with leading(some, 0, processes("noise", batch_size)) as executors:
         assert executors is not None
@@ -251,11 +251,11 @@ def measure_forecasts(batch_size: int) -> dict[str, Any]:
         start, end, cost = training.run(1.0)
         predictor = PerformancePredictor(2, seconds_alone=2 * (end - start) / cost)
         with Monitor(predictor, executors=executors, counters=SystemCounters()) as monitor:
-            two = [forecast_error(monitor, training) for _ in range(NUM_BLOCKS)]
+            two = [forecast_error(monitor, training, pause) for _ in range(NUM_BLOCKS)]
             seconds_each = [each["average"] for each in predictor.state_dict()["base_times"]]
             os.kill(executors.process_ids[0], signal.SIGKILL)
             training.run(0.1)
-            one = [forecast_error(monitor, training) for _ in range(NUM_BLOCKS // 2)]
+            one = [forecast_error(monitor, training, pause) for _ in range(NUM_BLOCKS // 2)]
     return {
         "batch_size": batch_size,
         "seconds_per_sample": seconds_each,
@@ -269,8 +269,9 @@ def measure_forecasts(batch_size: int) -> dict[str, Any]:
     }
 
 
-def forecast_error(monitor: Monitor, training: TimedTraining) -> float:
+def forecast_error(monitor: Monitor, training: TimedTraining, pause: float) -> float:
     """The relative error of the forecast for the next block."""
+    time.sleep(pause)
     forecast = monitor.forecast(time.monotonic()).throughput
     start, end, cost = training.run(BLOCK)
     monitor.trained(start, end, cost)
@@ -345,7 +346,7 @@ def main() -> None:
     if options.only in (None, "speed"):
         found["speed"] = [measure_speed(size, options.pause) for size in options.batch_sizes]
     if options.only in (None, "forecast"):
-        found["forecast"] = measure_forecasts(256)
+        found["forecast"] = measure_forecasts(256, options.pause)
     if options.only in (None, "losses"):
         found["losses"] = [measure_loss(seed, 0.0) for seed in range(options.seeds)]
     if options.json:
