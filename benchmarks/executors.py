@@ -48,6 +48,7 @@ from edgegossip.contract.trainer import Trainer
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.data.hold_out import some_of
 from edgegossip.data.readers import mnist
+from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.counters import SystemCounters
 from edgegossip.machine.monitor import Monitor
 from edgegossip.machine.predictor import PerformancePredictor
@@ -65,14 +66,14 @@ from edgegossip.training.task import Task
 SHAPE = (1, 28, 28)
 BATCH_SIZES = (32, 64, 128, 256, 512)
 NUM_TURNS = 9
-TURN = 4096
+TURN = 6144
 """Samples per turn."""
 MOST = 0.05
 """Share of the cores that other processes may use in a turn that counts."""
 MIN_TURNS = 5
-PATIENCE = 60.0
+PATIENCE = 40.0
 """Seconds for the turns with one batch size."""
-BLOCK = 2.0
+BLOCK = 1.0
 NUM_BLOCKS = 20
 NUM_EPOCHS = 3
 NUM_SAMPLES = 20_000
@@ -161,8 +162,11 @@ class Pair:
             self._optimizer.step()
 
 
-def speed(work: Callable[[], Any], counters: SystemCounters) -> tuple[float, float]:
+def speed(
+    work: Callable[[], Any], counters: SystemCounters, pause: float
+) -> tuple[float, float]:
     """How often per second `work` could run, and the share of the cores that others used."""
+    time.sleep(pause)  # for others on this machine, if this process has a higher priority
     before, start = counters.read(), time.perf_counter()
     work()
     seconds, after = time.perf_counter() - start, counters.read()
@@ -170,7 +174,7 @@ def speed(work: Callable[[], Any], counters: SystemCounters) -> tuple[float, flo
     return 1 / seconds, used / seconds / counters.num_cores
 
 
-def measure_speed(batch_size: int) -> dict[str, Any]:
+def measure_speed(batch_size: int, pause: float) -> dict[str, Any]:
     some = experiment("noise", batch_size)
     num_steps = max(4, TURN // batch_size)
     [port] = free_ports(1)
@@ -200,7 +204,7 @@ def measure_speed(batch_size: int) -> dict[str, Any]:
             each()
         turns: list[dict[str, tuple[float, float]]] = []
         while time.monotonic() < deadline:
-            turns.append({name: speed(each, counters) for name, each in run.items()})
+            turns.append({name: speed(each, counters, pause) for name, each in run.items()})
             if sum(map(is_quiet, turns)) >= NUM_TURNS:
                 break
         pair.run(-1)
@@ -238,7 +242,7 @@ def is_quiet(turn: dict[str, tuple[float, float]]) -> bool:
 # Forecasts.
 
 
-def measure_forecasts(batch_size: int) -> dict[str, Any]:
+def measure_forecasts(batch_size: int, pause: float) -> dict[str, Any]:
     some = experiment("noise", batch_size)
     with leading(some, 0, processes("noise", batch_size)) as executors:
         assert executors is not None
@@ -247,11 +251,11 @@ def measure_forecasts(batch_size: int) -> dict[str, Any]:
         start, end, cost = training.run(1.0)
         predictor = PerformancePredictor(2, seconds_alone=2 * (end - start) / cost)
         with Monitor(predictor, executors=executors, counters=SystemCounters()) as monitor:
-            two = [forecast_error(monitor, training) for _ in range(NUM_BLOCKS)]
+            two = [forecast_error(monitor, training, pause) for _ in range(NUM_BLOCKS)]
             seconds_each = [each["average"] for each in predictor.state_dict()["base_times"]]
             os.kill(executors.process_ids[0], signal.SIGKILL)
             training.run(0.1)
-            one = [forecast_error(monitor, training) for _ in range(NUM_BLOCKS // 2)]
+            one = [forecast_error(monitor, training, pause) for _ in range(NUM_BLOCKS // 2)]
     return {
         "batch_size": batch_size,
         "seconds_per_sample": seconds_each,
@@ -265,8 +269,9 @@ def measure_forecasts(batch_size: int) -> dict[str, Any]:
     }
 
 
-def forecast_error(monitor: Monitor, training: TimedTraining) -> float:
+def forecast_error(monitor: Monitor, training: TimedTraining, pause: float) -> float:
     """The relative error of the forecast for the next block."""
+    time.sleep(pause)
     forecast = monitor.forecast(time.monotonic()).throughput
     start, end, cost = training.run(BLOCK)
     monitor.trained(start, end, cost)
@@ -320,10 +325,12 @@ def main() -> None:
     parser.add_argument("--only", choices=["speed", "forecast", "losses"])
     parser.add_argument("--seeds", type=int, default=10, help="of the losses")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each turn")
     parser.add_argument("--follow", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--ddp", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a worker does
     if options.follow is not None:
         data, batch_size, seed = options.follow
         follow(experiment(data, int(batch_size), int(seed)), 0)
@@ -337,9 +344,9 @@ def main() -> None:
     origin = about(options)
     found: dict[str, Any] = {"load_before": os.getloadavg()}
     if options.only in (None, "speed"):
-        found["speed"] = [measure_speed(size) for size in options.batch_sizes]
+        found["speed"] = [measure_speed(size, options.pause) for size in options.batch_sizes]
     if options.only in (None, "forecast"):
-        found["forecast"] = measure_forecasts(256)
+        found["forecast"] = measure_forecasts(256, options.pause)
     if options.only in (None, "losses"):
         found["losses"] = [measure_loss(seed, 0.0) for seed in range(options.seeds)]
     if options.json:

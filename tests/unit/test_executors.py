@@ -274,13 +274,17 @@ def test_a_batch_is_divided_by_speed(number: int, speeds: list[float]) -> None:
 def test_shares_follow_the_speeds_but_not_their_noise() -> None:
     with together(2, given()) as crew:
         executors = crew.executors
-        for _ in range(50):
-            executors.timed([32, 32], [0.1, 0.105])
-        assert executors.shares(64) == [32, 32]
+        for step in range(50):
+            noise = 3.0 if step % 3 == 0 else 1.0  # a process is interrupted now and then
+            executors.timed([32, 32], [0.1 * noise, 0.105])
+            assert executors.shares(64) == [32, 32]
         for _ in range(50):
             sizes = executors.shares(64)
             executors.timed(sizes, [0.001 * sizes[0], 0.003 * sizes[1]])
-        assert executors.shares(64)[0] == pytest.approx(48, rel=0.05)
+        assert executors.shares(64)[0] == pytest.approx(48, rel=0.1)
+        for _ in range(50):
+            executors.timed([32, 32], [0.1, 0.105])
+        assert executors.shares(64) == [32, 32]
 
 
 # The start.

@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from edgegossip.contract.errors import NetworkError, UsageError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range
+from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.quota import num_cores
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.process import intra_op_threads, on_stop_signal
@@ -304,6 +305,7 @@ def follow(experiment: Experiment, rank: Rank, threads: int = 1) -> bool:
         return False
     require_sharing(experiment, rank, started.number)
     place = started.place()
+    keep_freed_memory()  # as the lead does
     # The lead decides when to stop, and it gives the same warnings.
     with (
         on_stop_signal(lambda: None),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,11 +30,11 @@ STARTING: Seconds = 300.0
 """Seconds for the start of an executor: boards may import torch and load data for minutes."""
 ADDRESS = "lead"
 """Key of the lead's address in the store."""
-_FADING = 0.9
-"""Weight of the earlier steps in an executor's speed, for each later step."""
+_MEMORY = 31
+"""Steps of whose times an executor's speed is the median."""
 _UNEVEN = 0.1
-"""Relative change of a speed at which batches are divided anew. Kernels are prepared for each
-new size of a share, so sizes must not follow the noise of single steps."""
+"""By how much a step may be longer than with the best shares before these are changed. Kernels
+are prepared for each new size of a share, so sizes must not follow noise."""
 
 
 def divide(number: int, speeds: Sequence[float]) -> list[int]:
@@ -62,18 +63,6 @@ def divide(number: int, speeds: Sequence[float]) -> list[int]:
         reducible = [each for each in chosen if sizes[each] > least]
         sizes[max(reducible, key=lambda each: sizes[each] / speeds[each])] -= 1
     return sizes
-
-
-@dataclass(slots=True)
-class Speed:
-    """Speed of an executor in its last steps, about ten."""
-
-    num_samples: float = 0.0
-    seconds: Seconds = 0.0
-
-    def add(self, num_samples: int, seconds: Seconds) -> None:
-        self.num_samples = _FADING * self.num_samples + num_samples
-        self.seconds = _FADING * self.seconds + seconds
 
 
 class Executors:
@@ -115,7 +104,7 @@ class Executors:
         self._patience = patience
         self._links: dict[int, Link] = {}
         self._group: Group | None = None
-        self._speeds = {index: Speed() for index in self.members}
+        self._times = {index: deque[Seconds](maxlen=_MEMORY) for index in self.members}
         self._used: dict[int, float] = dict.fromkeys(self.members, 1.0)
         self.backend = self._meet(torch_device, starting, may_start)
         self._form()
@@ -280,16 +269,18 @@ class Executors:
         """Learn the speeds from the times that the members computed in a step."""
         for index, size, time_ in zip(self.members, sizes, seconds, strict=True):
             if size and time_ > 0:
-                self._speeds[index].add(size, time_)
-        known = [self._speeds[index] for index in self.members]
-        if not all(each.seconds for each in known):
+                self._times[index].append(time_ / size)
+        if min(len(self._times[index]) for index in self.members) < _MEMORY // 4:
             return
-        speeds = [each.num_samples / each.seconds for each in known]
-        # Only their ratios matter: a load on the whole machine slows all of them.
-        scale = sum(self._used[index] for index in self.members) / sum(speeds)
-        fitting = {i: scale * speed for i, speed in zip(self.members, speeds, strict=True)}
-        if any(abs(self._used[i] / fitting[i] - 1) > _UNEVEN for i in self.members):
-            self._used |= fitting
+        speeds = {index: 1 / statistics.median(self._times[index]) for index in self.members}
+        even = dict.fromkeys(self.members, 1.0)
+        for used in (even, self._used, speeds):
+            # The time of a step that is divided like this, over the shortest possible time.
+            ratios = [used[index] / speeds[index] for index in self.members]
+            total = sum(used[index] for index in self.members)
+            if max(ratios) * sum(speeds.values()) / total <= 1 + _UNEVEN:
+                self._used = {**self._used, **used}
+                return
 
     def close(self) -> None:
         """Let all other executors end."""
