@@ -45,7 +45,7 @@ class Joined:
         monkeypatch.setattr(network, "Monitor", self._monitor)
         monkeypatch.setattr(network, "take_part", self._take_part)
 
-    def _measure(self, *_: object, threads: int) -> float:
+    def _measure(self, *_: object, threads: int, executors: object) -> float:
         self.threads.append(threads)
         return 0.01
 
