@@ -255,7 +255,6 @@ def elementwise(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 elementwise.is_elementwise = True  # type: ignore[attr-defined]
 
 
-@pytest.mark.filterwarnings("ignore:training draws from PyTorch's global generator")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -275,6 +274,24 @@ elementwise.is_elementwise = True  # type: ignore[attr-defined]
 def test_what_cannot_be_stacked_is_told(changes: dict[str, Any], reason: str | None) -> None:
     found = try_together(dense_task(**changes)).reason
     assert found is None if reason is None else found is not None and reason in found
+
+
+def diverging(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets) * math.inf
+
+
+def test_a_trial_that_fails_leaves_learners_apart() -> None:
+    plain = replace(many(64), task=dense_task(loss=diverging))
+    assert batched(plain) is plain
+    with pytest.raises(UsageError, match="cannot take its first steps"):
+        batched(plain, "on")
+
+
+def test_a_trial_leaves_no_trace() -> None:
+    before, num_threads = torch.get_rng_state(), torch.get_num_threads()
+    try_together(dense_task(model=Mixing))  # without a warning, which would be an error here
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == num_threads
 
 
 def test_last_bits_that_depend_on_others_are_noticed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from edgegossip.data.dataset import WorkerData
 from edgegossip.data.local import Local
 from edgegossip.models.blocks import drawn_from
 from edgegossip.runs.experiment import Experiment
+from edgegossip.sim.pool import ComputePool
 from edgegossip.training.copies import ModelCopies
 from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.optimizer import SGD
@@ -99,6 +101,14 @@ def try_together(task: Task, most_flops: float = math.inf) -> Trial:
     """
     if (reason := _reason_against(task)) is not None:
         return Trial(reason=reason)
+    # As in a run: on a thread of the pool, where last bits may be others than on several cores.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ComputePool(1) as pool:
+        warnings.simplefilter("ignore")  # the run will warn again
+        return pool.submit(_tried, task, most_flops).result()
+
+
+def _tried(task: Task, most_flops: float) -> Trial:
+    """Findings of a trial of a task to which nothing else is opposed."""
     with drawn_from(0):
         model = task.model() if callable(task.model) else None
     assert model is not None
@@ -107,23 +117,31 @@ def try_together(task: Task, most_flops: float = math.inf) -> Trial:
     if not copies.can_be_lent:
         return Trial(reason="the optimizer is neither edgegossip's nor PyTorch's own")
     steps = partial(_steps, task, settings, copies)
-    with FlopCounterMode(display=False) as counter:
-        (alone,) = steps(Learner, [0])
-    has_convolutions = any(type(each) in CONVOLUTIONS for each in model.modules())
-    if has_convolutions and counter.get_total_flops() > most_flops * _NUM_STEPS:
-        return Trial(reason="its convolutions are faster one by one")
+    try:
+        if any(type(each) in CONVOLUTIONS for each in model.modules()):
+            with FlopCounterMode(display=False) as counter:
+                steps(Learner, [0], 1)
+            if counter.get_total_flops() > most_flops:
+                return Trial(reason="its convolutions are faster one by one")
+        (alone,) = steps(Learner, [2])
+    except Exception as error:  # of the model's or the user's own code; the run will tell
+        return Trial(reason=f"one learner cannot take its first steps ({_first_line(error)})")
     try:
         three, *pairs = (steps(StackedLearner, ranks) for ranks in ([0, 1, 2], [0, 1], [2, 0]))
     except Exception as error:  # of the model's own code, under `vmap`
-        message = str(error).partition("\n")[0]
-        return Trial(reason=f"torch.vmap cannot run the model ({message})")
-    if not (three[0] - alone).norm() <= _TOLERANCE * alone.norm():
+        return Trial(reason=f"torch.vmap cannot run the model ({_first_line(error)})")
+    # The last one, because kernels that know nothing of several models serve the first.
+    if not (three[2] - alone).norm() <= _TOLERANCE * alone.norm():
         return Trial(reason="together they take other steps than alone")
     expected = (three[0], three[1], three[2], three[0])
     found = [each for pair in pairs for each in pair]
     is_on_cpu = torch.device(task.torch_device).type == "cpu"
     depends = is_on_cpu and not all(map(torch.equal, expected, found))
     return Trial(depends_on_others=depends)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _reason_against(task: Task) -> str | None:
@@ -147,6 +165,7 @@ def _steps(
     copies: ModelCopies,
     trainer: type[Learner],
     ranks: list[int],
+    num_steps: int = _NUM_STEPS,
 ) -> list[Tensor]:
     """By how much a few steps move the parameters of some learners, together if they can."""
     data = task.dataset.training
@@ -160,7 +179,7 @@ def _steps(
         )
         for rank in ranks
     ]
-    request = Train(copies.initial_params, Steps(_NUM_STEPS))
+    request = Train(copies.initial_params, Steps(num_steps))
     work = [each.prepare(request, 0.0) for each in learners]
     first, *others = work
     outcomes = [learners[0].train(request)] if first is None else first.train_with(others)
