@@ -26,6 +26,7 @@ from edgegossip.contract.errors import TrainingError, UsageError
 from edgegossip.contract.protocol import Epochs, Steps, Train, Work
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import Prepared, TrainingResult
+from edgegossip.data.dataset import WorkerData
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.models import resnet20
 from edgegossip.runs.batching import Batched, batched, try_together
@@ -40,6 +41,13 @@ from edgegossip.training.stacked.learner import MOST_TOGETHER, StackedLearner
 from edgegossip.training.stacked.stack import Stack
 from edgegossip.training.step import TrainingStep
 from edgegossip.training.task import Task, Workload
+
+
+def elementwise(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params)
+
+
+elementwise.is_elementwise = True  # type: ignore[attr-defined]
 
 
 def prepared(
@@ -93,6 +101,34 @@ def test_learners_of_other_models_or_momentum_do_not_train_together() -> None:
     assert two.key != with_other_momentum.key
     other = Workload(stacked(), range(2), seed=0)
     assert two.key != prepared(other, 0, Steps(2)).key
+
+
+@pytest.mark.parametrize("optimizer", [Slowing, elementwise])
+def test_optimizers_whose_state_is_unknown_are_refused(optimizer: Any) -> None:  # noqa: ANN401
+    workload = Workload(stacked(optimizer=optimizer), range(1), seed=0)
+    with pytest.raises(ValueError, match=r"StackedLearner supports .* train with a Learner"):
+        workload.make_trainer(0)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Adafactor"), reason="PyTorch before 2.5")
+def test_optimizers_that_pytorch_names_otherwise_are_its_own() -> None:
+    def adafactor(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adafactor(params)
+
+    assert try_together(dense_task(optimizer=adafactor)).reason is None
+
+
+def test_learners_of_different_data_do_not_train_together() -> None:
+    found = []
+    workload = Workload(stacked(), range(2), seed=0)
+    for dataset in (flat_data(20), flat_data(20)):
+        data = WorkerData(dataset=dataset.training, shard=torch.arange(20))
+        copies = workload._copies("")
+        learner = StackedLearner(workload._settings[""], data, copies=copies)
+        work = learner.prepare(Train(workload.initial_params(), Steps(1)), 0.0)
+        found.append((learner, work.key))
+    (_, first), (_, second) = found
+    assert first != second
 
 
 def test_one_that_fails_leaves_the_others_alone() -> None:
@@ -246,13 +282,6 @@ class Mixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.dropout(self.dense(x))
-
-
-def elementwise(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(params)
-
-
-elementwise.is_elementwise = True  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

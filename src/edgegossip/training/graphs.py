@@ -38,7 +38,7 @@ _SAID: set[str] = set()
 
 
 class Graphed(Protocol):
-    """What a step changes: a `ModelCopy`."""
+    """A `ModelCopy`, as far as its steps are concerned."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -455,13 +455,15 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         *tensors, options = arguments
         number = info.batch_size
-        query, key, value, mask = (
-            each if each is None else _first_dim(each, dim, number)
+        query, key, value, *masks = (
+            _first_dim(each, dim, number)
             for each, dim in zip(tensors, in_dims, strict=False)
+            if each is not None
         )
+        mask = masks[0] if masks else None
         if mask is not None:  # which may have fewer dimensions than the query
             mask = mask.view(number, *(1,) * (query.ndim - mask.ndim), *mask.shape[1:])
             mask = mask.expand(number, query.shape[1], *mask.shape[2:]).flatten(0, 1)
-        folded = (each.flatten(0, 1) for each in (query, key, value))
-        found = F.scaled_dot_product_attention(*folded, mask, **options)
+        query, key, value = (each.flatten(0, 1) for each in (query, key, value))
+        found = F.scaled_dot_product_attention(query, key, value, mask, **options)
         return torch.unflatten(found, 0, (number, -1)), 0
