@@ -18,6 +18,7 @@ from tests.small_learners import Slowing
 from tests.small_runs import FAULTS, adam, small_model
 from tests.tiers import thorough
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset, default_collate
 
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.cli import commands
@@ -26,7 +27,7 @@ from edgegossip.contract.errors import TrainingError, UsageError
 from edgegossip.contract.protocol import Epochs, Steps, Train, Work
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import Prepared, TrainingResult
-from edgegossip.data.dataset import WorkerData
+from edgegossip.data.dataset import ArraySplit, Dataset, TorchSplit, WorkerData
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.models import resnet20
 from edgegossip.runs.batching import Batched, batched, try_together
@@ -35,6 +36,7 @@ from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
 from edgegossip.training.learner import Learner
+from edgegossip.training.metrics import R2
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
 from edgegossip.training.stacked.learner import MOST_TOGETHER, StackedLearner
@@ -305,6 +307,27 @@ def test_what_cannot_be_stacked_is_told(changes: dict[str, Any], reason: str | N
     assert found is None if reason is None else found is not None and reason in found
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"collate": lambda samples: default_collate(samples)}, "collate"), ({}, None)],
+)
+def test_batches_that_are_collated_in_ones_own_way_stay_apart(
+    options: dict[str, Any], reason: str | None
+) -> None:
+    x, y = flat_data(20).train.batch(torch.arange(20))
+    split = TorchSplit(TensorDataset(x, y), **options)
+    dataset = Dataset("own", split, split, num_classes=0)
+    found = try_together(dense_task(dataset=dataset, metrics=(R2(),))).reason
+    assert found is None if reason is None else found is not None and reason in found
+
+
+def test_batches_that_are_read_ahead_stay_apart() -> None:
+    x, y = flat_data(20).train.batch(torch.arange(20))
+    split = ArraySplit(x, y, num_workers=1)
+    dataset = replace(flat_data(20), train=split, test=split)
+    assert "read ahead" in str(try_together(dense_task(dataset=dataset)).reason)
+
+
 def diverging(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets) * math.inf
 
@@ -324,8 +347,11 @@ def test_a_trial_leaves_no_trace() -> None:
 
 
 def test_last_bits_that_depend_on_others_are_noticed() -> None:
-    layers = [nn.Flatten(1, 2), nn.Linear(6, 5), nn.Tanh(), nn.Flatten(), nn.Linear(30, 3)]
-    task = dense_task(model=lambda: nn.Sequential(*layers))
+    def model() -> nn.Module:  # made in the trial, which draws its weights from a seed
+        rows = (nn.Flatten(1, 2), nn.Linear(6, 5), nn.Tanh(), nn.Flatten())
+        return nn.Sequential(*rows, nn.Linear(30, 3))
+
+    task = dense_task(model=model)
     assert try_together(task).depends_on_others
     some = replace(many(64), task=task)
     assert batched(some).task.trainer is Learner

@@ -152,6 +152,11 @@ def _reason_against(task: Task) -> str | None:
         return "the task has a trainer of its own"
     if isinstance(task.dataset, Local):
         return "each worker has data of its own (Local)"
+    split, _ = task.dataset.training.resolved(torch.arange(0))
+    if getattr(split, "has_own_collate", False):
+        return "a collate function of its own makes the batches"
+    if getattr(split, "pool", None) is not None:
+        return "each worker's batches are read ahead (num_workers)"
     if task.step.micro_batch_size is not None or task.step.compile:
         return "steps have micro-batches or a compiled model"
     if getattr(task.optimizer, "is_elementwise", False) and not isinstance(task.optimizer, SGD):
