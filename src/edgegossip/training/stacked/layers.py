@@ -262,8 +262,8 @@ def _layer_norm(
 
 
 def _embedding(layer: nn.Embedding, weight: Stacked, x: Tensor) -> Tensor:
-    firsts = torch.arange(0, len(x) * layer.num_embeddings, layer.num_embeddings)
-    places = x + firsts.to(x.device).view(-1, *(1,) * (x.ndim - 1))
+    numbers = torch.arange(len(x), device=x.device)  # on the device, for CUDA graphs
+    places = x + (numbers * layer.num_embeddings).view(-1, *(1,) * (x.ndim - 1))
     frequent = layer.scale_grad_by_freq
     found = F.embedding(places, weight.side_by_side, scale_grad_by_freq=frequent)
     if layer.padding_idx is None:
