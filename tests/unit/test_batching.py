@@ -18,6 +18,7 @@ from tests.small_learners import Slowing
 from tests.small_runs import FAULTS, adam, small_model
 from tests.tiers import thorough
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset, default_collate
 
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.cli import commands
@@ -26,6 +27,7 @@ from edgegossip.contract.errors import TrainingError, UsageError
 from edgegossip.contract.protocol import Epochs, Steps, Train, Work
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import Prepared, TrainingResult
+from edgegossip.data.dataset import ArraySplit, Dataset, TorchSplit, WorkerData
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.models import resnet20
 from edgegossip.runs.batching import Batched, batched, try_together
@@ -34,12 +36,20 @@ from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
 from edgegossip.training.learner import Learner
+from edgegossip.training.metrics import R2
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
 from edgegossip.training.stacked.learner import MOST_TOGETHER, StackedLearner
 from edgegossip.training.stacked.stack import Stack
 from edgegossip.training.step import TrainingStep
 from edgegossip.training.task import Task, Workload
+
+
+def elementwise(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params)
+
+
+elementwise.is_elementwise = True  # type: ignore[attr-defined]
 
 
 def prepared(
@@ -93,6 +103,34 @@ def test_learners_of_other_models_or_momentum_do_not_train_together() -> None:
     assert two.key != with_other_momentum.key
     other = Workload(stacked(), range(2), seed=0)
     assert two.key != prepared(other, 0, Steps(2)).key
+
+
+@pytest.mark.parametrize("optimizer", [Slowing, elementwise])
+def test_optimizers_whose_state_is_unknown_are_refused(optimizer: Any) -> None:  # noqa: ANN401
+    workload = Workload(stacked(optimizer=optimizer), range(1), seed=0)
+    with pytest.raises(ValueError, match=r"StackedLearner supports .* train with a Learner"):
+        workload.make_trainer(0)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Adafactor"), reason="PyTorch before 2.5")
+def test_optimizers_that_pytorch_names_otherwise_are_its_own() -> None:
+    def adafactor(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adafactor(params)
+
+    assert try_together(dense_task(optimizer=adafactor)).reason is None
+
+
+def test_learners_of_different_data_do_not_train_together() -> None:
+    found = []
+    workload = Workload(stacked(), range(2), seed=0)
+    for dataset in (flat_data(20), flat_data(20)):
+        data = WorkerData(dataset=dataset.training, shard=torch.arange(20))
+        copies = workload._copies("")
+        learner = StackedLearner(workload._settings[""], data, copies=copies)
+        work = learner.prepare(Train(workload.initial_params(), Steps(1)), 0.0)
+        found.append((learner, work.key))
+    (_, first), (_, second) = found
+    assert first != second
 
 
 def test_one_that_fails_leaves_the_others_alone() -> None:
@@ -248,14 +286,6 @@ class Mixing(nn.Module):
         return F.dropout(self.dense(x))
 
 
-def elementwise(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(params)
-
-
-elementwise.is_elementwise = True  # type: ignore[attr-defined]
-
-
-@pytest.mark.filterwarnings("ignore:training draws from PyTorch's global generator")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -277,9 +307,51 @@ def test_what_cannot_be_stacked_is_told(changes: dict[str, Any], reason: str | N
     assert found is None if reason is None else found is not None and reason in found
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"collate": lambda samples: default_collate(samples)}, "collate"), ({}, None)],
+)
+def test_batches_that_are_collated_in_ones_own_way_stay_apart(
+    options: dict[str, Any], reason: str | None
+) -> None:
+    x, y = flat_data(20).train.batch(torch.arange(20))
+    split = TorchSplit(TensorDataset(x, y), **options)
+    dataset = Dataset("own", split, split, num_classes=0)
+    found = try_together(dense_task(dataset=dataset, metrics=(R2(),))).reason
+    assert found is None if reason is None else found is not None and reason in found
+
+
+def test_batches_that_are_read_ahead_stay_apart() -> None:
+    x, y = flat_data(20).train.batch(torch.arange(20))
+    split = ArraySplit(x, y, num_workers=1)
+    dataset = replace(flat_data(20), train=split, test=split)
+    assert "read ahead" in str(try_together(dense_task(dataset=dataset)).reason)
+
+
+def diverging(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets) * math.inf
+
+
+def test_a_trial_that_fails_leaves_learners_apart() -> None:
+    plain = replace(many(64), task=dense_task(loss=diverging))
+    assert batched(plain) is plain
+    with pytest.raises(UsageError, match="cannot take its first steps"):
+        batched(plain, "on")
+
+
+def test_a_trial_leaves_no_trace() -> None:
+    before, num_threads = torch.get_rng_state(), torch.get_num_threads()
+    try_together(dense_task(model=Mixing))  # without a warning, which would be an error here
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == num_threads
+
+
 def test_last_bits_that_depend_on_others_are_noticed() -> None:
-    layers = [nn.Flatten(1, 2), nn.Linear(6, 5), nn.Tanh(), nn.Flatten(), nn.Linear(30, 3)]
-    task = dense_task(model=lambda: nn.Sequential(*layers))
+    def model() -> nn.Module:  # made in the trial, which draws its weights from a seed
+        rows = (nn.Flatten(1, 2), nn.Linear(6, 5), nn.Tanh(), nn.Flatten())
+        return nn.Sequential(*rows, nn.Linear(30, 3))
+
+    task = dense_task(model=model)
     assert try_together(task).depends_on_others
     some = replace(many(64), task=task)
     assert batched(some).task.trainer is Learner

@@ -198,6 +198,11 @@ class TorchSplit:
     def __len__(self) -> int:
         return len(cast("Sized", self._dataset))
 
+    @property
+    def has_own_collate(self) -> bool:
+        """Whether a sample may look different in another batch, e.g. padded to its longest."""
+        return not self._has_classes and self._collate is not default_collate
+
     def batch(self, indices: Tensor) -> Nested:
         """Read and collate the samples at `indices`, int64 [batch].
 

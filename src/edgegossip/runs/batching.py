@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +19,11 @@ from edgegossip.data.dataset import WorkerData
 from edgegossip.data.local import Local
 from edgegossip.models.blocks import drawn_from
 from edgegossip.runs.experiment import Experiment
+from edgegossip.sim.pool import ComputePool
 from edgegossip.training.copies import ModelCopies
 from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.accuracy_aware import PLAIN
-from edgegossip.training.stacked.layers import CONVOLUTIONS
 from edgegossip.training.stacked.learner import StackedLearner
 from edgegossip.training.task import Task
 
@@ -31,12 +32,14 @@ MIN_WORKERS = 64
 """Minimum number of workers for which "auto" is "on" on a CPU; with fewer, too few requests
 wait at once."""
 MAX_FLOPS = 3e8
-"""Maximum floating-point operations of a step of a convolutional model for which "auto" is
-"on" on a CPU. With more, a convolution in groups takes longer than one for each model."""
+"""Maximum floating-point operations of a step for which "auto" is "on" on a CPU. With more, the
+time goes into the operations themselves, of which those on stacks are no faster, and a
+convolution in groups is slower."""
 _NUM_STEPS = 4
-_TOLERANCE = 0.05
-"""Allowed difference of a step in a stack from a step alone, as a share of its length. Rounding
-stays far below it; a layer that mixes models does not."""
+_TOLERANCE = 0.02
+_MIXED_TOLERANCE = 0.05
+"""Allowed difference of a step in a stack from a step alone, as a share of its length, and the
+same for mixed precision. Rounding stays far below it; a layer that mixes models does not."""
 
 
 def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
@@ -46,12 +49,11 @@ def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
 
     Args:
         experiment: Any experiment; "auto" does not change one that names its own trainer.
-        choice: On a CPU, "auto" is "on" for 64 or more workers whose model has no convolutions,
-            or whose step takes at most 300 million operations, unless last bits depended on who
-            trains with whom. This rule comes from
-            measurements (benchmarks/results/simulator.md) and counts instead of measuring
-            time, so that the same experiment gives the same result in each run. On a GPU, it is
-            "on" wherever learners can train together.
+        choice: On a CPU, "auto" is "on" for 64 or more workers whose step takes at most 300
+            million operations, unless last bits depended on who trains with whom. This rule
+            comes from measurements (benchmarks/results/simulator.md) and counts instead of
+            measuring time, so that the same experiment gives the same result in each run. On a
+            GPU, it is "on" wherever learners can train together.
 
     Raises:
         UsageError: If `choice` is unknown, or is "on" and the learners cannot train together.
@@ -95,10 +97,18 @@ def try_together(task: Task, most_flops: float = math.inf) -> Trial:
 
     Args:
         task: The task.
-        most_flops: Maximum number of floating-point operations of a convolutional model's step.
+        most_flops: Maximum number of floating-point operations of a step.
     """
     if (reason := _reason_against(task)) is not None:
         return Trial(reason=reason)
+    # As in a run: on a thread of the pool, where last bits may be others than on several cores.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ComputePool(1) as pool:
+        warnings.simplefilter("ignore")  # the run will warn again
+        return pool.submit(_tried, task, most_flops).result()
+
+
+def _tried(task: Task, most_flops: float) -> Trial:
+    """Findings of a trial of a task to which nothing else is opposed."""
     with drawn_from(0):
         model = task.model() if callable(task.model) else None
     assert model is not None
@@ -107,23 +117,32 @@ def try_together(task: Task, most_flops: float = math.inf) -> Trial:
     if not copies.can_be_lent:
         return Trial(reason="the optimizer is neither edgegossip's nor PyTorch's own")
     steps = partial(_steps, task, settings, copies)
-    with FlopCounterMode(display=False) as counter:
-        (alone,) = steps(Learner, [0])
-    has_convolutions = any(type(each) in CONVOLUTIONS for each in model.modules())
-    if has_convolutions and counter.get_total_flops() > most_flops * _NUM_STEPS:
-        return Trial(reason="its convolutions are faster one by one")
+    try:
+        if most_flops < math.inf:
+            with FlopCounterMode(display=False) as counter:
+                steps(Learner, [0], 1)
+            if counter.get_total_flops() > most_flops:
+                return Trial(reason="steps as long as these are no faster together")
+        (alone,) = steps(Learner, [2])
+    except Exception as error:  # of the model's or the user's own code; the run will tell
+        return Trial(reason=f"one learner cannot take its first steps ({_first_line(error)})")
     try:
         three, *pairs = (steps(StackedLearner, ranks) for ranks in ([0, 1, 2], [0, 1], [2, 0]))
     except Exception as error:  # of the model's own code, under `vmap`
-        message = str(error).partition("\n")[0]
-        return Trial(reason=f"torch.vmap cannot run the model ({message})")
-    if not (three[0] - alone).norm() <= _TOLERANCE * alone.norm():
+        return Trial(reason=f"torch.vmap cannot run the model ({_first_line(error)})")
+    # The last one, because kernels that know nothing of several models serve the first.
+    tolerance = _TOLERANCE if task.step.autocast is None else _MIXED_TOLERANCE
+    if not (three[2] - alone).norm() <= tolerance * alone.norm():
         return Trial(reason="together they take other steps than alone")
     expected = (three[0], three[1], three[2], three[0])
     found = [each for pair in pairs for each in pair]
     is_on_cpu = torch.device(task.torch_device).type == "cpu"
     depends = is_on_cpu and not all(map(torch.equal, expected, found))
     return Trial(depends_on_others=depends)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _reason_against(task: Task) -> str | None:
@@ -134,6 +153,11 @@ def _reason_against(task: Task) -> str | None:
         return "the task has a trainer of its own"
     if isinstance(task.dataset, Local):
         return "each worker has data of its own (Local)"
+    split, _ = task.dataset.training.resolved(torch.arange(0))
+    if getattr(split, "has_own_collate", False):
+        return "a collate function of its own makes the batches"
+    if getattr(split, "pool", None) is not None:
+        return "each worker's batches are read ahead (num_workers)"
     if task.step.micro_batch_size is not None or task.step.compile:
         return "steps have micro-batches or a compiled model"
     if getattr(task.optimizer, "is_elementwise", False) and not isinstance(task.optimizer, SGD):
@@ -147,6 +171,7 @@ def _steps(
     copies: ModelCopies,
     trainer: type[Learner],
     ranks: list[int],
+    num_steps: int = _NUM_STEPS,
 ) -> list[Tensor]:
     """By how much a few steps move the parameters of some learners, together if they can."""
     data = task.dataset.training
@@ -160,7 +185,7 @@ def _steps(
         )
         for rank in ranks
     ]
-    request = Train(copies.initial_params, Steps(_NUM_STEPS))
+    request = Train(copies.initial_params, Steps(num_steps))
     work = [each.prepare(request, 0.0) for each in learners]
     first, *others = work
     outcomes = [learners[0].train(request)] if first is None else first.train_with(others)

@@ -109,7 +109,7 @@ class ModelCopy:
     @property
     def has_own_groups(self) -> bool:
         """Whether the optimizer, which is not PyTorch's own, may keep state in its groups."""
-        return not type(self.optimizer).__module__.startswith("torch.optim.")
+        return not is_own_of_pytorch(self.optimizer)
 
     def memory(self) -> OptimizerState:
         """The optimizer's state, shared with the optimizer.
@@ -162,6 +162,12 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return type(value) in (list, tuple) and all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str | Tensor)
+
+
+def is_own_of_pytorch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's class is one of `torch.optim`."""
+    # The module of Adafactor and Muon is "torch.optim" itself.
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 class ModelCopies:

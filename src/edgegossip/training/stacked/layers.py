@@ -7,6 +7,7 @@ one convolution in groups, and a batch normalization is an ordinary one with mor
 
 from __future__ import annotations
 
+import copy as copying
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,7 @@ _KNOWN = {
     *CONVOLUTIONS,
     nn.BatchNorm1d,
     nn.BatchNorm2d,
+    nn.Embedding,
     nn.Flatten,
     nn.GroupNorm,
     nn.LayerNorm,
@@ -147,7 +149,7 @@ def _each(parameter: Stacked, x: Tensor) -> Tensor:
 
 def leaves(module: nn.Module) -> Iterator[nn.Module]:
     """The layers of nested `nn.Sequential` modules, in the order of their computation."""
-    if isinstance(module, nn.Sequential):
+    if type(module) is nn.Sequential:  # a subclass may do more, such as adding its input
         for child in module:
             yield from leaves(child)
     else:
@@ -159,6 +161,8 @@ def stacked_layer(
     parameters: Mapping[Tensor, Stacked],
     buffers: Mapping[Tensor, Tensor],
     generators: Iterable[torch.Generator],
+    *,
+    has_pictures: bool,
 ) -> StackedLayer | None:
     """Make a layer of all models; None if there is no faster way than `torch.vmap`.
 
@@ -167,6 +171,8 @@ def stacked_layer(
         parameters: All models' values of each parameter.
         buffers: All models' values of each buffer, [num_models, ...].
         generators: Each model's source of dropout masks.
+        has_pictures: Whether activations [num_models, batch, ...] of five dimensions are
+            pictures.
     """
     get: Callable[[Any], Stacked | None] = parameters.get
     if type(layer) not in _KNOWN:  # a subclass may do something else
@@ -184,15 +190,17 @@ def stacked_layer(
             return _BatchNorm(layer, get(layer.weight), get(layer.bias), buffers)
         case nn.GroupNorm(weight=weight, bias=bias):
             return partial(_group_norm, layer, get(weight), get(bias))
+        case nn.Embedding(max_norm=None, weight=weight):
+            return partial(_embedding, layer, parameters[weight])
         case Dropout():
-            return partial(_dropout, layer, generators)
+            return partial(_dropout, layer, generators, has_pictures)
         case nn.Flatten(start_dim=start, end_dim=end):
             dims = (start + (start >= 0), end + (end >= 0))
             return lambda x: x.flatten(*dims)
     if isinstance(layer, POINTWISE):
         return layer if getattr(layer, "approximate", "none") == "none" else None
     if isinstance(layer, POOLING) and not getattr(layer, "return_indices", False):
-        return partial(_beside, layer)
+        return partial(_pooling, layer, 1 if type(layer).__name__.endswith("1d") else 2)
     return None
 
 
@@ -200,6 +208,12 @@ def _beside(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply `layer` to the channels of all models side by side."""
     outputs = layer(x.movedim(0, 1).flatten(1, 2))
     return torch.unflatten(outputs, 1, (len(x), -1)).movedim(1, 0)
+
+
+def _pooling(layer: Callable[[Tensor], Tensor], num_dims: int, x: Tensor) -> Tensor:
+    if x.ndim == num_dims + 2:  # without channels, for which PyTorch then takes the samples
+        return torch.unflatten(layer(x.flatten(0, 1)), 0, x.shape[:2])
+    return _beside(layer, x)
 
 
 def side_by_side(x: Tensor) -> Tensor:
@@ -245,6 +259,17 @@ def _layer_norm(
         return x if bias is None else x + _each(bias, x)
     scaled: Tensor = _Scale.apply(x, weight.values, weight, bias)  # type: ignore[no-untyped-call]
     return scaled
+
+
+def _embedding(layer: nn.Embedding, weight: Stacked, x: Tensor) -> Tensor:
+    numbers = torch.arange(len(x), device=x.device)  # on the device, for CUDA graphs
+    places = x + (numbers * layer.num_embeddings).view(-1, *(1,) * (x.ndim - 1))
+    frequent = layer.scale_grad_by_freq
+    found = F.embedding(places, weight.side_by_side, scale_grad_by_freq=frequent)
+    if layer.padding_idx is None:
+        return found
+    # `vmap` would keep the gradient from the first model's padding only.
+    return torch.where((x == layer.padding_idx).unsqueeze(-1), found.detach(), found)
 
 
 class _BatchNorm:
@@ -293,13 +318,15 @@ def _group_norm(
     return _beside(normalize, x)
 
 
-def _dropout(layer: Dropout, generators: Iterable[torch.Generator], x: Tensor) -> Tensor:
+def _dropout(
+    layer: Dropout, generators: Iterable[torch.Generator], has_pictures: bool, x: Tensor
+) -> Tensor:
     if not layer.training:
         return x
     kept = 1 - layer.p
     # Each model's masks are those that it draws alone, in the same order: that of memory, in
-    # which pictures have their channels last.
-    layout = torch.channels_last if x.ndim == 5 else torch.contiguous_format
+    # which pictures have their channels last, even if `vmap` has changed that.
+    layout = torch.channels_last if has_pictures and x.ndim == 5 else torch.preserve_format
     masks = [
         torch.empty_like(each, memory_format=layout).bernoulli_(kept, generator=generator)
         for each, generator in zip(x, generators, strict=True)
@@ -308,25 +335,14 @@ def _dropout(layer: Dropout, generators: Iterable[torch.Generator], x: Tensor) -
 
 
 class Bridge(nn.Module):
-    """A layer of all models within a model that `torch.vmap` runs.
+    """A layer of a model that `torch.vmap` runs, computed for all models at once.
 
-    Args:
-        original: The layer of one model; it stays out of the module's tree, so that
-            `functional_call` leaves its parameters alone.
-
-    Attributes:
-        layer: The layer of all models.
+    `bridge` makes it also a layer of the original's class, with its parameters and attributes,
+    because models may look at these.
     """
 
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__()
-        self._original = [original]
-        self.layer: StackedLayer
-
-    @property
-    def original(self) -> nn.Module:
-        """The layer of one model."""
-        return self._original[0]
+    original: nn.Module
+    stacked: StackedLayer
 
     def train(self, mode: bool = True) -> Bridge:
         """Switch the mode of the original layer, too."""
@@ -334,8 +350,19 @@ class Bridge(nn.Module):
         return super().train(mode)
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = _Bridged.apply(x, self.layer)  # type: ignore[no-untyped-call]
+        if not torch._C._functorch.is_batchedtensor(x) or x.ndim < 2:
+            outputs: Tensor = super().forward(x)  # the same for all models, or not a batch
+        else:
+            outputs = _Bridged.apply(x, self.stacked)  # type: ignore[no-untyped-call]
         return outputs
+
+
+def bridge(layer: nn.Module, stacked: StackedLayer) -> nn.Module:
+    """Make a layer like `layer` that computes with `stacked`."""
+    made = copying.copy(layer)  # not `layer` itself, to which `stacked` refers
+    vars(made).update(original=layer, stacked=stacked)
+    made.__class__ = type(type(layer).__name__, (Bridge, type(layer)), {})
+    return made
 
 
 class _Bridged(torch.autograd.Function):
@@ -345,9 +372,7 @@ class _Bridged(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, layer: StackedLayer) -> Tensor:
-        raise RuntimeError(
-            "a layer is applied to a tensor that does not depend on the samples of a batch"
-        )
+        raise NotImplementedError  # only `vmap` is called
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401
@@ -377,11 +402,30 @@ class FoldedAttention(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        options = kwargs or {}
-        is_simple = len(args) == 3 and set(options) <= {"is_causal", "scale", "enable_gqa"}
-        if function is not F.scaled_dot_product_attention or not is_simple:
-            return function(*args, **options)
-        return _Attention.apply(*args, options)  # type: ignore[no-untyped-call]
+        if function is F.scaled_dot_product_attention:
+            query, key, value, mask, options = _attention_of(*args, **(kwargs or {}))
+            if not options.get("dropout_p"):
+                return _Attention.apply(query, key, value, mask, options)  # type: ignore[no-untyped-call]
+        return function(*args, **(kwargs or {}))
+
+
+def _attention_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Any]]:
+    """The tensors, and the options, of a call of PyTorch's attention."""
+    options |= {"dropout_p": dropout_p, "is_causal": is_causal}
+    return query, key, value, attn_mask, options
+
+
+def _first_dim(x: Tensor, dim: int | None, number: int) -> Tensor:
+    """`x` with the models in its first dimension."""
+    return x.expand(number, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 class _Attention(torch.autograd.Function):
@@ -390,8 +434,14 @@ class _Attention(torch.autograd.Function):
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, **options)
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
+    ) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, mask, **options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401
@@ -404,11 +454,16 @@ class _Attention(torch.autograd.Function):
         *arguments: Any,  # noqa: ANN401
     ) -> tuple[Tensor, int]:
         *tensors, options = arguments
-        folded = [
-            each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
+        number = info.batch_size
+        query, key, value, *masks = (
+            _first_dim(each, dim, number)
             for each, dim in zip(tensors, in_dims, strict=False)
-        ]
-        found = F.scaled_dot_product_attention(
-            *(each.flatten(0, 1) for each in folded), **options
+            if each is not None
         )
-        return torch.unflatten(found, 0, (info.batch_size, -1)), 0
+        mask = masks[0] if masks else None
+        if mask is not None:  # which may have fewer dimensions than the query
+            mask = mask.view(number, *(1,) * (query.ndim - mask.ndim), *mask.shape[1:])
+            mask = mask.expand(number, query.shape[1], *mask.shape[2:]).flatten(0, 1)
+        query, key, value = (each.flatten(0, 1) for each in (query, key, value))
+        found = F.scaled_dot_product_attention(query, key, value, mask, **options)
+        return torch.unflatten(found, 0, (number, -1)), 0

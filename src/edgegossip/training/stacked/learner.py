@@ -21,6 +21,7 @@ from edgegossip.models.flat import FlatModel
 from edgegossip.training.copies import ModelCopy
 from edgegossip.training.feed import Feed
 from edgegossip.training.learner import Learner, LearnerSettings
+from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.sampler import Batch
 from edgegossip.training.stacked.layers import CONVOLUTIONS
 from edgegossip.training.stacked.stack import Member, Stack
@@ -39,12 +40,12 @@ class StackedLearner(Learner):
     pass, is trained in a stack with others of its size.
 
     Args:
-        settings: As in `Learner`; `why_apart` tells which are not possible.
+        settings: As in `Learner`; the optimizer is edgegossip's `SGD` or PyTorch's own.
         data: As in `Learner`.
         arguments: Other arguments of `Learner`.
 
     Raises:
-        ValueError: If steps have micro-batches or a compiled model.
+        ValueError: If steps have micro-batches or a compiled model, or for other optimizers.
     """
 
     def __init__(
@@ -60,6 +61,14 @@ class StackedLearner(Learner):
                 f"{step}; leave them out, or train with a Learner"
             )
         super().__init__(settings, data, **arguments)
+        optimizer = settings.optimizer
+        is_one_vector = getattr(optimizer, "is_elementwise", False)
+        if not self._copies.can_be_lent or (is_one_vector and not isinstance(optimizer, SGD)):
+            raise ValueError(
+                "StackedLearner supports edgegossip's SGD and the optimizers of torch.optim, "
+                f"not {self._copies.optimizer_name} as made by {optimizer!r}; choose one of "
+                "those, or train with a Learner"
+            )
         self._is_sharing = True
         self._probe: Callable[[], FlatModel] | None = None
 
@@ -181,6 +190,9 @@ not fit the cache."""
 _MOST_STACKS = 2
 """Maximum number of stacks that a copy of a model keeps for the next time: one for most steps,
 and one for those with smaller batches."""
+_MOST_KEPT = 2**23
+"""Maximum number of parameters of all models in a stack that a CPU keeps for the next time; to
+make a large one anew takes little of its training time."""
 FEWEST_APART = 16
 """Minimum number of learners that are split between two cores."""
 
@@ -202,7 +214,8 @@ class StackedWork:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for work that can be done together."""
-        return self.learner.model_id, self.request.momentum
+        learner = self.learner
+        return learner.model_id, id(learner._dataset), self.request.momentum
 
     def size_of_groups(self, number: int) -> int:
         """On a CPU at most 32, in two groups from 16; on a GPU as many as its memory holds."""
@@ -233,6 +246,11 @@ class StackedWork:
                 raise
             copy.stacks.clear()
         finally:
+            if not self.learner.may_lack_memory:
+                # A GPU's are kept whatever their size, because of their graphs.
+                num_params = self.request.params.numel() * (1 + len(others))
+                if num_params > _MOST_KEPT:
+                    copy.stacks.clear()
             copies.give_back(copy)
         for each, state in zip(work, before, strict=True):
             each.learner.load_state_dict(state)

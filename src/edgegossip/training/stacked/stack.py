@@ -24,10 +24,10 @@ from edgegossip.training.learner import LearnerSettings
 from edgegossip.training.loss import IGNORED, forward_pair, losses_of
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.stacked.layers import (
-    Bridge,
     FoldedAttention,
     Stacked,
     StackedLayer,
+    bridge,
     leaves,
     side_by_side,
     stacked_layer,
@@ -252,7 +252,12 @@ class _Forward:
             if type(layer) is nn.ReLU and type(following) is nn.MaxPool2d:
                 # The same maximum, of a quarter of the numbers.
                 layers[index : index + 2] = following, layer
-        found = [stacked_layer(layer, parameters, buffers, generators) for layer in layers]
+        found = [
+            stacked_layer(
+                layer, parameters, buffers, generators, has_pictures=self._is_pictorial
+            )
+            for layer in layers
+        ]
         return [] if None in found else [each for each in found if each is not None]
 
     def __call__(
@@ -289,8 +294,7 @@ class _Forward:
     ) -> Any:  # noqa: ANN401
         """The losses of one model; `vmap` maps this."""
         with FoldedAttention():
-            outputs, targets = functional_call(self._whole, (raw, buffers), (samples,))
-        return judge(outputs, targets, weights)
+            return functional_call(self._whole, (raw, buffers), (samples, judge, weights))
 
     def _judge(
         self,
@@ -314,15 +318,20 @@ class _Forward:
 
 
 class _Whole(nn.Module):
-    """A module and the task's `forward`, as one module for `functional_call`."""
+    """A module, the task's `forward` and the loss, as one module for `functional_call`.
+
+    The loss may run the module, too (`model_and_batch`).
+    """
 
     def __init__(self, module: nn.Module, settings: LearnerSettings) -> None:
         super().__init__()
         self.module = module
         self._forward = settings.forward
 
-    def forward(self, samples: Nested) -> tuple[Any, Any]:
-        return self._forward(self.module, samples)
+    def forward(
+        self, samples: Nested, judge: Callable[..., Any], weights: Tensor | None
+    ) -> Any:  # noqa: ANN401
+        return judge(*self._forward(self.module, samples), weights)
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -343,16 +352,17 @@ def _bridged(
     module = copying.deepcopy(module, memo)
     if is_channels_last(module):
         module._forward_pre_hooks.clear()
+    has_convolutions = any(isinstance(each, nn.Conv2d) for each in module.modules())
     for name, layer in list(module.named_modules(remove_duplicate=False)):
         if not name or hooks(layer) or [*layer.children()]:
             continue
-        known = stacked_layer(layer, parameters, buffers, generators)
+        known = stacked_layer(
+            layer, parameters, buffers, generators, has_pictures=has_convolutions
+        )
         if known is None or known is layer or isinstance(layer, nn.Flatten):
             continue  # `vmap` runs what has no parameters as fast
-        bridge = Bridge(layer)
-        bridge.layer = known
         parent, _, child = name.rpartition(".")
-        setattr(module.get_submodule(parent), child, bridge)
+        setattr(module.get_submodule(parent), child, bridge(layer, known))
     return module
 
 
