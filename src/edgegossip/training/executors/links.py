@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,8 +22,14 @@ from edgegossip.contract.snapshot import assemble, dismantle
 
 LOOPBACK = "127.0.0.1"
 _ENDED = "its process has ended"
+_LOOKING: Seconds = 0.05
+"""Longest time for which a process looks for the end of a sum instead of sleeping."""
 Message: TypeAlias = dict[str, Any]
 """Plain values and tensors, by name."""
+
+
+# Not on every system.
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class ExecutorLostError(Exception):
@@ -167,7 +174,14 @@ class Group:
 
     def _wait(self, begin: Callable[[], Any]) -> None:
         try:
-            begin().wait()
+            work = begin()
+            if self.backend == "gloo":
+                # A core that sleeps takes up to milliseconds to wake, which is long for a step.
+                # Others who need the core get it with each look.
+                until = time.perf_counter() + _LOOKING
+                while not work.is_completed() and time.perf_counter() < until:
+                    _give_way()
+            work.wait()
         except RuntimeError as error:
             raise ExecutorLostError(f"a sum has failed ({error!s:.200})") from error
 
