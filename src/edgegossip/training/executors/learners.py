@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,22 @@ class LeadingLearner(ExecutorLearner):
         super().__init__(*args, **others)
         self._executors = executors
         self._has_begun = False
-        self._num_together = 0
+        self._num_asked = 0
+        self._following: Batch | None = None  # the next one of the request, if it is known
+        self._asked: tuple[Batch, list[Batch], bool] | None = None
+
+    def take(self, request: Train) -> Iterator[Batch]:
+        """See `Learner.take`; also note the following batch."""
+        batches = super().take(request)
+        selection = self.settings.accuracy_aware.selection
+        if selection.needs_losses or selection.needs_sample_losses:
+            yield from batches  # the following batch depends on this one
+            return
+        batch = next(batches, None)
+        while batch is not None:
+            self._following = next(batches, None)
+            yield batch
+            batch, self._following = self._following, None
 
     def _tune(self, request: Train, progress: float) -> None:
         super()._tune(request, progress)
@@ -147,6 +162,7 @@ class LeadingLearner(ExecutorLearner):
             except ExecutorLostError as error:
                 # Some of the others may have taken the step that failed here; they get the
                 # parameters and the optimizer's state of this executor, which has not.
+                self._asked = None
                 self._executors.form_again(error)
         self._executors.trained([len(batch)])
         return super()._step_on(batch)
@@ -175,11 +191,37 @@ class LeadingLearner(ExecutorLearner):
 
     def _step_together(self, batch: Batch) -> Tensor:
         executors, sampler = self._executors, self.batches.sampler
-        is_timed = self._torch_device.type != "cuda" or self._num_together % _TIMED == 0
         needs_losses, started = sampler.selection.needs_sample_losses, time.perf_counter()
-        sizes = executors.shares(len(batch))
-        parts = _cut(batch, sizes)
-        executors.send(
+        if self._asked is None or self._asked[0] is not batch:
+            self._ask(batch, needs_losses)
+        assert self._asked is not None
+        _, parts, is_timed = self._asked
+        sizes = [len(part) for part in parts]
+        sums = self._sums(executors.backend, len(sizes))
+        own = Share(parts[0], 0, started, needs_losses, is_timed)
+        losses = [self._contribute(sums, own)]
+        if needs_losses or batch.weights is not None:
+            # Before the sum: once all have taken the step, it can't be repeated.
+            losses += [each["losses"] for each in executors.answers()]
+        if self._following is not None:
+            # Before the sum, so that the others need not wait for the lead after it.
+            self._ask(self._following, needs_losses)
+        executors.add_up(sums)
+        mean = self._conclude(sums)
+        executors.trained(sizes)
+        if is_timed:
+            executors.timed(sizes, sums[-len(sizes) :].tolist())
+        found = [each.detach().cpu() for each in losses if each is not None]
+        if found:
+            sampler.record(batch.positions, torch.cat(found))
+        return mean
+
+    def _ask(self, batch: Batch, needs_losses: bool) -> None:
+        """Ask the others to train their parts of a batch."""
+        parts = _cut(batch, self._executors.shares(len(batch)))
+        self._num_asked += 1
+        is_timed = self._torch_device.type != "cuda" or self._num_asked % _TIMED == 0
+        self._executors.send(
             [
                 {
                     "kind": "step",
@@ -192,22 +234,7 @@ class LeadingLearner(ExecutorLearner):
                 for part in parts[1:]
             ]
         )
-        sums = self._sums(executors.backend, len(sizes))
-        own = Share(parts[0], 0, started, needs_losses, is_timed)
-        losses = [self._contribute(sums, own)]
-        if needs_losses or batch.weights is not None:
-            # Before the sum: once all have taken the step, it can't be repeated.
-            losses += [each["losses"] for each in executors.answers()]
-        executors.add_up(sums)
-        mean = self._conclude(sums)
-        self._num_together += 1
-        executors.trained(sizes)
-        if is_timed:
-            executors.timed(sizes, sums[-len(sizes) :].tolist())
-        found = [each.detach().cpu() for each in losses if each is not None]
-        if found:
-            sampler.record(batch.positions, torch.cat(found))
-        return mean
+        self._asked = batch, parts, is_timed
 
     def start_over(self) -> None:
         super().start_over()
