@@ -31,7 +31,7 @@ Batched: TypeAlias = Literal["auto", "on", "off"]
 MIN_WORKERS = 64
 """Minimum number of workers for which "auto" is "on" on a CPU; with fewer, too few requests
 wait at once."""
-MAX_FLOPS = 3e8
+MAX_FLOPS = 1.5e8
 """Maximum floating-point operations of a step for which "auto" is "on" on a CPU. With more, the
 time goes into the operations themselves, of which those on stacks are no faster, and a
 convolution in groups is slower."""
@@ -49,7 +49,7 @@ def batched(experiment: Experiment, choice: Batched = "auto") -> Experiment:
 
     Args:
         experiment: Any experiment; "auto" does not change one that names its own trainer.
-        choice: On a CPU, "auto" is "on" for 64 or more workers whose step takes at most 300
+        choice: On a CPU, "auto" is "on" for 64 or more workers whose step takes at most 150
             million operations, unless last bits depended on who trains with whom. This rule
             comes from measurements (benchmarks/results/simulator.md) and counts instead of
             measuring time, so that the same experiment gives the same result in each run. On a
