@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -249,10 +250,11 @@ class Learner(Trainer):
 
     def _take_shard(self, shard: Tensor) -> None:
         self.shard = shard
-        is_augmented = self._random is not None
-        self._feed = Feed(
-            self._dataset, shard, self._torch_device, self._augmented if is_augmented else None
-        )
+        augment = None
+        if self.settings.augmentation is not None:
+            # Not a method: a learner that refers to itself waits for the garbage collector.
+            augment = partial(_augmented, self.settings.augmentation, self._random)
+        self._feed = Feed(self._dataset, shard, self._torch_device, augment)
         self._batches: BatchStream | None = None
         self._point_losses: PointLosses | None = None
         self._kept_batches: dict[str, Any] | None = None  # of a checkpoint, until they are made
@@ -385,15 +387,6 @@ class Learner(Trainer):
         """The model with its present parameters."""
         return self.model
 
-    def _augmented(self, samples: Nested) -> Nested:
-        augmentation, random = self.settings.augmentation, self._random
-        assert augmentation is not None
-        assert random is not None
-        match samples:
-            case (Tensor() as x, y):
-                return augmentation(x, random), y
-        return augmentation(samples, random)
-
     def _samples(self, batch: Batch) -> Nested:
         """Read a batch, augment it, and prepare it for the model."""
         return self._feed.prepare(self._feed.inputs(batch.positions, self._upcoming))
@@ -478,3 +471,13 @@ class Learner(Trainer):
         self._at_rest = self._copies.restored(state)
         if self._copy is not None:
             self._restore(self._copy)
+
+
+def _augmented(
+    augmentation: Augmentation, random: torch.Generator | None, samples: Nested
+) -> Nested:
+    assert random is not None
+    match samples:
+        case (Tensor() as x, y):
+            return augmentation(x, random), y
+    return augmentation(samples, random)

@@ -271,7 +271,8 @@ class FollowingLearner(ExecutorLearner):
             # The group's number is part of it, so that no draw is repeated.
             self._key = (*message["key"], "executor", group.position)
             if self._random is not None:
-                self._random = generator(*self._key, "augmentation")
+                begun = generator(*self._key, "augmentation")
+                self._random.set_state(begun.get_state())
             told = {"optimizer": message["optimizer"], "buffers": message["buffers"]}
             self._at_rest = self._copies.restored({**told, "dropout": None})
             self._restore(copy)
