@@ -22,6 +22,8 @@ from edgegossip.models.flat import FlatModel
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.runner import run
 from edgegossip.training import copies as model_copies, evaluator
+from edgegossip.training.optimizer import SGD
+from edgegossip.training.stacked.learner import StackedLearner
 
 
 def seeded_model() -> nn.Module:
@@ -150,11 +152,13 @@ def test_aligned_tensors_have_gaps_that_nobody_sees() -> None:
 def whole_or_stages(name: str) -> Experiment:
     if name in KINDS:
         return run_of_kind(name)
+    if name == "together":
+        return small_run(task=small_task(trainer=StackedLearner, optimizer=SGD(lr=0.05)))
     return small_run(task=small_task(optimizer=OPTIMIZERS[name]))
 
 
 @thorough
-@pytest.mark.parametrize("name", [*first(2, OPTIMIZERS), *first(1, KINDS)])
+@pytest.mark.parametrize("name", ["together", *first(2, OPTIMIZERS), *first(1, KINDS)])
 def test_runs_see_no_gaps_and_go_on_with_them(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,8 @@ class StackedLearner(Learner):
             dropout = dropout.get_state()
         return Member(
             params=work.request.params,
-            optimizer=kept["optimizer"],
+            # A restored state has the gaps of a GPU's vectors, which a stack does not have.
+            optimizer=self._copies.portable(kept["optimizer"]),
             buffers=kept["buffers"],
             dropout=dropout,
             factor=work.factor,
