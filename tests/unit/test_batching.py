@@ -65,11 +65,18 @@ def outcomes(first: Prepared, *others: Prepared) -> list[Any]:
     return list(first.train_with(others))
 
 
+def filtered() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 8))
+
+
 @pytest.mark.parametrize(
     "groups", [[[0, 1, 2, 3, 4]], [[0, 3], [4, 1, 2]], [[0], [1, 4], [2, 3]]]
 )
-def test_who_trains_together_changes_nothing(groups: list[list[int]]) -> None:
-    task = stacked(dataset=flat_data(80))
+@pytest.mark.parametrize("changes", [{}, {"model": filtered, "augmentation": flip_and_crop}])
+def test_who_trains_together_changes_nothing(
+    groups: list[list[int]], changes: dict[str, Any]
+) -> None:
+    task = stacked(dataset=flat_data(80), **changes)
 
     def trained(groups: Sequence[Sequence[int]]) -> dict[int, Tensor]:
         workload = Workload(task, range(5), seed=0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.dense_models import flat_data, stacked
 from tests.small_learners import OPTIMIZERS
 from tests.small_runs import ctrl_c_at, small_model, small_run, small_task, tensors
 from tests.stage_runs import KINDS, run_of_kind
@@ -22,8 +23,6 @@ from edgegossip.models.flat import FlatModel
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.runner import run
 from edgegossip.training import copies as model_copies, evaluator
-from edgegossip.training.optimizer import SGD
-from edgegossip.training.stacked.learner import StackedLearner
 
 
 def seeded_model() -> nn.Module:
@@ -153,7 +152,7 @@ def whole_or_stages(name: str) -> Experiment:
     if name in KINDS:
         return run_of_kind(name)
     if name == "together":
-        return small_run(task=small_task(trainer=StackedLearner, optimizer=SGD(lr=0.05)))
+        return small_run(task=stacked(dataset=flat_data(80)))
     return small_run(task=small_task(optimizer=OPTIMIZERS[name]))
 
 

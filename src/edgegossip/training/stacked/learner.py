@@ -150,11 +150,15 @@ class StackedLearner(Learner):
         """Bring several learners' batches to the device, one after another; see `Feed`."""
         if self.settings.augmentation is None:
             return self._feed.inputs_at(torch.cat([*indices]))
-        raw = [  # each draws from its own stream
-            learner._feed.read(batch.positions, learner.batches.upcoming)
-            for learner, batch in zip(learners, batches, strict=True)
-        ]
-        return self._feed.uploaded(_pytree.tree_map(lambda *leaves: torch.cat(leaves), *raw))
+        # Each draws from its own stream, and only once if it has a twin.
+        raw = {
+            learner: learner._feed.read(batch.positions, learner.batches.upcoming)
+            for learner, batch in dict(zip(learners, batches, strict=True)).items()
+        }
+        samples = [raw[learner] for learner in learners]
+        return self._feed.uploaded(
+            _pytree.tree_map(lambda *leaves: torch.cat(leaves), *samples)
+        )
 
     @property
     def feed(self) -> Feed:
@@ -221,8 +225,7 @@ class StackedWork:
     def size_of_groups(self, number: int) -> int:
         """On a CPU at most 32, in two groups from 16; on a GPU as many as its memory holds."""
         is_on_cpu = not self.learner.may_lack_memory
-        copies = self.learner._copies
-        most = min(MOST_TOGETHER, copies.most_together) if is_on_cpu else copies.most_together
+        most = MOST_TOGETHER if is_on_cpu else self.learner._copies.most_together
         fewest_groups = 2 if is_on_cpu and number >= FEWEST_APART else 1
         return math.ceil(number / max(fewest_groups, math.ceil(number / most)))
 
