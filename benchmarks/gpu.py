@@ -31,16 +31,18 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from benchmarks.kept import about, rounded
+from benchmarks.simulator import pictures
 from torch import Tensor, nn
 
 from edgegossip.contract.protocol import Steps, Train
-from edgegossip.data.dataset import ArraySplit, Dataset, WorkerData
+from edgegossip.data.dataset import Dataset, WorkerData
 from edgegossip.models import lenet5, mlp, resnet20
 from edgegossip.training.learner import Learner, LearnerSettings
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.step import PLAIN_STEP, TrainingStep
 
 BATCH_SIZE = 64
+NUM_SAMPLES = 4096
 NUM_UNTIMED = 20
 NUM_WARM = 3
 MODELS: dict[str, tuple[Callable[..., nn.Module], tuple[int, int, int]]] = {
@@ -51,17 +53,6 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], tuple[int, int, int]]] = {
 Loop: TypeAlias = Callable[[int], None]
 """Takes so many steps, and waits for the device."""
 Kind: TypeAlias = Callable[[nn.Module, Dataset, torch.device], Loop]
-
-
-def noise(shape: tuple[int, ...], num_samples: int = 4096) -> Dataset:
-    """Random pictures and labels."""
-    random = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (num_samples, *shape), generator=random).to(torch.uint8)
-    split = ArraySplit(x, torch.randint(10, (num_samples,), generator=random))
-    scale = torch.full((shape[0],), 0.5)
-    return Dataset(
-        "noise", split, split, num_classes=10, input_shape=shape, mean=scale, std=scale
-    )
 
 
 # Hand-written loops.
@@ -97,10 +88,10 @@ class ByHand:
 
     def step(self, chosen: Tensor) -> Tensor:
         """Take a step; return its loss."""
-        pictures = self.x[chosen].to(self.torch_device).float().div_(255).sub_(0.5).div_(0.5)
-        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        x = self.x[chosen].to(self.torch_device).float().div_(255).sub_(0.5).div_(0.5)
+        x = x.contiguous(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=False)
-        loss = self.loss_of(self.module(pictures), self.y[chosen].to(self.torch_device))
+        loss = self.loss_of(self.module(x), self.y[chosen].to(self.torch_device))
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.detach()
@@ -215,7 +206,7 @@ def measure(
     """Steps per second of each kind, and the learners' shares of the hand-written loops."""
     make, shape = MODELS[name]
     torch.manual_seed(0)
-    model, dataset = make(shape, 10), noise(shape)
+    model, dataset = make(shape, 10), pictures(NUM_SAMPLES, shape)
     made = kinds(torch_device, compiles=compiles)
     loops = {kind: start(model, dataset, torch_device) for kind, start in made.items()}
     rates: dict[str, list[float]] = defaultdict(list)

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from benchmarks.full_size.cells import Cell, Machine, Row
-from benchmarks.gpu import NUM_UNTIMED, Loop, by_hand, graph, learner, noise
+from benchmarks.gpu import NUM_SAMPLES, NUM_UNTIMED, Loop, by_hand, graph, learner
+from benchmarks.simulator import pictures
 from torch import nn
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
@@ -84,7 +85,7 @@ class Speed:
 
         On a GPU, the loops by hand and the learners repeat each step as a CUDA graph.
         """
-        model, dataset = self.make(self.shape, 10), noise(self.shape)
+        model, dataset = self.make(self.shape, 10), pictures(NUM_SAMPLES, self.shape)
         total = self.batch_size * self.num_workers
         device = torch.device(machine.torch_device)
         write_loop = graph if device.type == "cuda" else by_hand
@@ -124,7 +125,7 @@ class Speed:
 
     def _experiment(self, machine: Machine, num_workers: int) -> Experiment:
         task = Task(
-            dataset=noise(self.shape),
+            dataset=pictures(NUM_SAMPLES, self.shape),
             model=partial(self.make, self.shape, 10),
             optimizer=SGD(lr=0.01, momentum=0.9),
             batch_size=self.batch_size,

@@ -47,7 +47,7 @@ class RunOptions(Options, TrackOptions):
         only: Algorithm to run if the recipe is a comparison; by default its baseline.
         batched: Train the workers' models together, which is several times faster for small
             models, and on a GPU, but changes the last bits of the result. "auto" does so on a
-            CPU with 64 or more workers, unless large convolutions would be slower.
+            CPU with 64 or more workers, unless their steps are too long to be faster so.
     """
 
     only: str | None = None

@@ -109,9 +109,9 @@ def try_together(task: Task, most_flops: float = math.inf) -> Trial:
 
 def _tried(task: Task, most_flops: float) -> Trial:
     """Findings of a trial of a task to which nothing else is opposed."""
+    assert not isinstance(task.model, Mapping)
     with drawn_from(0):
-        model = task.model() if callable(task.model) else None
-    assert model is not None
+        model = task.model()
     settings = replace(task.learner_settings(model), accuracy_aware=PLAIN)
     copies = settings.copies()
     if not copies.can_be_lent:

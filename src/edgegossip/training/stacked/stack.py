@@ -85,7 +85,7 @@ class Stack:
         num_models: int,
         momentum: float | None,
     ) -> None:
-        self.num_models, self.momentum = num_models, momentum
+        self.num_models = num_models
         flat, module = copy.model, copy.model.module
         self._settings = settings
         trained = [each for each in module.parameters() if each.requires_grad]
@@ -269,10 +269,10 @@ class _Forward:
             )
         _, first = next(each_leaf(samples))
         judge = partial(self._judge, number=first.shape[1], needs_losses=needs_losses)
-        along = None if weights is None else 0
+        weights_dim = None if weights is None else 0
         with self._precision:
             if not self._layers:
-                apart = vmap(partial(self._apart, judge), in_dims=(0, 0, 0, along))
+                apart = vmap(partial(self._apart, judge), in_dims=(0, 0, 0, weights_dim))
                 found = apart(self._raw, self._raw_buffers, samples, weights)
                 return found if isinstance(found, tuple) else (found, None)
             x, y = samples
@@ -281,7 +281,7 @@ class _Forward:
             has_classes = self._settings.loss is F.cross_entropy and not y.is_floating_point()
             if has_classes and weights is None and not needs_losses:
                 return _cross_entropies(x, y), None
-            found = vmap(judge, in_dims=(0, 0, along))(x, y, weights)
+            found = vmap(judge, in_dims=(0, 0, weights_dim))(x, y, weights)
             return found if isinstance(found, tuple) else (found, None)
 
     def _apart(
