@@ -85,6 +85,7 @@ docs/api/index
 :caption: Measured
 
 docs/results
+docs/papers
 docs/performance
 ```
 
@@ -104,6 +105,7 @@ Plans <benchmarks/results/plans>
 Compression <benchmarks/results/compression>
 Simulator <benchmarks/results/simulator>
 Real machines <benchmarks/results/real-machines>
+Historical <benchmarks/results/historical>
 ```
 
 ```{toctree}
