@@ -21,6 +21,7 @@ STUDIES = {
     "sparse-push/table-skew": "compressed_push",
     "sparse-push/time-varying": "compressed_push",
     "sparse-push/controls": "rare_exchanges",
+    "sparse-push/cifar10": "cifar10_pushes",
     "sparse-push/consensus": "consensus",
     "systems/table": "systems",
     "language/authors": "language_models",

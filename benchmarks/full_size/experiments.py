@@ -148,6 +148,7 @@ def _pushes(problem: Problem, seed: int) -> Iterator[Cell]:
             partition=partition,
             contenders=PUSHES,
             num_workers=NUM_PUSHING,
+            nesterov=True,
         )
         plain = contest.plain()
         for name in PUSHES:
@@ -169,10 +170,7 @@ def _pushes(problem: Problem, seed: int) -> Iterator[Cell]:
 
 def _push(contest: SlowLinkContest, name: str, machine: Machine, rows: Rows) -> eg.Experiment:
     experiment = contest.experiment(machine.data_dir, name)
-    optimizer = experiment.task.optimizer
-    assert isinstance(optimizer, eg.SGD)
-    experiment = replace(experiment, name=name.replace(", ", "-").replace(" ", "-"))
-    return _on(experiment, machine, optimizer=replace(optimizer, nesterov=True))
+    return _on(replace(experiment, name=name.replace(", ", "-").replace(" ", "-")), machine)
 
 
 def _named(letter: str, *parts: object) -> str:
