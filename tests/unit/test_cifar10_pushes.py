@@ -78,16 +78,21 @@ def climbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: AN
     return climb
 
 
-def test_a_climb_ends_where_no_neighbor_is_better(climbed: Any) -> None:  # noqa: ANN401
-    runs = Runs(best_lr=2 * LR, best_step=PAPER.keep_ratio)
+@pytest.mark.parametrize(("up", "bold"), [(2.0, 1.0), (0.5, 1.0), (1.0, 2.0), (1.0, 0.5)])
+def test_a_climb_ends_where_no_neighbor_is_better(
+    climbed: Any,  # noqa: ANN401
+    up: float,
+    bold: float,
+) -> None:
+    lr, step = up * LR, bold * PAPER.keep_ratio
+    runs = Runs(best_lr=lr, best_step=step)
     rows = climbed(runs)
     trials = [row for row in rows.values() if row["is_tuning"]]
     result = rows[CONTEST.place(NAME, 0)]
     assert (result["lr"], result["consensus_step"]) == runs.best == runs.settings[-1]
     tried = {(row["lr"], row["consensus_step"]) for row in trials}
     for factor in (0.5, 2.0):
-        assert (2 * LR * factor, PAPER.keep_ratio) in tried
-        assert (2 * LR, PAPER.keep_ratio * factor) in tried
+        assert {(lr * factor, step), (lr, step * factor)} <= tried
     # The rest of the trials repeat the best one, and nothing runs for them.
     assert len(trials) == CONTEST.num_trials
     assert sum(not row["is_repeat"] for row in trials) == len(runs.settings) - 1 < len(trials)
