@@ -1,6 +1,8 @@
 """Are stages on several machines faster than the whole model, and decoupled than pipelined?
 
     sudo python -m benchmarks.stage_speed [--only same-cores uneven] [--out DIR] [--json]
+    sudo python -m benchmarks.stage_speed --only same-cores --methods synthetic-gradients \\
+        --balanced synthetic-gradients [--cut 4]
 
 Eight layers learn MNIST (from $EDGEGOSSIP_DATA) in a lab, each stage on a host of its own:
 
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,12 +49,16 @@ from edgegossip.training.stages.planning import measured_costs
 RECIPE = "synthetic-gradients/eight-layers"
 CORES = 1.6
 """All that stages use; what is left of two is the switch's and the system's."""
-AT = (2,)
+CUT = 2
 """The layers cost 19, 35, 15, 28 and 3 % of the time: halves, with one link in between."""
 NUM_TRIALS = 3
 BALANCED = "local-prediction"
-"""The method for which trial runs balance the quotas."""
-METHODS = ("pipelined", "greedy", BALANCED)
+FULL_SIZE = "synthetic-gradients-full-size"
+METHODS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("pipelined", "greedy", BALANCED, "synthetic-gradients"), ()),
+    FULL_SIZE: ("--num-hidden", "2", "--channels", "32"),
+}
+"""Options by method; modules of the published size have two hidden layers."""
 SPEEDS = (1.0, 0.5, 0.5, 0.25)
 FASTEST = 0.7
 MEGABITS, LATENCY = 20.0, 0.03
@@ -103,7 +109,8 @@ def staged(
     hosts: Sequence[HostSpec], name: str, options: Sequence[str], out: Path, seconds: float
 ) -> dict[str, Any]:
     """Train in stages for so long; gives the pace and each stage's share of time at work."""
-    module = [sys.executable, "-m", "edgegossip", "worker", RECIPE, *options]
+    words = [*options, *METHODS[name]]
+    module = [sys.executable, "-m", "edgegossip", "worker", RECIPE, *words]
     with Lab(hosts) as lab:
         endpoints = [f"tcp/{address}:7447" for address in lab.addresses]
         children = []
@@ -111,7 +118,8 @@ def staged(
             folder = out / str(rank)
             folder.mkdir(parents=True)
             others = endpoints[:rank] + endpoints[rank + 1 :]
-            place = ["--only", name, "--rank", str(rank), "--out", str(folder)]
+            run_name = "synthetic-gradients" if name == FULL_SIZE else name
+            place = ["--only", run_name, "--rank", str(rank), "--out", str(folder)]
             network = ["--insecure", "--listen", endpoint, "--connect", *others]
             limit = ["--meet-seconds", "300", "--max-seconds", str(seconds)]
             with (folder / "log.txt").open("wb") as log:
@@ -154,20 +162,28 @@ def simulated(
     return paces([_trained(out / "events.jsonl", rank) for rank in ranks])
 
 
-def same_cores(out: Path, turns: int, seconds: float) -> dict[str, Any]:
-    """As many cores for the whole model and for its stages."""
+def same_cores(
+    out: Path, turns: int, seconds: float, *, methods: Sequence[str], balanced: str, cut: int
+) -> dict[str, Any]:
+    """As many cores for the whole model and for its stages.
+
+    Args:
+        out: Folder of the runs.
+        turns: Number of turns.
+        seconds: Seconds of each run, measured.
+        methods: Methods to run, in `METHODS`.
+        balanced: Method for which trial runs balance the quotas.
+        cut: First block of the second stage.
+    """
     model = eight_layers(StageSettings(width=WIDTH)).experiments["whole"].task.model
     assert callable(model)
     costs = measured_costs(blocks(model()), torch.zeros(1, 1, 28, 28), BATCH)
-    starts = (0, *AT)
-    work = [
-        sum(cost.work for cost in costs[a:b]) for a, b in zip(starts, (*AT, 8), strict=True)
-    ]
-    options = _options(num_stages=len(AT) + 1, cut_at=AT, in_flight=8)
+    work = [sum(cost.work for cost in each) for each in (costs[:cut], costs[cut:])]
+    options = _options(num_stages=2, cut_at=cut, in_flight=8)
     quotas = _shared(work)
     for trial in range(NUM_TRIALS):
         hosts = [HostSpec(cpu=quota) for quota in quotas]
-        busy = staged(hosts, BALANCED, options, out / f"trial-{trial}", SKIPPED + seconds)
+        busy = staged(hosts, balanced, options, out / f"trial-{trial}", SKIPPED + seconds)
         # Messages cost a host time, too, of which the costs of its layers say nothing.
         needed = _shared([a * b for a, b in zip(quotas, busy["working"], strict=True)])
         # Halfway, because the whole way leads from one side of the balance to the other.
@@ -177,10 +193,10 @@ def same_cores(out: Path, turns: int, seconds: float) -> dict[str, Any]:
     for turn in range(turns):
         for threads in (1, 2):
             found[f"whole-{threads}"].append(whole(CORES, threads, seconds))
-        for name in METHODS:
+        for name in methods:
             folder = out / f"same-{name}-{turn}"
             found[name].append(staged(hosts, name, options, folder, SKIPPED + seconds))
-    return {"cores": CORES, "quotas": quotas, **found}
+    return {"cores": CORES, "cut": cut, "balanced": balanced, "quotas": quotas, **found}
 
 
 def _shared(work: Sequence[float]) -> list[float]:
@@ -235,7 +251,10 @@ def _options(**values: Any) -> list[str]:  # noqa: ANN401
     return words
 
 
-PARTS = {"same-cores": same_cores, "uneven": uneven}
+PARTS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "same-cores": same_cores,
+    "uneven": uneven,
+}
 
 
 def main() -> int:
@@ -244,6 +263,11 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument(
+        "--methods", nargs="+", choices=[*METHODS], default=["pipelined", "greedy", BALANCED]
+    )
+    parser.add_argument("--balanced", choices=[*METHODS], default=BALANCED)
+    parser.add_argument("--cut", type=int, default=CUT, help="first block of the second stage")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each run, measured")
     parser.add_argument("--out", type=Path, default=Path(time.strftime("runs/stages/%H%M%S")))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a summary")
@@ -256,8 +280,11 @@ def main() -> int:
         print(f"no lab here, as this is missing: {'; '.join(lacks)}")
         return 0
     origin = about(options)
+    own = {name: getattr(options, name) for name in ("methods", "balanced", "cut")}
+    settings: Mapping[str, Mapping[str, Any]] = {"same-cores": own}
     found = {
-        part: PARTS[part](options.out, options.turns, options.seconds) for part in options.only
+        part: PARTS[part](options.out, options.turns, options.seconds, **settings.get(part, {}))
+        for part in options.only
     }
     if options.json:
         print(json.dumps({**origin, "parts": found}, indent=1))
@@ -275,6 +302,8 @@ def _told(values: Any) -> str:  # noqa: ANN401
         working = ", ".join(f"{each:.0%}" for each in values[0]["working"])
         middle = statistics.median(each["pace"] for each in values)
         return f"{middle:.0f} samples/s (at work: {working})"
+    if isinstance(values, str):
+        return values
     some = values if isinstance(values, list) else [values]
     return ", ".join(f"{each:.3g}" for each in some)
 

@@ -142,7 +142,7 @@ class Contender:
             options["local_steps"] = self.local_steps
         if self.ending is not None:
             options[f"{self.ending}_rounds"] = affordable_rounds(
-                num_rounds, options["compressor"], options[f"{self.ending}_compressor"]
+                num_rounds, self.options["compressor"], options[f"{self.ending}_compressor"]
             )
         if self.topology is None:
             options["num_workers"] = num_workers

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from edgegossip.contract.errors import TrainingError
 from edgegossip.models import vgg16 as vgg16_model
 from edgegossip.models.chains import eight_layers
 from edgegossip.recipes.problems import Problem
@@ -45,8 +46,18 @@ from studies.contest import (
 from studies.exhibits import figure_and_tables
 
 WHOLE = "whole"
+FULL_SIZE = "synthetic-gradients, full size"
+"""Modules of two hidden layers, as published; those of the recipe have one, half as wide."""
 RATES = (0.01, 0.003, 0.03)
 """Candidate learning rates of each method; see `StageSettings.momentum`."""
+TEACHER_RATE = 1e-3
+FULL_SIZE_RATES = {
+    FULL_SIZE: (
+        *((lr, TEACHER_RATE) for lr in (0.001, 0.0003, 0.003, 0.01)),
+        *((lr, TEACHER_RATE / 3) for lr in (0.001, 0.0003)),
+    )
+}
+"""Candidate learning rates of the stages and of the modules; at 0.01, many runs diverge."""
 NUM_LOOKS = 25
 
 
@@ -56,34 +67,53 @@ class StageContest(TunedContest):
 
     Args:
         stages: Settings of machines, links and sizes.
-        methods: Names in `COMPETITORS` and `METHODS`.
+        methods: Names in `COMPETITORS` and `METHODS`, or `FULL_SIZE`.
+        rates: Learning rates of stages and teachers to try, by method; otherwise `RATES` and
+            `TEACHER_RATE`.
+        tuning_share: Length of a trial, as a share of a result's run, in (0, 1].
     """
 
     stages: StageSettings
     methods: tuple[str, ...]
+    rates: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    tuning_share: float = 1.0
+
+    tuned: ClassVar[tuple[str, ...]] = ("lr", "teacher_lr")
 
     def trials(self) -> Mapping[str, Mapping[str, Tried]]:
-        return {
-            name: {f"{self.folder}/tuning-lr-{lr:g}/{slug(name)}": {"lr": lr} for lr in RATES}
-            for name in self.methods
-        }
+        tried = dict[str, dict[str, Tried]]()
+        for name in self.methods:
+            tried[name] = {}
+            for lr, own in self.rates.get(name, [(lr, TEACHER_RATE) for lr in RATES]):
+                kind = f"lr-{lr:g}" if own == TEACHER_RATE else f"lr-{lr:g}-teacher-{own:.2g}"
+                place = f"{self.folder}/tuning-{kind}/{slug(name)}"
+                tried[name][place] = {"lr": lr, "teacher_lr": own}
+        return tried
 
     def merit(self, trial: Row) -> Any:  # noqa: ANN401
         return trial["accuracy"]
 
     def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
         problem = self.problem_of(attempt)
-        settings = replace(
-            self.stages,
-            num_epochs=problem.settings.num_epochs,
-            lr=attempt.settings["lr"],
-            seed=attempt.seed,
-        )
-        experiment = stage_run(attempt.run, problem.load(data_dir), problem.model, settings)
-        looks = problem.settings.num_epochs / NUM_LOOKS
-        results = session.run(
-            replace(experiment, name=slug(attempt.run), evaluation_epochs=looks)
-        )
+        num_epochs = problem.settings.num_epochs
+        if attempt.is_tuning:
+            num_epochs = max(1, round(self.tuning_share * num_epochs))
+        is_full = attempt.run == FULL_SIZE
+        sizes = {"num_hidden": 2, "channels": 32} if is_full else {}
+        changes = {**attempt.settings, **sizes, "num_epochs": num_epochs, "seed": attempt.seed}
+        settings = replace(self.stages, **changes)
+        name = "synthetic-gradients" if is_full else attempt.run
+        experiment = stage_run(name, problem.load(data_dir), problem.model, settings)
+        looks = num_epochs / NUM_LOOKS
+        try:
+            results = session.run(
+                replace(experiment, name=slug(attempt.run), evaluation_epochs=looks)
+            )
+        except TrainingError as error:
+            if not attempt.is_tuning:
+                raise
+            # A loss that is not finite: this candidate is out, and the others are tried.
+            return {"times": [], "accuracies": [], "accuracy": 0.0, "error": str(error)}
         curve, last = accuracy_curve(results), results.history[-1]
         return {
             **curve,
@@ -95,7 +125,13 @@ class StageContest(TunedContest):
 
     def plain(self) -> dict[str, object]:
         """Everything that the rows depend on, except problem and seed, as JSON values."""
-        return {"stages": asdict(self.stages), "rates": RATES, "methods": self.methods}
+        return {
+            "stages": asdict(self.stages),
+            "rates": RATES,
+            "methods": self.methods,
+            **({"own_rates": self.rates} if self.rates else {}),
+            **({"tuning_share": self.tuning_share} if self.tuning_share < 1 else {}),
+        }
 
 
 def staleness(folder: Path) -> float | None:
@@ -195,20 +231,21 @@ DIGITS = Problem(
 NOTE = (
     "Medians over the seeds; equally many samples for all, virtual time on equal machines."
     " Accuracy is the mean of the last five evaluations on test data. The learning rate is the "
-    "best of three, on held-out data with another seed. The whole model is trained on one "
-    "machine."
+    "best of those tried, on held-out data with another seed. The whole model is trained on "
+    "one machine."
 )
 
 
 def methods(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
-    """Eight ways to train eight layers in four stages, equally tuned: accuracy, time, bytes.
+    """Nine ways to train eight layers in four stages, equally tuned: accuracy, time, bytes.
 
-    Data: MNIST and CIFAR-10. Duration: a minute per run on MNIST.
+    Data: MNIST and CIFAR-10. Duration: a minute per run on MNIST, two to three with synthetic
+    gradients.
 
     Args:
         settings: Settings of the study.
     """
-    names = (*COMPETITORS, *METHODS)
+    names: tuple[str, ...] = (*COMPETITORS, *METHODS, FULL_SIZE)
     stages = TWO_LAYERS_EACH
     problems: tuple[Problem, ...] = (MNIST, CIFAR10)
     if settings.short:
@@ -220,6 +257,7 @@ def methods(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> S
             stages=stages,
             methods=names,
             seeds=settings.seeds,
+            rates=FULL_SIZE_RATES,
         )
         for problem in problems
     ]
@@ -262,6 +300,30 @@ BETWEEN_POOLINGS = StageSettings(
 """The cuts after the second, third and fourth pooling layers."""
 
 
+def _on_all_pictures(problem: Problem, name: str, model: str) -> Problem:
+    """`problem` for 10,153 steps."""
+    return replace(
+        problem,
+        name=name,
+        num_train=None,
+        num_test=5_000,
+        settings=Settings(num_epochs=13),
+        scaled_down=f"{model}; all pictures of CIFAR-10, 13 epochs, tested on 5,000.",
+    )
+
+
+LONG: tuple[tuple[Problem, StageSettings], ...] = (
+    (
+        _on_all_pictures(CIFAR10, "eight-layers", "Eight layers at half of the model's width"),
+        TWO_LAYERS_EACH,
+    ),
+    (
+        _on_all_pictures(VGG16, "vgg16", "VGG16 with a quarter of its channels and batch norm"),
+        BETWEEN_POOLINGS,
+    ),
+)
+
+
 def stages(settings: StudySettings = DEFAULTS) -> Study:
     """Eight layers in 2, 4 and 8 stages: accuracy, bytes, time, staleness of gradients.
 
@@ -292,12 +354,12 @@ def stages(settings: StudySettings = DEFAULTS) -> Study:
 def vgg16(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
     """VGG16 at a quarter of its width, in four stages, on CIFAR-10: accuracy, time, bytes.
 
-    Each run takes minutes.
+    With synthetic gradients from modules of the published size. Each run takes minutes.
 
     Args:
         settings: Settings of the study.
     """
-    methods: tuple[str, ...] = (WHOLE, "greedy", "local-prediction")
+    methods: tuple[str, ...] = (WHOLE, "greedy", "local-prediction", FULL_SIZE)
     problem, machines = VGG16, BETWEEN_POOLINGS
     if settings.short:
         methods, problem = (WHOLE, "greedy"), replace(DIGITS, num_train=320)
@@ -307,9 +369,39 @@ def vgg16(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Stu
         stages=machines,
         methods=methods,
         seeds=settings.seeds,
+        rates=FULL_SIZE_RATES,
     )
     title = "How much does it cost to train the stages of a deep model separately?"
     return _study("vgg16", title, settings, [contest], "")
+
+
+def cifar10(settings: StudySettings = StudySettings()) -> Study:
+    """Synthetic gradients themselves: 10,000 steps on all of CIFAR-10, two models.
+
+    Modules have the published two hidden layers, and learning rates go down to 3e-4. Four
+    stages. On one core, the runs of a seed, with their trials, take two hours for
+    `eight-layers` and two and a half for `vgg16`.
+
+    Args:
+        settings: Settings of the study.
+    """
+    methods, models = (WHOLE, FULL_SIZE, "local-prediction"), LONG
+    if settings.short:
+        digits = replace(DIGITS, num_train=320)
+        models = ((digits, StageSettings(width=0.1, cut_at=(2, 4, 6))),)
+    contests = [
+        StageContest(
+            problem=problem,
+            stages=machines,
+            methods=methods,
+            seeds=settings.seeds,
+            rates=FULL_SIZE_RATES,
+            tuning_share=0.5,
+        )
+        for problem, machines in models
+    ]
+    title = "How much accuracy do synthetic gradients themselves cost in 10,000 steps?"
+    return _study("cifar10", title, settings, contests, "")
 
 
 def _study(

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.full_size.cells import Cell, Machine, Row, Rows
+from studies.cifar10_pushes import COMPLETE, DENSE_PUSH, EIGHT, EVEN_RUNS, sparse_push
 from studies.compressed_push import (
     OURS,
     PAPER,
@@ -113,20 +114,11 @@ VGG11 = Problem(
         milestones=(0.15, 0.3, 0.45, 0.6, 0.75, 0.9), decay=0.5, warm_up=_FIRST_EPOCH
     ),
 )
-_SPARSE: dict[str, Any] = {
-    "compressor": compressor(PAPER.keep_ratio, PAPER.value_bits),
-    "consensus_step": 0.01,
-}
-_SPARSE_PUSH = Contender(
-    algorithm=eg.SparsePush, topology=eg.directed_ring, options=_SPARSE, per_layer=True
-)
 PUSHES: Contenders = {
-    "sparse-push": _SPARSE_PUSH,
-    DENSE: Contender(algorithm=eg.StochasticGradientPush, topology=eg.directed_ring),
-    "skew-compensated-sparse-push": replace(
-        _SPARSE_PUSH,
-        algorithm=eg.SkewCompensatedSparsePush,
-        options={**_SPARSE, "compensation_rounds": 50},
+    "sparse-push": sparse_push(PAPER),
+    DENSE: DENSE_PUSH,
+    "skew-compensated-sparse-push": sparse_push(
+        PAPER, algorithm=eg.SkewCompensatedSparsePush, compensation_rounds=50
     ),
     "difference-push": difference_push(OURS),
     "difference-push, compensated": difference_push(
@@ -135,22 +127,33 @@ PUSHES: Contenders = {
     "double-squeeze": double_squeeze(),
     "diloco": diloco(),
 }
-PARTITIONS: dict[str, Partition] = {"even": IID(), "skew 0.8": LabelSkew(0.8)}
+EVEN_PUSHES: Contenders = {
+    **PUSHES,
+    # More and fewer bytes than the published 1 % after each step, on the same graph.
+    "sparse-push, 8 times less": sparse_push(EIGHT),
+    "sparse-push, 466 times less": sparse_push(OURS),
+    COMPLETE: EVEN_RUNS[COMPLETE],  # the control of `double-squeeze`
+}
+SETTINGS: dict[str, tuple[Partition, Contenders]] = {
+    "even": (IID(), EVEN_PUSHES),
+    "skew 0.8": (LabelSkew(0.8), PUSHES),
+}
 
 
 def _pushes(problem: Problem, seed: int) -> Iterator[Cell]:
     letter = "b" if problem is RESNET20 else "c"
-    for setting, partition in PARTITIONS.items():
+    for setting, (partition, contenders) in SETTINGS.items():
         contest = SlowLinkContest(
             problem=problem,
             seed=seed,
             setting=setting,
             partition=partition,
-            contenders=PUSHES,
+            contenders=contenders,
             num_workers=NUM_PUSHING,
+            nesterov=True,
         )
         plain = contest.plain()
-        for name in PUSHES:
+        for name in contenders:
             yield Cell(
                 name=_named(letter, problem.name, setting, name, seed),
                 settings={
@@ -169,10 +172,7 @@ def _pushes(problem: Problem, seed: int) -> Iterator[Cell]:
 
 def _push(contest: SlowLinkContest, name: str, machine: Machine, rows: Rows) -> eg.Experiment:
     experiment = contest.experiment(machine.data_dir, name)
-    optimizer = experiment.task.optimizer
-    assert isinstance(optimizer, eg.SGD)
-    experiment = replace(experiment, name=name.replace(", ", "-").replace(" ", "-"))
-    return _on(experiment, machine, optimizer=replace(optimizer, nesterov=True))
+    return _on(replace(experiment, name=name.replace(", ", "-").replace(" ", "-")), machine)
 
 
 def _named(letter: str, *parts: object) -> str:
@@ -223,7 +223,9 @@ STAGE_LOOKS = 60
 def _staged(setting: Staged, seed: int) -> Iterator[Cell]:
     for name in ("synthetic-gradients", "whole", "local-prediction", "pipelined"):
         stages = replace(setting.stages, lr=STAGE_RATES[name], seed=seed)
-        plain = {k: v for k, v in asdict(stages).items() if k not in ("seed", "torch_device")}
+        # The teacher has the sizes of modules.
+        others = ("seed", "torch_device", "num_hidden", "channels")
+        plain = {k: v for k, v in asdict(stages).items() if k not in others}
         yield Cell(
             name=_named("d", setting.problem.name, name, seed),
             settings={

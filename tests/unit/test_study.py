@@ -132,6 +132,23 @@ def test_a_run_that_was_stopped_goes_on_within_its_study(tmp_path: Path) -> None
     assert run_study(study, out=out, num_threads=0, resume=True) == whole
 
 
+def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(session: Session) -> Row:
+        return {"value": session.run(quick("gosgd")).final_accuracy}
+
+    study = study_of({"a/gosgd": work})
+    whole = run_study(study, out=tmp_path / "whole", num_threads=0)
+    out = tmp_path / "killed"
+    monkeypatch.setattr("edgegossip.runs.study.CHECKPOINT_SECONDS", 0.0)
+    # A second Ctrl+C stops a run without a last checkpoint, as SIGKILL does.
+    with ctrl_c_at(11, ALGORITHMS["gosgd"], times=2), pytest.raises(Interrupted):
+        run_study(study, out=out, num_threads=0)
+    assert (out / "cells/a/gosgd/checkpoint.safetensors").exists()
+    assert run_study(study, out=out, num_threads=0, resume=True) == whole
+
+
 def test_a_cell_that_fails_is_noted_and_tried_again_on_resume(tmp_path: Path) -> None:
     works = {"a": Counter(1.0, TrainingError("the loss became nan")), "b": Counter(2.0)}
     assert list(run_study(study_of(works), out=tmp_path)) == ["b"]

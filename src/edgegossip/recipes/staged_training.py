@@ -63,6 +63,10 @@ class StageSettings:
             divide the learning rate by 1 - momentum.
         weight_decay: Weight decay of SGD.
         teacher_lr: Adam's learning rate for the teachers of stages.
+        num_hidden: Hidden layers of modules that predict gradients, 1 by default; 2 as
+            published.
+        channels: Channels of their hidden convolutions, 16 by default; 32 in
+            `SyntheticGradients`.
         latency: Latency of each link, in seconds.
         bandwidth: Bandwidth of each link, in bytes per second.
         precision: Precision of activations and gradients in transit.
@@ -83,6 +87,8 @@ class StageSettings:
     momentum: float = 0.9
     weight_decay: float = 0.0
     teacher_lr: float = 1e-3
+    num_hidden: int | None = None
+    channels: int | None = None
     latency: Seconds = 0.005
     bandwidth: float = 12.5e6
     precision: str = "float32"
@@ -91,7 +97,8 @@ class StageSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, num_epochs="at least 1", num_stages="at least 2")
-        check_ranges(self, in_flight="at least 1 or None")
+        check_ranges(self, in_flight="at least 1 or None", channels="at least 1 or None")
+        check_ranges(self, num_hidden="at least 0 or None")
         if self.cut_at is not None and len(self.cut_at) != self.num_stages - 1:
             raise ValueError(
                 f"cut_at names {len(self.cut_at)} blocks, but {self.num_stages} stages are cut "
@@ -201,7 +208,7 @@ def stage_run(
         alone = Alone(num_rounds=settings.num_epochs * steps)
         first = settings.platforms[:1]
         return Experiment(task=task, algorithm=alone, platforms=first, **common)
-    teacher = None if name in COMPETITORS else with_lr(methods[name], settings.teacher_lr)
+    teacher = None if name in COMPETITORS else adapted(methods[name], settings)
     at = settings.cut_at or _cut(task, settings, teacher)
     if teacher is None:
         in_flight = 1 if name == "naive" else settings.in_flight or 2 * settings.num_stages
@@ -256,13 +263,25 @@ def _cut(
     ).at
 
 
-def with_lr(teacher: TeacherFactory, lr: float) -> TeacherFactory:
-    """Return a teacher with another learning rate; for `Both`, change the rates of both."""
+def adapted(teacher: TeacherFactory, settings: StageSettings) -> TeacherFactory:
+    """Return a teacher with the learning rate and the sizes that `settings` ask for."""
     if isinstance(teacher, Both):
-        losses = with_lr(teacher.losses, lr)
-        return replace(teacher, gradients=replace(teacher.gradients, lr=lr), losses=losses)
-    assert isinstance(teacher, SyntheticGradients | LocalLosses | Greedy)
-    return replace(teacher, lr=lr)
+        gradients = _sized(teacher.gradients, settings)
+        return replace(teacher, gradients=gradients, losses=adapted(teacher.losses, settings))
+    if isinstance(teacher, SyntheticGradients):
+        return _sized(teacher, settings)
+    assert isinstance(teacher, LocalLosses | Greedy)
+    return replace(teacher, lr=settings.teacher_lr)
+
+
+def _sized(teacher: SyntheticGradients, settings: StageSettings) -> SyntheticGradients:
+    num_hidden, channels = settings.num_hidden, settings.channels
+    return replace(
+        teacher,
+        lr=settings.teacher_lr,
+        num_hidden=teacher.num_hidden if num_hidden is None else num_hidden,
+        channels=teacher.channels if channels is None else channels,
+    )
 
 
 def _without_momentum(settings: StageSettings) -> SGD:

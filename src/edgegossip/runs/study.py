@@ -60,6 +60,8 @@ from edgegossip.runs.tracking import Progress, Silent, Status
 
 STUDY = "study.json"
 CELLS = "cells"
+CHECKPOINT_SECONDS = 600.0
+"""Wall seconds between checkpoints; writing a large model's state takes ten."""
 
 Row: TypeAlias = Mapping[str, Any]
 """Findings of a cell, as JSON values. Names of fields measured with a clock begin with
@@ -90,8 +92,7 @@ class Session:
             out=self.folder,
             resume=self.folder.is_dir(),
             num_threads=self.num_threads,
-            # Writing a large model's checkpoints would take longer than training it.
-            checkpoint_seconds=float("inf"),
+            checkpoint_seconds=CHECKPOINT_SECONDS,
             progress=self.progress,
         )
 
