@@ -17,6 +17,7 @@ import pytest
 
 from edgegossip.contract.errors import DataError
 from edgegossip.machine import loads
+from edgegossip.machine.counters import is_running
 from edgegossip.machine.loads import SIZES, Load, Pauses, count_words, sort_lines, write_text
 
 
@@ -156,9 +157,11 @@ def test_a_load_whose_process_was_killed_says_so(tmp_path: Path) -> None:
 def test_a_load_that_fails_says_why(tmp_path: Path) -> None:
     context = Load(kind="wordcount", num_bytes=100_000).running(tmp_path)
     context.__enter__()
+    jobs = processes_of(tmp_path)
     for path in tmp_path.glob("*/text"):
         path.unlink()
-    wait_while(lambda: processes_of(tmp_path))
+    # One that ends has no command line any more some time before it is gone.
+    wait_while(lambda: any(is_running(job.pid) for job in jobs))
     with pytest.raises(DataError, match=r"ended early: .*No such file or directory"):
         context.__exit__(None, None, None)
     wait_until_empty(tmp_path)
