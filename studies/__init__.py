@@ -14,6 +14,7 @@ STUDIES = {
     "edgegossip/fig13": "training",
     "edgegossip/speedup": "speedup",
     "edgegossip/selections": "speedup",
+    "edgegossip/ablations": "ablations",
     "edgegossip/skew": "speedup",
     "edgegossip/contention": "speedup",
     "edgegossip/rates": "tuned_races",

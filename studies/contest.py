@@ -88,11 +88,12 @@ class Contender:
         ending: Prefix of the options for final rounds that add a tenth to the bytes; None for
             no such rounds.
         per_layer: Whether to compress each layer separately.
-        accuracy_aware: Choice of samples of an `EdgeGossip` around the algorithm; None for no
-            `EdgeGossip`.
+        accuracy_aware: Choice of samples; None for random ones and no `EdgeGossip`.
+        is_balanced: Whether an `EdgeGossip` is around an algorithm with a choice of samples.
         balancing: Other arguments of that `EdgeGossip`.
         control: Weight of `ControlVariates` around that `EdgeGossip`; 0 for none.
         has_profiles: Whether forecasts start from a profile of each platform.
+        is_proportional: Whether shards are in proportion to the platforms' speeds.
         draws_exchanges: Whether the algorithm takes the problem's `exchange_probability` and a
             seed.
     """
@@ -107,15 +108,22 @@ class Contender:
     ending: str | None = None
     per_layer: bool = False
     accuracy_aware: eg.AccuracyAware | None = None
+    is_balanced: bool = True
     balancing: Mapping[str, Any] = field(default_factory=dict)
     control: float = 0.0
     has_profiles: bool = False
+    is_proportional: bool = False
     draws_exchanges: bool = False
 
     @property
     def values(self) -> tuple[float | None, ...]:
         """Values to try for the option; None alone without one."""
         return (None,) if self.option is None else self.option.values
+
+    @property
+    def waits(self) -> bool:
+        """Whether fast workers wait for slow ones after each epoch, as in EpochGossip."""
+        return not (self.is_balanced or self.is_proportional)
 
     def build(
         self,
@@ -149,7 +157,7 @@ class Contender:
         else:
             options["topology"] = self.topology(num_workers)
         algorithm = self.algorithm(num_rounds=num_rounds, **options)
-        if self.accuracy_aware is None:
+        if self.accuracy_aware is None or not self.is_balanced:
             return algorithm
         return balanced(algorithm, self.control, **balancing)
 
@@ -177,10 +185,12 @@ class Contender:
         # What only some contenders have would make most descriptions three times as long.
         for name in (
             *("option", "per_layer", "accuracy_aware", "balancing", "control"),
-            *("has_profiles", "draws_exchanges"),
+            *("has_profiles", "is_proportional", "draws_exchanges"),
         ):
             if not getattr(self, name):
                 del described[name]
+        if self.is_balanced:
+            del described["is_balanced"]
         return described | {"topology": self.topology(num_workers).name}
 
 
@@ -299,9 +309,9 @@ class TunedContest(Contest):
         """Fields that all rows of this contest share."""
         return {"group": self.group, "setting": self.setting}
 
-    def reference(self, seed: int | None) -> str | None:
-        """The cell whose row all other attempts with a seed (None: trials) read, if any."""
-        return None
+    def references(self, seed: int | None) -> Sequence[str]:
+        """The cells whose rows all other attempts with a seed (None: trials) read."""
+        return ()
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         for run, tried in self.trials().items():
@@ -309,18 +319,18 @@ class TunedContest(Contest):
             for place, settings in tried.items():
                 attempt = Attempt(run, settings, self.seed, is_tuning=True)
                 work = partial(self._row, data_dir, attempt)
-                yield self._after_reference(place, None, work, before)
+                yield self._after_references(place, None, work, before)
                 if self.is_sequential:
                     before.append(place)
             for seed in self.seeds:
                 work = partial(self._result, data_dir, run, seed)
-                yield self._after_reference(self.place(run, seed), seed, work, [*tried])
+                yield self._after_references(self.place(run, seed), seed, work, [*tried])
 
-    def _after_reference(
+    def _after_references(
         self, place: str, seed: int | None, work: Callable[[Session], Row], after: Sequence[str]
     ) -> Cell:
-        needed = self.reference(seed)
-        first = () if needed in (None, place) else (needed,)
+        needed = self.references(seed)
+        first = () if place in needed else needed
         return self.cell(place, work, (*first, *after))
 
     def _result(self, data_dir: Path, run: str, seed: int, session: Session) -> Row:

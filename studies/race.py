@@ -3,6 +3,7 @@
 Fields of a row:
     group, problem, setup, run, seed: Names of the race and the run.
     contender, throughputs, link: What ran, on which machines; not in EpochGossip's row.
+    waits: Whether fast workers wait for slow ones after each epoch; not in EpochGossip's row.
     accuracies: EpochGossip's at the start and after each of its epochs; a contender's, with
         `times`, at each change and at the end.
     setups: In EpochGossip's row, for each set of machines: `epoch_ends`, `round_seconds` (an
@@ -26,6 +27,7 @@ import edgegossip as eg
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges
+from edgegossip.data.partition import Proportional
 from edgegossip.recipes.baselines import HOME_LINK, averaged, rounds_per_epoch
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
@@ -199,6 +201,8 @@ def less_work(wanted: float | None = MAX_WORK) -> tuple[str, ...]:
 EDGE_GOSSIP = Contender(
     algorithm=eg.EpochGossip, topology=eg.complete, accuracy_aware=ACCURACY_AWARE
 )
+SELECTED = replace(EDGE_GOSSIP, is_balanced=False)
+"""EpochGossip with EdgeGossip's choice of samples alone: what remains without balancing."""
 CONTROLS: Contenders = {
     "random": replace(EDGE_GOSSIP, accuracy_aware=PLAIN),
     "gosgd": Contender(algorithm=eg.GoSGD, topology=eg.complete, draws_exchanges=True),
@@ -328,9 +332,15 @@ class Race(Contest):
         }
 
     def run_contender(
-        self, data_dir: Path, baseline: str, setup: Setup, name: str, session: Session
+        self,
+        data_dir: Path,
+        baseline: str,
+        setup: Setup,
+        name: str,
+        session: Session,
+        until: Seconds = math.inf,
     ) -> Row:
-        """Run a contender on one setup, for at most the time of the cell `baseline`."""
+        """Run a contender on one setup, `until` the time of the cell `baseline` at most."""
         if baseline not in session.rows:
             raise TrainingError(
                 f"nothing to compare with: {baseline} failed, or is not among --runs"
@@ -351,21 +361,26 @@ class Race(Contest):
         profiles = {rank: eg.profile(p, seed=rank) for rank, p in enumerate(setup.platforms)}
         # An unchanged model is not measured again; without rounds, models always change.
         looks = 10 if is_synchronous else 2
+        task = contender.task(self.problem.task(data_dir))
+        if contender.is_proportional:
+            speeds = tuple(platform.total_throughput for platform in setup.platforms)
+            task = replace(task, partition=Proportional(speeds))
         results = session.run(
             eg.Experiment(
-                task=contender.task(self.problem.task(data_dir)),
+                task=task,
                 algorithm=averaged(algorithm, self.window, rounds),
                 platforms=setup.platforms,
                 profiles=profiles if contender.has_profiles else {},
                 links=eg.Links(default=HOME_LINK),
                 seed=self.seed,
-                max_seconds=self._max_seconds(times),
+                max_seconds=min(until, self._max_seconds(times, contender)),
                 evaluation_interval=times["round_seconds"] / looks,
                 name=name,
             )
         )
         machines = {
             "contender": contender.plain(self.num_workers),
+            "waits": contender.waits,
             "throughputs": [platform.total_throughput for platform in setup.platforms],
             "link": describe(HOME_LINK),
         }
@@ -381,9 +396,9 @@ class Race(Contest):
             "seed": self.seed,
         }
 
-    def _max_seconds(self, times: Mapping[str, Any]) -> Seconds:
+    def _max_seconds(self, times: Mapping[str, Any], contender: Contender) -> Seconds:
         whole: Seconds = times["epoch_ends"][-1]
-        if self.max_work is None:
+        if self.max_work is None or contender.waits:
             return whole
         # In this time, workers that never wait process `max_work` times as many samples.
         return min(whole, self.max_work * whole / float(times["throughput_bound"]))

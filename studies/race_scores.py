@@ -85,10 +85,14 @@ def standings(
 def equal_looks(row: Row, machines: Mapping[str, Any]) -> Row:
     """Average a curve over intervals in which a run processes an epoch's worth of samples.
 
+    A run that waits after each epoch is measured as often as EpochGossip, so its curve stays.
+
     Args:
-        row: Row of a run, whose workers are assumed never to wait.
+        row: Row of a run, whose workers are otherwise assumed never to wait.
         machines: The run's part of the `setups` in EpochGossip's row.
     """
+    if row.get("waits"):
+        return row
     epoch = machines["epoch_ends"][1] - machines["epoch_ends"][0]
     return smoothed(row, epoch / machines["throughput_bound"])
 
