@@ -372,6 +372,15 @@ class Workload:
         """
         return self._reporter.evaluate(params)
 
+    def validate(self, params: Tensor) -> tuple[float, dict[str, float]]:
+        """Mean loss and metrics of `params` on the validation split.
+
+        For `Local` data, which has no test split, these are the numbers of `evaluate`.
+        """
+        if isinstance(self.task.dataset, Local):
+            return self.evaluate(params)
+        return self._validator.evaluate(params)
+
     def initial_loss(self, samples: Split) -> float:
         """Mean loss of the initial parameters on some samples."""
         whole, _ = self._parts.average({part: x[None] for part, x in self._initial.items()})
