@@ -118,6 +118,8 @@ def _picture(
         caption = quantity.caption.format(metric=metric.name)
         if is_log:
             caption += " The axis is logarithmic: each grid line is ten times the one before."
+        if any(run.kept for run in runs):
+            caption += " A diamond marks the best model by validation."
         if any(run.log.first_at(target) for run in runs):
             beyond = "above" if metric.higher_is_better else "below"
             caption += f" A ring marks the first evaluation at the target or {beyond}."
@@ -168,6 +170,19 @@ def _curve(
             markeredgecolor=color,
             markeredgewidth=2,
             zorder=4,
+        )
+    if (kept := run.kept) is not None and (not is_log or quantity.value(kept) > 0):
+        # At the value of the model itself, which on real machines was measured at another time.
+        at = run.summary.kept_time if quantity is TIME else quantity.value(kept)
+        axes.plot(
+            at,
+            run.summary.kept_value,
+            "D",
+            markersize=7,
+            markerfacecolor=color,
+            markeredgecolor="white",
+            markeredgewidth=1.2,
+            zorder=5,
         )
 
 
@@ -364,6 +379,12 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     return free
 
 
+def _kept_words(run: Run) -> str:
+    if run.kept is None:
+        return ""
+    return f", best by validation {metric_value(run.summary.kept_value, run.log.metric)}"
+
+
 def _verdict(quantity: Quantity, run: Run, target: float | None) -> str:
     first, metric = run.log.first_at(target), run.log.metric
     if first is None or target is None:
@@ -375,7 +396,7 @@ def _alt(heading: str, quantity: Quantity, runs: Sequence[Run], target: float | 
     lines = [
         f"{run.name}: {_verdict(quantity, run, target)}, after "
         f"{quantity.human(quantity.value(run.log.evaluations[-1]))} "
-        f"{metric_value(run.log.evaluations[-1].value, run.log.metric)}"
+        f"{metric_value(run.log.evaluations[-1].value, run.log.metric)}" + _kept_words(run)
         for run in runs
     ]
     return f"Line chart, {heading[0].lower()}{heading[1:]}. {listing(lines)}."

@@ -33,8 +33,10 @@ class KeepBest:
         min_seconds: Time before which the run does not end for this reason, at least 0.
         metric: Name of the metric; "loss" for the loss; None for the task's chosen metric.
         rounds: Rounds between two evaluations on real machines, where each costs the exchange
-            of the models; see `BestByValidation`. A simulated run has the evaluations of its
-            experiment, which cost no time.
+            of the models; see `BestByValidation`. None for the rounds in which the workers
+            process each sample about once, or for 1 if rounds have no fixed number of steps,
+            and in a `TrainingLoop`. A simulated run has the evaluations of its experiment,
+            which cost no time.
 
     Raises:
         ValueError: If a number is out of range, or a count is not whole.
@@ -43,7 +45,7 @@ class KeepBest:
     patience: int | None = None
     min_seconds: Seconds = 0.0
     metric: str | None = None
-    rounds: int = 1
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         check_counts(self, "patience", "rounds")
@@ -51,7 +53,7 @@ class KeepBest:
             self,
             patience="at least 1 or None",
             min_seconds="at least 0",
-            rounds="at least 1",
+            rounds="at least 1 or None",
         )
 
     def find(self, metrics: Sequence[MetricSpec]) -> MetricSpec:
@@ -77,6 +79,25 @@ class KeepBest:
         )
 
 
+def kept_best(keep: KeepBest | str | None) -> KeepBest | None:
+    """The setting `keep`, in which "best" stands for the defaults.
+
+    Raises:
+        ValueError: If it is something else.
+
+    >>> kept_best("best")
+    KeepBest(patience=None, min_seconds=0.0, metric=None, rounds=None)
+    """
+    if keep is None or isinstance(keep, KeepBest):
+        return keep
+    if keep != "best":
+        raise ValueError(
+            f"keep must be 'best', a KeepBest such as KeepBest(patience=5), or None for the "
+            f"last model alone; got {keep!r}"
+        )
+    return KeepBest()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BestModel:
     """The best averaged model of a run by validation.
@@ -88,7 +109,7 @@ class BestModel:
         metric: Metric by which it was chosen.
         validation_value: Value of this metric on the validation split.
         metrics: The task's metrics of this model on the test split by name, the chosen one
-            first.
+            first; empty in a `TrainingLoop`, which has no test split.
     """
 
     params: dict[str, Tensor]

@@ -16,7 +16,7 @@ from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges, check_type
 from edgegossip.data.local import Local
 from edgegossip.machine.profile import Profile
-from edgegossip.runs.best import KeepBest
+from edgegossip.runs.best import KeepBest, kept_best
 from edgegossip.runs.results import Evaluation
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
@@ -119,9 +119,8 @@ class Experiment:
             )
 
     def _check_keep(self) -> None:
-        if self.keep == "best":
-            object.__setattr__(self, "keep", KeepBest())
-        check_type("keep", self.keep or KeepBest(), KeepBest, "KeepBest(patience=5)")
+        # Resolved here, so that experiment.json has all its fields.
+        object.__setattr__(self, "keep", kept_best(self.keep))
         if self.kept is None:
             return
         self.kept.find(self.task.chosen_first)

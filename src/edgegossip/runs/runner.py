@@ -134,7 +134,7 @@ class _Run:
         self._history: list[Evaluation] = []
         self._num_looks = 0
         self._finite = FiniteMetrics()
-        kept, metrics = experiment.kept, experiment.task.chosen_first
+        kept, metrics = experiment.kept, experiment.task.specs
         self._selection = None if kept is None else Selection(kept, kept.find(metrics))
         self._last_params: Tensor | None = None
         self._started = self._last_checkpoint = time.monotonic()

@@ -168,6 +168,11 @@ class Task:
         )
 
     @property
+    def specs(self) -> list[MetricSpec]:
+        """Names, units and directions of the metrics, with the target metric first."""
+        return [metric.spec for metric in self.chosen_first]
+
+    @property
     def metric(self) -> MetricSpec:
         """Name, unit and direction of the target metric."""
         return self.chosen_first[0].spec
