@@ -170,11 +170,6 @@ def print_report(page: Path) -> None:
     print(f"report: {page} (finished in {units.seconds(waited)})")
 
 
-def _best_value(result: Results) -> str:
-    """The best model by validation, measured on the test split."""
-    return units.metric_value(result.best and result.best.value, result.metric, 2)
-
-
 def print_table(results: dict[str, Results]) -> None:
     """Print a table with one line for each run."""
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
@@ -185,10 +180,11 @@ def print_table(results: dict[str, Results]) -> None:
     for column in ("run", metric, *chosen, "worst worker", "sent", "time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
+        best = None if result.best is None else result.best.value
         table.add_row(
             escape(name),
             units.metric_value(result.final_value, result.metric, 2),
-            *([_best_value(result)] if has_best else []),
+            *([units.metric_value(best, result.metric, 2)] if has_best else []),
             units.metric_value(result.metric.worst(result.worker_values), result.metric, 2),
             units.data_size(result.history[-1].bytes_sent),
             units.seconds(result.virtual_seconds),

@@ -54,7 +54,7 @@ _MOST_CHECKS = 2**40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is known of the evaluations so far.
+    """The result of all evaluations so far.
 
     Attributes:
         check: Number of the last evaluation, from 1; 0 before the first.

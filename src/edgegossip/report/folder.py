@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +69,17 @@ class Run:
 
     @property
     def kept(self) -> Evaluation | None:
-        """The evaluation of the best model by validation, or the last one before, if known.
+        """The evaluation of the best model by validation, if it is known.
 
-        On real machines, models are chosen at other moments than those of the log.
+        On real machines, models are chosen at other moments than those of the log, so its bytes
+        and samples are those of the last moment before.
         """
-        if (time := self.summary.kept_time) is None or self.summary.kept_value is None:
+        time, value = self.summary.kept_time, self.summary.kept_value
+        if time is None or value is None:
             return None
         before = [each for each in self.log.evaluations if each.time <= time]
-        return before[-1] if before else None
+        measured = {self.log.metric.name: value}
+        return replace(before[-1], time=time, metrics=measured) if before else None
 
     @property
     def trainers(self) -> list[Activity]:

@@ -79,8 +79,10 @@ class Evaluation:
                 raise TypeError(f"{name} is {value!r}, not a number")
             return value
 
-        optional = {"metrics", "validation_value"} - line.keys()
-        names = [name for name in cls.__dataclass_fields__ if name not in optional]
+        left_out = ["metrics"]
+        if "validation_value" not in line:
+            left_out.append("validation_value")
+        names = [name for name in cls.__dataclass_fields__ if name not in left_out]
         read = {each.name: number(each.key) for each in metrics}
         return cls(metrics=read, **{name: number(name) for name in names})
 
