@@ -122,8 +122,9 @@ def test_of_equal_values_the_earliest_is_kept() -> None:
         assert torch.equal(state.best, after(1))
 
 
-def test_values_that_are_not_numbers_are_never_the_best() -> None:
-    for state in states(run(keeping(patience=3), lambda params: (math.nan, {}))):
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_are_never_the_best(value: float) -> None:
+    for state in states(run(keeping(patience=3), lambda params: (value, {}))):
         assert state.record.best_check == 0
         assert not len(state.best)
         assert state.round == 4  # the record of the third check ends the run there

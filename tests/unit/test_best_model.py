@@ -111,8 +111,8 @@ def test_the_best_value_is_kept_and_of_equal_ones_the_earliest(
     assert found.num_worse == len(values) - 1 - best
 
 
-def test_values_that_are_not_numbers_keep_no_model() -> None:
-    assert select(LOSS, [math.nan, math.nan]).params is None
+def test_values_that_are_not_finite_keep_no_model() -> None:
+    assert select(LOSS, [math.nan, math.inf]).params is None
 
 
 def test_patience_counts_evaluations_since_the_best_after_the_minimum_time() -> None:
@@ -397,7 +397,7 @@ def test_local_data_on_real_machines_are_refused(tmp_path: Path) -> None:
 def validation(learner: Learner, model: nn.Module) -> float:
     """The loss towards a mean of both targets."""
     x = torch.cat(learner.batches)
-    return model(x).square().mean().item()
+    return float(model(x).square().mean().item())
 
 
 def loop_of(

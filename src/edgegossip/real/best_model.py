@@ -79,7 +79,8 @@ class Record:
 
     def after(self, metric: MetricSpec, value: float, found: Record) -> Record:
         """The record after an evaluation with this value, if `found` is its own record."""
-        is_best = not math.isnan(value) and (
+        # Others would reject a record that is not finite, and mute its sender.
+        is_best = math.isfinite(value) and (
             not self.best_check or metric.is_better(value, self.value)
         )
         if is_best:
@@ -314,7 +315,8 @@ class BestByValidation(Wrapper[BestState]):
         if self._is_pushed:
             state.sent = state.round // self.rounds
             return self._submit(state)
-        state.sent = max(state.sent, state.record.check) + 1
+        # At most what the schema allows: a liar may have named the highest number.
+        state.sent = min(max(state.sent, state.record.check) + 1, _MOST_CHECKS - 1)
         state.models = {state.sent: {state.rank: state.own}}
         return self._ask(state)
 

@@ -204,10 +204,10 @@ class Selection:
     ) -> None:
         """Add an evaluation of parameters that differ from the last ones.
 
-        A value that is not a number is never the best.
+        A value that is not finite is never the best.
         """
         self._last, self._last_value = params, value
-        if not math.isnan(value) and (
+        if math.isfinite(value) and (
             self.params is None or self.metric.is_better(value, self.value)
         ):
             self.params, self.value, self.num_worse = params, value, 0
