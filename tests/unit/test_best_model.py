@@ -41,6 +41,8 @@ from edgegossip.contract.topology import complete
 from edgegossip.data.hold_out import hold_out
 from edgegossip.data.local import Local
 from edgegossip.integrations.joined_training import JoinedTraining
+from edgegossip.integrations.lightning import LightningHooks
+from edgegossip.integrations.transformers import TransformersHooks
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real.gathering import Gathering
 from edgegossip.real.script import ScriptWorker
@@ -490,3 +492,4 @@ def test_a_framework_callback_has_the_best_model_after_training() -> None:
     joined.end()
     assert joined.best is not None
     assert joined.best.params.keys() == learner.model.state_dict().keys()
+    assert LightningHooks(joined).best is TransformersHooks(joined).best is joined.best
