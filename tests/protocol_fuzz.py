@@ -4,7 +4,7 @@
     python -m tests.protocol_fuzz --events 2000000 --seed 3  more of it
     python -m tests.protocol_fuzz --only asp-standby --world 17 --seed 3   one world again
 
-Each world has one of `tests.algorithms.ALL`. Random events drive its workers: messages arrive
+Each world has one of `FUZZED`. Random events drive its workers: messages arrive
 in any order, twice or never; workers crash, return, lose sight of each other; timers fire;
 training ends or goes back. Among the messages are forged ones: anything that the schema allows,
 with extreme numbers, or an honest message with something changed.
@@ -63,7 +63,15 @@ from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.net.guard.admission import Admission, Admitted
 from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.real.agreement import with_final_average
+from edgegossip.real.best_model import with_best
+from edgegossip.runs.best import KeepBest
 
+WITH_BEST = {
+    f"{name}-best": with_best(ALL[name], NUM_WORKERS, KeepBest(patience=patience))
+    for name, patience in {"epoch-gossip": None, "gosgd": None, "bsp": 8, "adpsgd": 8}.items()
+}
+"""Algorithms that also keep the best model, as on a real network."""
+FUZZED = {**ALL, **WITH_BEST}
 RUN = b"in shape"
 EVENTS_A_WORLD = 500
 PARAMS = torch.zeros(NUM_PARAMS)
@@ -508,7 +516,7 @@ class Found:
 
 def run_world(name: str, seed: int, world: int, num_events: int) -> tuple[Crowd, str]:
     """Run a world; return it with a traceback, empty if all was well."""
-    crowd = Crowd(ALL[name], random.Random(f"{seed} {name} {world}"))
+    crowd = Crowd(FUZZED[name], random.Random(f"{seed} {name} {world}"))
     try:
         for _ in range(20 * num_events):
             if crowd.counts["events"] >= num_events:
@@ -522,7 +530,7 @@ def run_world(name: str, seed: int, world: int, num_events: int) -> tuple[Crowd,
 def search(
     num_events: int,
     seed: int,
-    names: Sequence[str] = (*ALL,),
+    names: Sequence[str] = (*FUZZED,),
     num_a_world: int = EVENTS_A_WORLD,
 ) -> tuple[Counter[str], list[Found]]:
     """Run worlds of each algorithm in turn, until so many events have happened."""
@@ -553,13 +561,15 @@ def main() -> None:
     )
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=[*ALL], action="append", help="an algorithm; repeat")
+    parser.add_argument(
+        "--only", choices=[*FUZZED], action="append", help="an algorithm; repeat"
+    )
     parser.add_argument("--world", type=int, help="this world of --only alone, with its error")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    names = options.only or [*ALL]
+    names = options.only or [*FUZZED]
     began = time.perf_counter()
     if options.world is not None:
         crowd, what = run_world(names[0], options.seed, options.world, EVENTS_A_WORLD)

@@ -99,6 +99,7 @@ from .real.training_loop import LoopSettings as LoopSettings, TrainingLoop as Tr
 from .recipes.script_averaging import averaging as averaging
 from .report.export import export as export
 from .report.page import Report as Report, write_report as write_report
+from .runs.best import BestModel as BestModel, KeepBest as KeepBest
 from .runs.comparison import compare as compare
 from .runs.experiment import (
     Comparison as Comparison,

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from tests.examples.test_readme import python_blocks
+from tests.small_runs import dataset, small_model
 from tests.small_tasks import experiment
 from tests.tiers import thorough
 from torch import nn
 
 import edgegossip as eg
 
-REGRESSION, LANGUAGE, MASKED, MAPPED = python_blocks("docs/tasks.md")
+REGRESSION, LANGUAGE, MASKED, MAPPED, BEST = python_blocks("docs/tasks.md")
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,21 @@ def test_batches_of_the_page_may_be_dicts_with_masks() -> None:
     exec(compile(MASKED, "docs/tasks.md", "exec"), around)
     results = eg.run(experiment(around["task"]), out="out")
     assert results.final_value < results.history[0].value
+
+
+@thorough
+def test_the_best_model_of_the_page_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict[str, Any] = {
+        "eg": eg,
+        "data": dataset(),
+        "make_model": small_model,
+        "model": small_model(),
+        "algorithm": eg.EpochGossip(topology=eg.complete(4), num_rounds=3),
+    }
+    exec(compile(BEST, "docs/tasks.md", "exec"), found)
+    assert re.fullmatch(r"\d+\.\d% in the test, after \d+ s\n", capsys.readouterr().out)
+    loaded, best = found["model"].state_dict(), found["results"].best
+    assert all(torch.equal(loaded[name], each) for name, each in best.params.items())
 
 
 def test_mapped_arrays_of_the_page_make_a_data_set() -> None:

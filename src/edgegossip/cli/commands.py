@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgegossip.cli.command import Command, parse_recipe
-from edgegossip.cli.options import ClusterOptions, Options, TrackOptions
+from edgegossip.cli.options import ClusterOptions, KeepOptions, Options, TrackOptions
 from edgegossip.cli.printing import log_to_console
 from edgegossip.contract.errors import (
     Interrupted,
@@ -40,7 +40,7 @@ from edgegossip.runs.study import STUDY
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options, TrackOptions):
+class RunOptions(Options, TrackOptions, KeepOptions):
     """Options for running a recipe.
 
     Args:
@@ -63,7 +63,8 @@ def run_command(arguments: list[str]) -> int:
     """`edgegossip run`."""
     command = parse_recipe("run", RunOptions, arguments)
     options = command.options
-    experiment = batched(command.call.experiment(options.only), options.batched)
+    made = options.applied_to(command.call.experiment(options.only))
+    experiment = batched(made, options.batched)
     return _print_results(
         command,
         lambda settings: {experiment.run_name: run(experiment, **settings)},
@@ -80,7 +81,7 @@ def compare_command(arguments: list[str]) -> int:
     if (only := options.only) is not None:
         raise UsageError(f"compare runs everything; use: edgegossip run {name} --only {only}")
     experiments = {
-        each: batched(experiment, options.batched)
+        each: batched(options.applied_to(experiment), options.batched)
         for each, experiment in comparison.experiments.items()
     }
     comparison = replace(comparison, experiments=experiments)
@@ -174,12 +175,16 @@ def print_table(results: dict[str, Results]) -> None:
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
     names = {result.metric.name for result in results.values()}
     metric = names.pop() if len(names) == 1 else "metric"
-    for column in ("run", metric, "worst worker", "sent", "time", "wall"):
+    has_best = any(result.best is not None for result in results.values())
+    chosen = ["by validation"] if has_best else []
+    for column in ("run", metric, *chosen, "worst worker", "sent", "time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
+        best = None if result.best is None else result.best.value
         table.add_row(
             escape(name),
             units.metric_value(result.final_value, result.metric, 2),
+            *([units.metric_value(best, result.metric, 2)] if has_best else []),
             units.metric_value(result.metric.worst(result.worker_values), result.metric, 2),
             units.data_size(result.history[-1].bytes_sent),
             units.seconds(result.virtual_seconds),

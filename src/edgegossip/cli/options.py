@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
+from edgegossip.contract.errors import UsageError
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_range
+from edgegossip.data.hold_out import hold_out
+from edgegossip.data.local import Local
+from edgegossip.data.partition import BySubject
 from edgegossip.integrations.ray_runs import RayRuns
 from edgegossip.integrations.trackers import TrackerName, trackers
 from edgegossip.machine.quota import num_cores
 from edgegossip.net.address import Address
 from edgegossip.net.zenoh.session import LEASE
 from edgegossip.real.join import Connection
+from edgegossip.runs.best import KeepBest
+from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.tracking import Tracker
 
 
@@ -58,6 +64,47 @@ class TrackOptions:
     def trackers(self) -> tuple[Tracker, ...]:
         """The named trackers, with their default settings."""
         return trackers(self.track)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepOptions:
+    """Options for the best model.
+
+    Args:
+        keep: best also keeps the averaged model that is best on validation data: those of the
+            recipe, or a tenth of the training samples (of the subjects, if they are known),
+            which is then not trained on.
+        patience: Number of evaluations in a row without a better model after which the run
+            ends; needs `--keep best`.
+    """
+
+    keep: Literal["best"] | None = None
+    patience: int | None = None
+
+    def applied_to(self, experiment: Experiment) -> Experiment:
+        """The experiment with these options; unchanged without them.
+
+        Raises:
+            UsageError: If an option is out of range, or the data is too small to hold any out.
+        """
+        if self.keep is None:
+            if self.patience is not None:
+                raise UsageError("--patience is for --keep best; give both")
+            return experiment
+        try:
+            return self._keeping(experiment)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+    def _keeping(self, experiment: Experiment) -> Experiment:
+        task = experiment.task
+        dataset = task.dataset
+        if dataset.validation is None and not isinstance(dataset, Local):
+            # Subjects cannot be both held out and one worker each.
+            is_by_subject = dataset.subjects is not None and task.partition != BySubject()
+            held = hold_out(dataset, by_subject=is_by_subject)
+            task = replace(task, dataset=held)
+        return replace(experiment, task=task, keep=KeepBest(patience=self.patience))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import tyro
 
 from edgegossip.cli.command import Command, parse_recipe, recipe_name
 from edgegossip.cli.commands import print_report, print_table
-from edgegossip.cli.options import ConnectionOptions, TrackOptions
+from edgegossip.cli.options import ConnectionOptions, KeepOptions, TrackOptions
 from edgegossip.cli.printing import log_to_console
 from edgegossip.contract.errors import Interrupted, UsageError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
@@ -46,7 +46,7 @@ EXIT_APART = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(WorkerSettings, ConnectionOptions, TrackOptions):
+class WorkerOptions(WorkerSettings, ConnectionOptions, TrackOptions, KeepOptions):
     """Options of one worker.
 
     Args:
@@ -73,7 +73,7 @@ class WorkerOptions(WorkerSettings, ConnectionOptions, TrackOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions(TrackOptions):
+class LaunchOptions(TrackOptions, KeepOptions):
     """Options for starting all workers on this machine.
 
     Args:
@@ -106,7 +106,7 @@ class LaunchOptions(TrackOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatherOptions(TrackOptions):
+class GatherOptions(TrackOptions, KeepOptions):
     """Options for combining the workers' folders into one run folder.
 
     Args:
@@ -142,7 +142,7 @@ def worker_command(arguments: list[str]) -> int:
     log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     command = parse_recipe("worker", WorkerOptions, arguments)
     options = command.options
-    experiment = command.call.experiment(options.only)
+    experiment = options.applied_to(command.call.experiment(options.only))
     if not 0 <= options.rank < experiment.num_workers:
         raise UsageError(
             f"--rank must be in 0..{experiment.num_workers - 1}, got {options.rank}; the run "
@@ -176,7 +176,7 @@ def worker_command(arguments: list[str]) -> int:
     if reason == "interrupted":
         raise Interrupted(f"stopped; to continue: {command.line(out=out)}")
     if options.parent is None:
-        gather = ["gather", *_same_for_all(command)]
+        gather = ["gather", *_same_for_all(command), *_kept(options)]
         return _say_what_came_out(out, gather, experiment.task.metric)
     return 0  # the launcher finds out from the folders whether the models agree
 
@@ -185,6 +185,13 @@ def _same_for_all(command: Command[Any, RecipeCall]) -> list[str]:
     """The recipe and its arguments, and `--only`, which are the same for all workers."""
     only = command.options.only
     return [*command.call.words(), *([] if only is None else option_words("only", only))]
+
+
+def _kept(options: KeepOptions) -> list[str]:
+    """The options of the best model, which a gathering needs as well."""
+    given = {"keep": options.keep, "patience": options.patience}
+    words = (option_words(name, value) for name, value in given.items() if value is not None)
+    return [word for each in words for word in each]
 
 
 def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = ACCURACY) -> int:
@@ -280,7 +287,7 @@ def launch_command(arguments: list[str]) -> int:
         return ["measure", *_same_for_all(command), "--rank", str(rank), "--out", str(out)]
 
     out = options.out or command.default_folder
-    experiment = command.call.experiment(options.only)
+    experiment = options.applied_to(command.call.experiment(options.only))
     _check_number(name, options.n, number, experiment.num_workers)
     with LiveView() as view, one_intra_op_thread(), command.how_to_resume(out):
         results = launch(
@@ -312,7 +319,7 @@ def gather_command(arguments: list[str]) -> int:
     log_to_console()
     command = parse_recipe("gather", GatherOptions, arguments)
     options, name = command.options, command.call.name
-    experiment = command.call.experiment(options.only)
+    experiment = options.applied_to(command.call.experiment(options.only))
     chosen = options.trackers  # before anything is written: a package may be missing
     with one_intra_op_thread():
         results, left_out = gather(experiment, options.out, name, options.without)

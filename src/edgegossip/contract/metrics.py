@@ -103,6 +103,10 @@ class MetricSpec:
         """Whether `value` is as good as `target`, or better; never if it is NaN."""
         return value >= target if self.higher_is_better else value <= target
 
+    def is_better(self, value: float, other: float) -> bool:
+        """Whether `value` is better than `other`; not if they are equal, or one is NaN."""
+        return value > other if self.higher_is_better else value < other
+
     def best(self, values: Iterable[float]) -> float:
         """The best value; NaN only if there is no other value."""
         return self._extreme(values, self.higher_is_better)

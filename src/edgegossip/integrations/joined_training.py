@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from edgegossip.contract.errors import UsageError
 from edgegossip.real.script import AlgorithmOrMaker, ScriptWorker
 from edgegossip.real.training_loop import TrainingLoop
+from edgegossip.runs.best import BestModel
 
 _LOG = logging.getLogger("edgegossip.integrations")
 
@@ -30,6 +31,8 @@ class JoinedTraining:
 
     Attributes:
         num_samples: Number of samples in an epoch, once training has begun.
+        best: The best average of the workers' models by validation, after training with
+            `keep`; see `TrainingLoop.best`.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class JoinedTraining:
         self._loop: TrainingLoop | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self.num_samples = 0
+        self.best: BestModel | None = None
 
     @property
     def is_over(self) -> bool:
@@ -123,6 +127,7 @@ class JoinedTraining:
                 "not the common one; give the algorithm fewer rounds, or train longer",
                 loop.rounds,
             )
+        self.best = loop.best
         loop.__exit__(None if error is None else type(error), error, None)
 
 

@@ -14,6 +14,7 @@ from torch.utils import _pytree
 from edgegossip.contract.errors import UsageError, require_extra
 from edgegossip.integrations.joined_training import JoinedTraining, mean_loss
 from edgegossip.real.script import AlgorithmOrMaker, ScriptWorker
+from edgegossip.runs.best import BestModel
 
 
 def lightning_callback(
@@ -39,7 +40,8 @@ def lightning_callback(
         worker: This process; None reads the variables that `edgegossip script` sets.
         num_samples: Number of samples in an epoch of all processes; None for that of the
             Trainer's data loader.
-        options: Other arguments of `TrainingLoop`, such as `max_seconds`.
+        options: Other arguments of `TrainingLoop`, such as `max_seconds`, or `keep` with
+            `evaluate`; the callback's `best` is then `TrainingLoop.best`.
 
     Returns:
         A `Callback` of the package that the script has imported, `lightning` or
@@ -70,6 +72,11 @@ class LightningHooks:
         self._losses: list[Tensor] = []
         self._num_samples = 0
         self._num_steps = 0
+
+    @property
+    def best(self) -> BestModel | None:
+        """The best average of the workers' models by validation; see `TrainingLoop.best`."""
+        return self._joined.best
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401
         self._losses, self._num_samples = [], 0

@@ -10,6 +10,7 @@ from torch import Tensor
 from edgegossip.contract.errors import UsageError, require_extra
 from edgegossip.integrations.joined_training import JoinedTraining, mean_loss
 from edgegossip.real.script import AlgorithmOrMaker, ScriptWorker
+from edgegossip.runs.best import BestModel
 
 
 def transformers_callback(
@@ -35,7 +36,8 @@ def transformers_callback(
         worker: This process; None reads the variables that `edgegossip script` sets.
         num_samples: Number of samples in an epoch of all processes; None for that of the
             Trainer's data loader.
-        options: Other arguments of `TrainingLoop`, such as `max_seconds`.
+        options: Other arguments of `TrainingLoop`, such as `max_seconds`, or `keep` with
+            `evaluate`; the callback's `best` is then `TrainingLoop.best`.
 
     Raises:
         UsageError: If `transformers` is not installed, or the variables that `edgegossip
@@ -66,6 +68,11 @@ class TransformersHooks:
         self._scale = 1
         self._num_counted = 0
         self._hook: Any = None
+
+    @property
+    def best(self) -> BestModel | None:
+        """The best average of the workers' models by validation; see `TrainingLoop.best`."""
+        return self._joined.best
 
     def on_train_begin(
         self,

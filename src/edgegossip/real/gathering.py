@@ -22,17 +22,23 @@ from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.real.agreement import disagreements, is_apart
 from edgegossip.real.worker_files import schedule
 from edgegossip.real.worker_folder import REASONS, WorkerFolder, require_worker_of
+from edgegossip.runs.best import BestModel
 from edgegossip.runs.describe import described_roles, header, rank_name, with_article
 from edgegossip.runs.events import cut_off, to_line
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.files import read_json, write_atomically, write_json
 from edgegossip.runs.folder import RunFolder
-from edgegossip.runs.results import Evaluation, FiniteMetrics, Results
+from edgegossip.runs.results import EARLY_STOP, Evaluation, FiniteMetrics, Results
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 
 _LOG = logging.getLogger("edgegossip.runs")
+
+
+def _has_stopped_run(summary: Mapping[str, Any]) -> bool:
+    best = summary.get("best")
+    return isinstance(best, Mapping) and best.get("has_stopped_run") is True
 
 
 class Evaluations:
@@ -341,6 +347,8 @@ class Gathering:
         # A killed run that resumed from checkpoints may end before times that it had reached.
         before = [each for each in self.history if each.time <= time]
         reason = max((each["reason"] for each in summaries.values()), key=REASONS.index)
+        if reason == "finished" and any(map(_has_stopped_run, summaries.values())):
+            reason = EARLY_STOP
         received = [summary["mean_staleness"] for summary in summaries.values()]
         results = Results(
             name=self._experiment.run_name,
@@ -354,9 +362,34 @@ class Gathering:
             mean_staleness=sum(received) / len(received),
             folder=self._out,
             disagreements=tuple(self._disagreements(summaries, estimates, mean)),
+            best=self._best(),
         )
         self._write(results)
         return results
+
+    def _best(self) -> BestModel | None:
+        """The best model by validation that any worker knows; None without `keep`."""
+        if (kept := self._experiment.kept) is None:
+            return None
+        metric = kept.find(self._experiment.task.specs)
+        num_params = self._workload.num_params(self._evaluated_ranks()[0])
+        known = [own for each in self.workers if (own := each.best(num_params)) is not None]
+        if not known:
+            return None
+        value = metric.best(each["value"] for each, _ in known)
+        # Workers that were cut off from each other have records of their own.
+        alike = (own for own in known if own[0]["value"] == value)
+        found, params = min(alike, key=lambda own: float(own[0]["time"]))
+        if (score := self._score(params)) is None:
+            return None
+        return BestModel(
+            params=self._workload.named_parameters(params),
+            time=found["time"],
+            round=int(found["round"]),
+            metric=metric,
+            validation_value=value,
+            metrics=score[1],
+        )
 
     def _disagreements(
         self,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import NetworkError, TrainingError, UsageError
+from edgegossip.contract.metrics import ACCURACY
 from edgegossip.contract.protocol import Epochs, Layout, Rank, Role, Seconds, Steps, Train
 from edgegossip.contract.ranges import check_range, check_rank
 from edgegossip.contract.trainer import Trainer, TrainingResult
@@ -43,10 +44,14 @@ from edgegossip.real.agreement import (
     agreement_of,
     ending_seconds,
 )
+from edgegossip.real.best_model import best_model, best_state, with_best
 from edgegossip.real.introduction import compared_tensors, run_id, sketch
 from edgegossip.real.processes import Processes, StepTotals
+from edgegossip.runs.best import LOSS, BestModel, KeepBest, kept_best
 from edgegossip.runs.describe import describe, flatten, versions
 
+_METRICS = (LOSS, ACCURACY)
+"""Metrics of `evaluate` by which models may be chosen: the direction of others is unknown."""
 _LOG = logging.getLogger("edgegossip.real")
 Validate: TypeAlias = Callable[
     [nn.Module], float | tuple[float, float] | tuple[float, Mapping[str, float]]
@@ -67,8 +72,14 @@ class LoopSettings:
         max_seconds: Time limit in seconds, counted from the beginning of the run.
         final_average: At the end, average the models of all evaluated workers; each of them
             sends its model once to all others.
+        keep: Also keep the best average of the workers' models by validation, and perhaps end
+            the run when it no longer improves: a `KeepBest`, or "best" for its defaults. Its
+            metric is the loss of `evaluate`, or "accuracy".
         has_buffers: Also exchange floating-point buffers (running means).
         torch_device: Device of the model; None for the one that it is on.
+
+    Raises:
+        ValueError: If `keep` is something else.
     """
 
     name: str = ""
@@ -76,8 +87,12 @@ class LoopSettings:
     min_workers: int | None = None
     max_seconds: Seconds = math.inf
     final_average: bool = False
+    keep: KeepBest | Literal["best"] | None = None
     has_buffers: bool = True
     torch_device: torch.device | str | None = None
+
+    def __post_init__(self) -> None:
+        kept_best(self.keep)
 
     def for_host(self, introduction: Introduction) -> HostSettings:
         """The settings of the loop's host."""
@@ -113,6 +128,11 @@ class TrainingLoop:
     reach of each other the mean of their models, or the server's model. Workers wait for the
     slowest one; afterwards `agreement` tells which workers have the mean.
 
+    With `keep`, `best` is the best average of the workers' models by validation, for example
+    for ``model.load_state_dict(loop.best.params)``. The worker of the lowest rank in reach
+    measures it with its `evaluate`, so all workers need one, with the same validation data.
+    With a `patience`, the run ends when nothing better was found; see `BestByValidation`.
+
     **Several processes.** A worker may train with `DistributedDataParallel` or `fully_shard`.
     All its processes then make the same loop and call the same methods. The process of rank 0
     in their group takes part in the run, and the others follow it: after an exchange, all have
@@ -141,10 +161,10 @@ class TrainingLoop:
             epochs are counted; 0 for a rank whose role has no data.
         settings: Settings of the loop.
         forecaster: A `Monitor` of this machine, for `EdgeGossip`.
-        evaluate: Returns the mean loss of a model on validation data, for `ADSP` and `ADACOMM`,
-            or a pair: this loss, and metrics by name (or an accuracy). It is called on another
-            thread, with a copy of `model` in evaluation mode, which a sharded model cannot
-            have.
+        evaluate: Returns the mean loss of a model on validation data, for `ADSP`, `ADACOMM` and
+            `keep`, or a pair: this loss, and metrics by name (or an accuracy). It is called on
+            another thread, with a copy of `model` in evaluation mode, which a sharded model
+            cannot have.
         process_group: Processes that train this worker together. By default, a model in
             `DistributedDataParallel` or sharded by `fully_shard` names them, and any other
             model is trained by this process alone.
@@ -155,7 +175,8 @@ class TrainingLoop:
         TypeError: If an option is no field of `LoopSettings`.
         ValueError: If `rank` is out of range, the algorithm is for a different number of
             workers, `num_samples` is too small for the role, a rank with a slice of the model
-            lacks `final_average`, or this process is not in `process_group`.
+            lacks `final_average`, `keep` lacks `evaluate` or is for parts of a model, or this
+            process is not in `process_group`.
         UsageError: If the model is in a kind of distributed training that cannot be exchanged,
             such as `FullyShardedDataParallel`.
 
@@ -198,11 +219,14 @@ class TrainingLoop:
         self._processes = None if group is None else Processes(group)
         self._follows = self._processes is not None and not self._processes.is_lead
         model = without_ddp(model)
-        _check_evaluate(evaluate, model)
-        judge = None
+        self._kept = kept_best(settings.keep)
+        is_needed = self._kept is not None and algorithm.role(rank).is_evaluated
+        _check_evaluate(evaluate, model, is_needed=is_needed)
+        judge, self._spare = None, None
         with self._heard():
             if evaluate is not None and not self._follows:
-                judge = _judge_of(evaluate, model, settings)
+                self._spare = FlatModel(copy.deepcopy(model), **_layout(model, settings))
+                judge = partial(_judge, evaluate, self._spare)
             self._model = _shared(model, settings, group)
         self._work = _OwnWork(num_samples, Layout(self._model.num_trained))
         self._present = _Piece(torch.empty(0), 1, math.inf)
@@ -214,11 +238,7 @@ class TrainingLoop:
         params = self._model.gather()
         if self._follows:
             return
-        self._algorithm = algorithm
-        if has_average:
-            self._algorithm = FinalAverage(
-                inner=algorithm, num_workers=num_workers, ends_at=settings.max_seconds
-            )
+        self._algorithm = _whole_algorithm(algorithm, num_workers, settings)
         introduction = _introduction(algorithm, num_workers, params, self._model, settings)
         services = HostServices(forecaster=forecaster, evaluate=judge)
         host = partial(Host, settings=settings.for_host(introduction), services=services)
@@ -239,6 +259,20 @@ class TrainingLoop:
         if self._follows or not self.is_over:
             return self._told_agreement
         return agreement_of(self._algorithm, self._host)
+
+    @property
+    def best(self) -> BestModel | None:
+        """The best average of the workers' models by validation.
+
+        None without `keep`, before the end, if no model was measured, or in a process that
+        follows another.
+        """
+        if self._follows or not self.is_over:
+            return None
+        state = best_state(self._host.state)
+        if state is None or self._kept is None or self._spare is None:
+            return None
+        return best_model(state, self._kept.find(_METRICS), self._spare)
 
     @property
     def progress(self) -> float:
@@ -318,8 +352,10 @@ class TrainingLoop:
             return
         self._present.add(steps)
         state = self._host.state
-        # Once the final average has begun, training no longer counts.
+        # Once the final average has begun, or the run has stopped early, training no longer
+        # counts.
         is_ending = isinstance(state, FinalState) and state.is_ending
+        is_ending |= (best := best_state(state)) is not None and best.is_over
         if self._present.is_done or is_ending:
             if self._model.is_sharded:
                 self._tell("gather")
@@ -460,6 +496,16 @@ def _check_workers(algorithm: Algorithm[Any], rank: Rank, num_workers: int) -> N
         )
 
 
+def _whole_algorithm(
+    algorithm: Algorithm[Any], num_workers: int, settings: LoopSettings
+) -> Algorithm[Any]:
+    """The algorithm with the best model and the final average, if wanted."""
+    whole = with_best(algorithm, num_workers, kept_best(settings.keep), _METRICS)
+    if not settings.final_average:
+        return whole
+    return FinalAverage(inner=whole, num_workers=num_workers, ends_at=settings.max_seconds)
+
+
 def _check_role(role: Role, rank: Rank, num_samples: int, *, final_average: bool) -> None:
     """Raise `ValueError` if a loop cannot play this role with these arguments."""
     if role.num_slices > 1 and not final_average:
@@ -479,7 +525,12 @@ def _given(transport: Transport | None) -> Transport:
     return transport
 
 
-def _check_evaluate(evaluate: Validate | None, model: nn.Module) -> None:
+def _check_evaluate(evaluate: Validate | None, model: nn.Module, *, is_needed: bool) -> None:
+    if is_needed and evaluate is None:
+        raise ValueError(
+            "keep chooses a model by validation; give evaluate, a function that returns the "
+            "loss of a model on validation data"
+        )
     if evaluate is not None and num_shards(model):
         raise ValueError(
             "evaluate needs a copy of the model, and no process has a whole model that "
@@ -499,7 +550,7 @@ def _introduction(
     Loops may begin with different parameters, because each begins with its caller's model: a
     script that is started again may have loaded a checkpoint.
     """
-    chosen = {
+    chosen: dict[str, Any] = {
         "num_workers": num_workers,
         "algorithm": describe(algorithm),
         "num_params": len(params),
@@ -508,6 +559,8 @@ def _introduction(
     }
     longest = settings.max_seconds
     limits = {} if math.isinf(longest) else {"max_seconds": longest}
+    if (kept := kept_best(settings.keep)) is not None:
+        chosen["keep"] = describe(kept)
     frozen = model.frozen_sample
     stays = {} if frozen is None else {"frozen parameters": sketch(frozen)}
     return Introduction(
@@ -533,13 +586,6 @@ def _layout(model: nn.Module, settings: LoopSettings) -> dict[str, Any]:
         "channels_last": False,
         "torch_device": settings.torch_device or on,
     }
-
-
-def _judge_of(
-    evaluate: Validate, model: nn.Module, settings: LoopSettings
-) -> Callable[[Tensor], tuple[float, Mapping[str, float]]]:
-    flat = FlatModel(copy.deepcopy(model), **_layout(model, settings))
-    return partial(_judge, evaluate, flat)
 
 
 def _judge(

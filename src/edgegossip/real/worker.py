@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import NetworkError, RunFolderError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_counts, check_ranges, check_rank
+from edgegossip.data.local import Local
 from edgegossip.machine.counters import is_running
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
@@ -32,6 +33,7 @@ from edgegossip.real.agreement import (
     ending_seconds,
     with_final_average,
 )
+from edgegossip.real.best_model import best_state, with_best
 from edgegossip.real.introduction import introduce, run_id, run_key
 from edgegossip.real.worker_files import DiskWarning, Snapshots, WorkerEventLog, WorkerTracking
 from edgegossip.real.worker_folder import ENDS, has_ended, kept_checkpoint
@@ -47,6 +49,7 @@ from edgegossip.runs.files import (
     save_checkpoint,
     write_json,
 )
+from edgegossip.runs.folder import BEST
 from edgegossip.runs.process import intra_op_threads, on_stop_signal
 from edgegossip.runs.tracking import Tracker
 from edgegossip.training.executors.lead import Executors
@@ -147,9 +150,11 @@ def take_part(
             most of them run another experiment.
         RunFolderError: If `out` cannot be written, has other contents, or is in use.
         TrainingError: If a loss is not finite.
-        ValueError: If `rank` is out of range.
+        ValueError: If `rank` is out of range, or `Experiment.keep` is set but no worker could
+            measure the averaged model: its data is `Local`, or its model has parts.
     """
     check_rank(rank, experiment.num_workers)
+    _with_best(experiment)  # before a folder is made
     with locked(Path(out)), intra_op_threads(settings.threads):
         worker = _Worker(experiment, rank, Path(out), settings, recipe, command, executors)
         return worker.run(transport, forecaster)
@@ -259,10 +264,16 @@ class _Worker:
                 raise TypeError(
                     f"a state like {type(fresh).__name__} was expected, got {state!r:.60}"
                 )
-        num_bytes = host.state.estimate.numel() * host.state.estimate.element_size()
-        self._model = ReservedFile(self._out / "params.safetensors", num_bytes + _MARGIN)
-        self._summary = ReservedFile(self._out / "summary.json", _MARGIN)
+        self._reserve(host.state.estimate)
         return host
+
+    def _reserve(self, params: Tensor) -> None:
+        """Keep room for the last files, with models as large as `params`."""
+        num_bytes = params.numel() * params.element_size() + _MARGIN
+        has_best = self._experiment.kept is not None
+        self._model = ReservedFile(self._out / "params.safetensors", num_bytes)
+        self._best = ReservedFile(self._out / BEST, num_bytes) if has_best else None
+        self._summary = ReservedFile(self._out / "summary.json", _MARGIN)
 
     def _services(self, workload: Workload, forecaster: Forecaster | None) -> HostServices:
         role = self._experiment.algorithm.role(self._rank)
@@ -282,12 +293,17 @@ class _Worker:
         return self._settings.max_seconds or self._experiment.max_seconds or math.inf
 
     def _whole_algorithm(self, params: Tensor) -> Algorithm[Any]:
-        """The experiment's algorithm, with the final average if there is to be one."""
-        experiment = self._experiment
-        if not self._settings.final_average:
-            return experiment.algorithm
-        number = experiment.num_workers
-        return with_final_average(experiment.algorithm, number, self._limit, params)
+        """The experiment's algorithm, with the best model and the final average if wanted."""
+        algorithm, plain = _with_best(self._experiment), self._experiment.algorithm
+        average = partial(
+            with_final_average,
+            num_workers=self._experiment.num_workers,
+            ends_at=self._limit,
+            params=params,
+        )
+        # By the plain one: workers that send nothing else do not average at the end.
+        is_averaged = self._settings.final_average and average(plain) is not plain
+        return average(algorithm) if is_averaged else algorithm
 
     def _host_settings(self, workload: Workload) -> HostSettings:
         experiment, settings, limit = self._experiment, self._settings, self._limit
@@ -352,6 +368,7 @@ class _Worker:
         inner = host.state.inner if isinstance(host.state, FinalState) else host.state
         content = safetensors.torch.save({"params": host.state.estimate.contiguous()})
         self._keep(self._model, content, reason)
+        best = self._keep_best(host, reason)
         last = {"reason": reason, "wall_seconds": wall_seconds}
         self._log.end(time=host.now, **last, **cut_off(reason, host.in_training()))
         # Last, because it completes the folder.
@@ -371,6 +388,7 @@ class _Worker:
                 "is_evaluated": inner.is_evaluated,
                 "agreement": None if agreement is None else agreement.summary(),
                 **self._validated(host, reason),
+                **best,
                 "refused": host.refusals,
             }
         )
@@ -396,6 +414,26 @@ class _Worker:
                 self._checkpoint.unlink(missing_ok=True)
             file.write(content)
 
+    def _keep_best(self, host: Host[Any], reason: str) -> dict[str, Any]:
+        """Write the best model; return the field `best` of the summary, if it is wanted."""
+        if self._best is None or (state := best_state(host.state)) is None:
+            return {}
+        record, is_known = state.record, bool(len(state.best))
+        if is_known:
+            content = safetensors.torch.save({"params": state.best.contiguous()})
+            self._keep(self._best, content, reason)
+            _LOG.info(
+                "the best of %d averaged models by validation (%.4g) was that of round %d%s",
+                record.check,
+                record.value,
+                record.best_round,
+                "; the run ended because none was better for so long" if state.is_over else "",
+            )
+        else:
+            self._best.release()
+        found = {"time": record.best_time, "round": record.best_round, "value": record.value}
+        return {"best": {**found, "is_known": is_known, "has_stopped_run": state.is_over}}
+
     def _validated(self, host: Host[Any], reason: str) -> dict[str, float | None]:
         """Metrics of the worker's final, whole model; None without this or validation data."""
         validator = self._workload.validator(self._rank)
@@ -406,10 +444,25 @@ class _Worker:
         return {f"validation_{metric.key}": values[metric.name] for metric in metrics}
 
 
+def _with_best(experiment: Experiment) -> Algorithm[Any]:
+    """The experiment's algorithm, which keeps the best model if that is wanted."""
+    if experiment.kept is not None and isinstance(experiment.task.dataset, Local):
+        raise ValueError(
+            "keep needs a worker that can measure the averaged model for all, and Local data "
+            "stays with each worker; leave keep out on real machines"
+        )
+    algorithm, kept, task = experiment.algorithm, experiment.kept, experiment.task
+    if kept is not None and kept.rounds is None and algorithm.traits.local_steps:
+        # Equal on all workers, whose shards may differ by a sample.
+        samples = len(experiment.data_ranks) * task.batch_size * algorithm.traits.local_steps
+        kept = replace(kept, rounds=max(1, round(len(task.dataset.train) / samples)))
+    return with_best(algorithm, experiment.num_workers, kept, task.specs)
+
+
 def _make(out: Path, header: dict[str, Any]) -> None:
     """Write the folder's header; delete results of an earlier end in an existing folder."""
     path = out / "experiment.json"
-    for end in ("summary.json", "params.safetensors"):
+    for end in ("summary.json", "params.safetensors", BEST):
         (out / end).unlink(missing_ok=True)
     if not path.exists():
         write_json(path, header)

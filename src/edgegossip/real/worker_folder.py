@@ -4,6 +4,9 @@ Fields of the `summary.json` of a worker, among others:
     validation_accuracy: Accuracy of the worker's model (another metric: `validation_METRIC`);
         null without validation data, or for a part of a model.
     torch_device: Device on which the worker trained, e.g. "cuda".
+    best: The best averaged model by validation (its `time`, `round` and `value`; `is_known` if
+        the worker has its parameters, in `best.safetensors`), and whether the run ended early
+        because nothing was better (`has_stopped_run`); absent without `keep`.
     is_evaluated: Whether its model counts in the results. If several workers may serve, only
         the active server's model counts.
 """
@@ -29,7 +32,7 @@ from edgegossip.runs.describe import header
 from edgegossip.runs.events import Commits, EventReader, to_line
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.files import is_number, load_checkpoint, read_json
-from edgegossip.runs.folder import difference, holds_run
+from edgegossip.runs.folder import BEST, difference, holds_run
 
 _LOG = logging.getLogger("edgegossip.real")
 ENDS = ("finished", "time limit")
@@ -243,6 +246,19 @@ class WorkerFolder:
     def last_params(self, num_params: int) -> Tensor | None:
         """The final parameters, [num_params]; None if they are missing or damaged."""
         return self._read_params(self.path / "params.safetensors", num_params)
+
+    def best(self, num_params: int) -> tuple[dict[str, Any], Tensor] | None:
+        """The field `best` of the summary, and its model; None if the worker has none."""
+        found = (self.summary or {}).get("best")
+        try:
+            if not isinstance(found, dict) or found.get("is_known") is not True:
+                return None
+            require_numbers(found, ("time", "round", "value"))
+        except ValueError as error:
+            self._complain(error)
+            return None
+        params = self._read_params(self.path / BEST, num_params)
+        return None if params is None else (found, params)
 
     @property
     def torch_device(self) -> str | None:

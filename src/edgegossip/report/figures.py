@@ -118,6 +118,8 @@ def _picture(
         caption = quantity.caption.format(metric=metric.name)
         if is_log:
             caption += " The axis is logarithmic: each grid line is ten times the one before."
+        if any(_kept(quantity, run) for run in runs):
+            caption += " A diamond marks the best model by validation."
         if any(run.log.first_at(target) for run in runs):
             beyond = "above" if metric.higher_is_better else "below"
             caption += f" A ring marks the first evaluation at the target or {beyond}."
@@ -169,6 +171,17 @@ def _curve(
             markeredgewidth=2,
             zorder=4,
         )
+    if (kept := _kept(quantity, run)) and (not is_log or quantity.value(kept) > 0):
+        axes.plot(
+            quantity.value(kept),
+            kept.value,
+            "D",
+            markersize=7,
+            markerfacecolor=color,
+            markeredgecolor="white",
+            markeredgewidth=1.2,
+            zorder=5,
+        )
 
 
 def _risen(curves: Sequence[Sequence[float]]) -> float:
@@ -187,9 +200,9 @@ def _risen(curves: Sequence[Sequence[float]]) -> float:
 def _limits(axes: Axes, runs: Sequence[Run], target: float | None) -> None:
     """Emphasize differences: the first steep rise gets only a part of the scale."""
     metric = runs[0].log.metric
-    axes.set_ylim(
-        _vertical(metric, [[e.value for e in r.log.evaluations] for r in runs], target)
-    )
+    marked = [kept.value for run in runs if (kept := run.kept) is not None]
+    curves = [[each.value for each in run.log.evaluations] for run in runs]
+    axes.set_ylim(_vertical(metric, curves, target, marked))
     if axes.get_xscale() == "linear":
         axes.set_xlim(left=0)
     if target is not None:
@@ -233,13 +246,20 @@ def label_target(axes: Axes, target: float, metric: MetricSpec) -> Annotation:
 
 
 def _vertical(
-    metric: MetricSpec, curves: Sequence[Sequence[float]], target: float | None
+    metric: MetricSpec,
+    curves: Sequence[Sequence[float]],
+    target: float | None,
+    marked: Sequence[float] = (),
 ) -> tuple[float, float]:
-    """Limits of the vertical axis, computed from negated values if lower is better."""
+    """Limits of the vertical axis, computed from negated values if lower is better.
+
+    All `marked` values are within.
+    """
     sign = 1 if metric.higher_is_better else -1
     curves = [[sign * value for value in curve] for curve in curves]
     known = [*itertools.chain(*curves), *([] if target is None else [sign * target])]
-    low, high = max(min(known), _risen(curves)), max(known)
+    shown = [sign * value for value in marked if math.isfinite(value)]
+    low, high = min([max(min(known), _risen(curves)), *shown]), max([*known, *shown])
     spread = max(high - low, 0.02 if metric.is_share else 1e-6 * abs(high) or 1e-6)
     # Even a flat curve gets a scale of some height, or its labels would be equal.
     low, high = high - 1.05 * spread, high + 0.08 * spread
@@ -364,6 +384,19 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     return free
 
 
+def _kept(quantity: Quantity, run: Run) -> Evaluation | None:
+    """The best model by validation, if its place on this axis is known."""
+    # On real machines it was measured between two evaluations, whose bytes and samples differ.
+    is_exact = run.kept and any(each.time == run.kept.time for each in run.log.evaluations)
+    return run.kept if is_exact or quantity is TIME else None
+
+
+def _kept_words(run: Run) -> str:
+    if (kept := run.kept) is None:
+        return ""
+    return f", best by validation {metric_value(kept.value, run.log.metric)}"
+
+
 def _verdict(quantity: Quantity, run: Run, target: float | None) -> str:
     first, metric = run.log.first_at(target), run.log.metric
     if first is None or target is None:
@@ -375,7 +408,7 @@ def _alt(heading: str, quantity: Quantity, runs: Sequence[Run], target: float | 
     lines = [
         f"{run.name}: {_verdict(quantity, run, target)}, after "
         f"{quantity.human(quantity.value(run.log.evaluations[-1]))} "
-        f"{metric_value(run.log.evaluations[-1].value, run.log.metric)}"
+        f"{metric_value(run.log.evaluations[-1].value, run.log.metric)}" + _kept_words(run)
         for run in runs
     ]
     return f"Line chart, {heading[0].lower()}{heading[1:]}. {listing(lines)}."

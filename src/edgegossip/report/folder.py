@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.report.log import Activity, RunLog, activities, read_log
 from edgegossip.runs.files import is_number, read_json
-from edgegossip.runs.results import ALL_CRASHED, ENDS
+from edgegossip.runs.results import ALL_CRASHED, ENDS, Evaluation
 
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
@@ -21,10 +21,16 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Numbers of one run; None if unknown or not reached. Values are of the run's metric."""
+    """Numbers of one run; None if unknown or not reached. Values are of the run's metric.
+
+    Those that begin with `kept` are of the best model by validation (`Experiment.keep`).
+    """
 
     final_value: float | None = None
     best_value: float | None = None
+    kept_value: float | None = None
+    kept_time: Seconds | None = None
+    kept_validation_value: float | None = None
     worker_worst: float | None = None
     worker_mean: float | None = None
     time_to_target: Seconds | None = None
@@ -60,6 +66,20 @@ class Run:
         """Whether the run ended by itself, and not because all workers crashed."""
         ended = self.log.ended
         return ended is not None and ended.reason in ENDS and ended.reason != ALL_CRASHED
+
+    @property
+    def kept(self) -> Evaluation | None:
+        """The evaluation of the best model by validation, if it is known.
+
+        On real machines, models are chosen at other moments than those of the log, so its bytes
+        and samples are those of the last moment before.
+        """
+        time, value = self.summary.kept_time, self.summary.kept_value
+        if time is None or value is None:
+            return None
+        before = [each for each in self.log.evaluations if each.time <= time]
+        measured = {self.log.metric.name: value}
+        return replace(before[-1], time=time, metrics=measured) if before else None
 
     @property
     def trainers(self) -> list[Activity]:
@@ -217,6 +237,7 @@ def _summary(
     keys = {
         "final_value": f"final_{metric.key}",
         "best_value": f"best_{metric.key}",
+        "kept_value": f"kept_{metric.key}",
         "worker_worst": f"worker_{metric.key}_{'min' if metric.higher_is_better else 'max'}",
         "worker_mean": f"worker_{metric.key}_mean",
     }

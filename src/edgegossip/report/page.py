@@ -142,6 +142,7 @@ def render_page(
         disagreements=disagreements(folder),
         highlights=highlights(folder),
         waiting={run.name: mean_waiting(run.trainers) for run in folder.runs},
+        has_kept=any(run.summary.kept_value is not None for run in folder.runs),
         has_ratios=any(run.summary.bytes_ratio_same_graph for run in folder.runs),
         curves=curves,
         commits=commits,

@@ -23,7 +23,7 @@ from edgegossip.report.units import (
     times,
 )
 from edgegossip.runs.describe import with_article
-from edgegossip.runs.results import ALL_CRASHED
+from edgegossip.runs.results import ALL_CRASHED, EARLY_STOP
 
 Tile: TypeAlias = tuple[str, str]
 """An important number and its label."""
@@ -85,11 +85,19 @@ def _time_tile(folder: ReportData) -> Tile | None:
 
 
 def _end_tile(folder: ReportData) -> Tile | None:
-    """The value at the end; the best value during the run may be a chance peak."""
+    """The value at the end; the best value during the run may be a chance peak.
+
+    A model that was chosen by validation is named instead of that peak.
+    """
     name, value = _best(folder, "final_value")
     if value is None:
         return None
     label = f"{folder.metric.name} at the end" + (f", {name}" if folder.is_comparison else "")
+    chosen, kept = _best(folder, "kept_value")
+    if kept is not None:
+        where = f" of {chosen}" if chosen != name else ""
+        label += f"; best model by validation{where} {metric_value(kept, folder.metric)}"
+        return metric_value(value, folder.metric), label
     peak, best = _best(folder, "best_value")
     if best is not None and folder.metric.shortfall(value, best) > 0:
         where = f" of {peak}" if peak != name else ""
@@ -222,7 +230,7 @@ def _best_run(folder: ReportData) -> str:
 
 
 def _best(
-    folder: ReportData, field: Literal["final_value", "best_value"]
+    folder: ReportData, field: Literal["final_value", "best_value", "kept_value"]
 ) -> tuple[str, float | None]:
     """The run whose summary is best in this field, and the value; None if none is known."""
     values = [(run.name, getattr(run.summary, field)) for run in folder.runs]
@@ -271,12 +279,28 @@ def _outcome(folder: ReportData) -> str:
     value = named_value(summary.final_value, folder.metric)
     end = f"ended at {value} after {seconds(summary.virtual_seconds)}{_clock(run)}"
     if target is None:
-        return f"{run.name} {end}."
+        return f"{run.name} {end}.{_kept(run)}"
     goal = metric_value(target, folder.metric)
     if summary.time_to_target is None:
-        return f"{run.name} {end} and did not reach its target of {goal}."
+        return f"{run.name} {end} and did not reach its target of {goal}.{_kept(run)}"
     reached = f"reached its target of {goal} after {seconds(summary.time_to_target)}"
-    return f"{run.name} {reached} and {end}."
+    return f"{run.name} {reached} and {end}.{_kept(run)}"
+
+
+def _kept(run: Run) -> str:
+    """Describe the best model by validation, and an early stop."""
+    summary, metric = run.summary, run.log.metric
+    if summary.kept_value is None:
+        return ""
+    value = named_value(summary.kept_value, metric)
+    text = (
+        f" Its best model by validation, of {seconds(summary.kept_time)}, has {value} on the "
+        "test data"
+    )
+    ended = run.log.ended
+    if ended is not None and ended.reason == EARLY_STOP:
+        return f"{text}; the run ended because none was better for so long."
+    return f"{text}."
 
 
 def _time_spent(run: Run) -> str:

@@ -144,6 +144,8 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         max_seconds: Time limit, or null.
         until: Target loss or metric that ends the run, and the number of evaluations whose mean
             must reach it; or null.
+        keep: How the best model is chosen (`metric`, or null for the chosen one), and when the
+            run ends early (`patience`, `min_seconds`); absent without `keep`.
         evaluation_interval: Seconds between two evaluations, or null.
         evaluation_epochs: Epochs of all workers together between two evaluations, or null. If
             both are null, the interval is the default.
@@ -156,6 +158,7 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
     # The sizes of the workers' local data are not known here.
     dataset = experiment.task.dataset
     known = {} if isinstance(dataset, Local) else {"num_train": len(dataset.train)}
+    kept = {} if experiment.keep is None else {"keep": describe(experiment.keep)}
     return {
         "schema": SCHEMA,
         "recipe": recipe,
@@ -170,6 +173,7 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         "faults": describe(experiment.faults),
         "max_seconds": experiment.max_seconds,
         "until": describe(experiment.until),
+        **kept,
         "evaluation_interval": experiment.evaluation_interval,
         "evaluation_epochs": experiment.evaluation_epochs,
         "versions": versions(),

@@ -52,6 +52,8 @@ Fields of `evaluated`, a measurement of the averaged model:
     consensus_distance: Root mean square distance of the workers from their mean.
     bytes_sent: Bytes sent by all workers so far, lost messages included.
     samples_processed: Samples processed by all workers so far, in work that has ended.
+    validation_value: The metric of `keep` on the validation split; absent without `keep`, and
+        on real machines.
 
 Fields of `noted`, numbers that the algorithm recorded (`Note`):
     time: Time of the note.
@@ -64,8 +66,8 @@ Fields of `data`, in the log of a worker on a real machine:
 
 Fields of `ended`, which a resumed run removes, like all lines after its checkpoint:
     time: Time of the end.
-    reason: `"finished"`, `"time limit"`, `"target"` (see `until`), `"all crashed"`,
-        `"interrupted"` or `"failed"`.
+    reason: `"finished"`, `"time limit"`, `"target"` (see `until`), `"early stop"` (see
+        `keep`), `"all crashed"`, `"interrupted"` or `"failed"`.
     error: The failure, or null.
     wall_seconds: Duration of the run, including parts before an interruption; in a worker's
         log, only the last part.

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from edgegossip.contract.algorithm import Algorithm, Setting, Wrapper
 from edgegossip.contract.errors import unknown_name
@@ -16,6 +16,7 @@ from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges, check_type
 from edgegossip.data.local import Local
 from edgegossip.machine.profile import Profile
+from edgegossip.runs.best import KeepBest, kept_best
 from edgegossip.runs.results import Evaluation
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
@@ -42,6 +43,9 @@ class Experiment:
             finish. Algorithms are compared fairly at equal time.
         until: Target of the averaged model that ends the simulated run earlier: a `LossTarget`
             or a `MetricTarget`.
+        keep: Also keep the best averaged model by validation, and perhaps end the run when it
+            no longer improves: a `KeepBest`, or "best" for its defaults. None keeps only the
+            last model.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model,
             which begin at 0; None for a quarter of the slowest worker's epoch. Another
             evaluation is made at the end.
@@ -53,8 +57,8 @@ class Experiment:
         ValueError: If the task or algorithm has the wrong type, such as a class instead of its
             instance; if a number or rank is out of range, there is no worker, the topology has
             a different number of workers, the task's models do not match the algorithm's roles,
-            both evaluation settings are given, `until` names an unknown metric, or the
-            algorithm moves data that must not be moved.
+            both evaluation settings are given, `until` or `keep` names an unknown metric,
+            `keep` lacks a validation split, or the algorithm moves data that must not be moved.
     """
 
     task: Task
@@ -66,6 +70,7 @@ class Experiment:
     seed: int = 0
     max_seconds: Seconds | None = None
     until: RunTarget | None = None
+    keep: KeepBest | Literal["best"] | None = None
     evaluation_interval: Seconds | None = None
     evaluation_epochs: float | None = None
     name: str | None = None
@@ -102,6 +107,7 @@ class Experiment:
 
         if isinstance(self.until, MetricTarget):
             self.until.find(self.task.chosen_first)
+        self._check_keep()
         self._require_models_of_roles()
         dataset = self.task.dataset
         moves = self.algorithm.traits.moves_data
@@ -111,6 +117,24 @@ class Experiment:
                 "data is not shared; choose on_failure='continue', or allow it with "
                 "--may-share-data, which is Local(may_share=True)"
             )
+
+    def _check_keep(self) -> None:
+        # Resolved here, so that experiment.json has all its fields.
+        object.__setattr__(self, "keep", kept_best(self.keep))
+        if self.kept is None:
+            return
+        self.kept.find(self.task.chosen_first)
+        dataset = self.task.dataset
+        if dataset.validation is None and not isinstance(dataset, Local):
+            raise ValueError(
+                f"keep chooses a model by validation, and {dataset.name!r} has no validation "
+                "split; give the task hold_out(dataset)"
+            )
+
+    @property
+    def kept(self) -> KeepBest | None:
+        """The setting `keep`, without its short form."""
+        return self.keep if isinstance(self.keep, KeepBest) else None
 
     def _require_models_of_roles(self) -> None:
         roles = [self.algorithm.role(rank) for rank in range(self.num_workers)]

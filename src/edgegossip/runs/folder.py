@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
+from torch import Tensor
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
+from edgegossip.runs.best import BestModel
 from edgegossip.runs.events import EventReader
 from edgegossip.runs.files import (
     load_checkpoint,
@@ -23,6 +26,8 @@ from edgegossip.runs.files import (
 )
 from edgegossip.runs.results import ENDS, Results
 
+BEST = "best.safetensors"
+"""The best averaged model by validation."""
 _ABSENT = object()
 
 
@@ -77,9 +82,12 @@ class RunFolder:
             )
 
     def write_results(self, results: Results, error: str | None = None) -> None:
-        """Write the averaged model, and then `summary.json`."""
-        tensors = {name: tensor.contiguous() for name, tensor in results.params.items()}
-        write_atomically(self.path / "params.safetensors", safetensors.torch.save(tensors))
+        """Write the averaged models, and then `summary.json`."""
+        _write_model(self.path / "params.safetensors", results.params)
+        if results.best is None:
+            (self.path / BEST).unlink(missing_ok=True)  # of an earlier gathering
+        else:
+            _write_model(self.path / BEST, results.best.params)
         # Last: a folder with a summary is complete.
         write_json(
             self._summary,
@@ -120,6 +128,11 @@ class RunFolder:
     def finished_results(self) -> Results | None:
         """The results, if this folder is resumed and its run has ended by itself."""
         return finished_results(self.path) if self._resume else None
+
+
+def _write_model(path: Path, params: Mapping[str, Tensor]) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in params.items()}
+    write_atomically(path, safetensors.torch.save(tensors))
 
 
 def holds_run(path: Path) -> bool:
@@ -167,6 +180,10 @@ def load_results(path: Path) -> Results:
         if not (history := log.evaluations()):
             raise LookupError("no evaluation is left")
         values = summary[worker_values(log.metrics[0])]
+        best = None
+        if "kept_by" in summary:
+            kept = safetensors.torch.load_file(path / BEST)
+            best = BestModel.from_summary(summary, kept, log.metrics)
         return Results(
             name=summary["name"],
             reason=summary["reason"],
@@ -179,6 +196,7 @@ def load_results(path: Path) -> Results:
             mean_staleness=summary["mean_staleness"],
             folder=path,
             disagreements=tuple(map(str, summary.get("disagreements", ()))),
+            best=best,
         )
     except (OSError, LookupError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise RunFolderError(

@@ -15,11 +15,14 @@ from torch import Tensor
 from edgegossip.contract.errors import TrainingError, require_extra
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Seconds
+from edgegossip.runs.best import BestModel
 from edgegossip.runs.files import is_number
 
 ALL_CRASHED = "all crashed"
 """The reason if all workers have crashed for good, and none finished before."""
-ENDS = ("finished", "time limit", "target", ALL_CRASHED)
+EARLY_STOP = "early stop"
+"""The reason if the averaged model has not improved for so long; see `KeepBest`."""
+ENDS = ("finished", "time limit", "target", EARLY_STOP, ALL_CRASHED)
 """Reasons why a run ends by itself."""
 
 
@@ -35,6 +38,7 @@ class Evaluation:
         consensus_distance: Root mean square distance of the workers from their mean.
         bytes_sent: Bytes sent by all workers so far.
         samples_processed: Samples processed by all workers so far.
+        validation_value: The metric of `KeepBest` on the validation split; None without it.
     """
 
     time: Seconds
@@ -44,13 +48,17 @@ class Evaluation:
     consensus_distance: float
     bytes_sent: int
     samples_processed: int
+    validation_value: float | None = None
 
     def line(self) -> dict[str, float]:
         """The fields of an "evaluated" line of the log, with a field for each metric."""
         metrics = {MetricSpec(name=name).key: value for name, value in self.metrics.items()}
         before = {"time": self.time, "epochs": self.epochs}
         after = ("loss", "consensus_distance", "bytes_sent", "samples_processed")
-        return before | metrics | {name: getattr(self, name) for name in after}
+        line = before | metrics | {name: getattr(self, name) for name in after}
+        if self.validation_value is not None:
+            line["validation_value"] = self.validation_value
+        return line
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any], metrics: Sequence[MetricSpec]) -> Evaluation:
@@ -71,7 +79,10 @@ class Evaluation:
                 raise TypeError(f"{name} is {value!r}, not a number")
             return value
 
-        names = [name for name in cls.__dataclass_fields__ if name != "metrics"]
+        left_out = ["metrics"]
+        if "validation_value" not in line:
+            left_out.append("validation_value")
+        names = [name for name in cls.__dataclass_fields__ if name not in left_out]
         read = {each.name: number(each.key) for each in metrics}
         return cls(metrics=read, **{name: number(name) for name in names})
 
@@ -111,6 +122,7 @@ class Results:
             only the last part.
         mean_staleness: Mean staleness of received messages, in rounds.
         folder: Folder of the run.
+        best: The best averaged model by validation; None without `Experiment.keep`.
         disagreements: Sentences about workers of a real run that ended with other models than
             the rest; empty if all agree.
     """
@@ -126,6 +138,7 @@ class Results:
     mean_staleness: float
     folder: Path | None
     disagreements: tuple[str, ...] = ()
+    best: BestModel | None = None
 
     def __repr__(self) -> str:
         """The end of the run, without the history and the tensors."""
@@ -174,7 +187,8 @@ class Results:
         """The history as a `pandas.DataFrame`, with a row for each evaluation.
 
         Columns are `time`, `epochs`, each metric by its key, `loss`, `consensus_distance`,
-        `bytes_sent` and `samples_processed`, as in `events.jsonl`.
+        `bytes_sent` and `samples_processed`, as in `events.jsonl`, and `validation_value` with
+        `Experiment.keep`.
 
         Raises:
             UsageError: If pandas is missing.
@@ -216,7 +230,14 @@ class Results:
         Fields:
             metric: Name of the chosen metric; absent if it is accuracy.
             final_accuracy, best_accuracy: Last and best evaluation of the averaged model;
-                further metrics have `final_` only.
+                further metrics have `final_` only. Chosen on the test split, the best one is
+                no estimate for new data.
+            kept_accuracy: Test accuracy of the best model by validation; so for all metrics.
+                This field and the next four are absent without `Experiment.keep`.
+            kept_by, kept_validation_value: Metric by which that model was chosen, and its value
+                on the validation split.
+            kept_time, kept_round: Time at which that model was measured, and rounds that all
+                evaluated workers had completed then.
             worker_accuracy_min, worker_accuracy_mean: Worst and mean of `worker_accuracies`.
             time_to_target: Time of the first evaluation at the target; null if there is none,
                 and in the file of a single run.
@@ -239,6 +260,7 @@ class Results:
             f"final_{key}": self.final_value,
             f"best_{key}": self.best_value,
             **{f"final_{MetricSpec(name=name).key}": value for name, value in others},
+            **({} if self.best is None else self.best.summary()),
             # The worst value, named after its end of the range.
             f"worker_{key}_{'min' if self.metric.higher_is_better else 'max'}": (
                 self.metric.worst(self.worker_values)

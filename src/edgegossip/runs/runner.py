@@ -18,13 +18,14 @@ from edgegossip.contract.errors import (
     UndescribedError,
 )
 from edgegossip.contract.protocol import Seconds
+from edgegossip.runs.best import LOSS, BestModel, Selection
 from edgegossip.runs.describe import described_roles, header, who_is_who
 from edgegossip.runs.events import EventLog, cut_off
 from edgegossip.runs.experiment import Experiment, is_target_reached
 from edgegossip.runs.files import LOADING_ERRORS, locked
 from edgegossip.runs.folder import RunFolder, require_folder
 from edgegossip.runs.process import interrupted, on_stop_signal, one_intra_op_thread
-from edgegossip.runs.results import ALL_CRASHED, Evaluation, FiniteMetrics, Results
+from edgegossip.runs.results import ALL_CRASHED, EARLY_STOP, Evaluation, FiniteMetrics, Results
 from edgegossip.runs.tracking import (
     Follower,
     Progress,
@@ -133,6 +134,8 @@ class _Run:
         self._history: list[Evaluation] = []
         self._num_looks = 0
         self._finite = FiniteMetrics()
+        kept, metrics = experiment.kept, experiment.task.specs
+        self._selection = None if kept is None else Selection(kept, kept.find(metrics))
         self._last_params: Tensor | None = None
         self._started = self._last_checkpoint = time.monotonic()
         self._wall_before = 0.0
@@ -203,12 +206,18 @@ class _Run:
             return (
                 "finished" if self.simulator.is_anyone_online or has_finished else ALL_CRASHED
             )
-        return "target" if self._is_at_target() else "time limit"
+        if self._is_at_target():
+            return "target"
+        return EARLY_STOP if self._has_stopped_improving() else "time limit"
 
     def _is_at_target(self) -> bool:
         """Whether the averaged model has reached the experiment's target."""
         metrics = self._experiment.task.chosen_first
         return is_target_reached(self._experiment.until, self._history, metrics)
+
+    def _has_stopped_improving(self) -> bool:
+        """Whether the averaged model has been no better for as long as `KeepBest` permits."""
+        return self._selection is not None and self._selection.is_over(self._history[-1].time)
 
     def _simulate(self) -> bool:
         """Simulate and evaluate; return True at the end of the run, False after a stop."""
@@ -222,6 +231,8 @@ class _Run:
             if is_over or until == limit or self._is_due():
                 self._evaluate(simulator.now if is_over else until)
             if is_over or until == limit or self._is_at_target():
+                return True
+            if self._has_stopped_improving():
                 return True
             if time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds:
                 self._keep()
@@ -255,11 +266,38 @@ class _Run:
             consensus_distance=distance,
             bytes_sent=self._log.bytes_sent,
             samples_processed=samples,
+            validation_value=self._validate(mean, now),
         )
         self._history.append(evaluation)
         self._log.write("evaluated", **evaluation.line())
         self._progress.update(self._status(now))
         self._follower.tell(self._history, training_loss=self._log.take_training_loss())
+
+    def _validate(self, mean: Tensor, now: Seconds) -> float | None:
+        """Measure the averaged model on the validation split; it may be the best one."""
+        if (selection := self._selection) is None:
+            return None
+        if (value := selection.known(mean)) is None:
+            loss, metrics = self._workload.validate(mean)
+            value = {**metrics, LOSS.name: loss}[selection.metric.name]
+            ranks, states = self.simulator.estimates(), self.simulator.states
+            round = min(states[rank].round for rank in ranks)
+            index = len(self._history)
+            selection.add(mean, value, time=now, round=round, index=index)
+        return value
+
+    def _best(self) -> BestModel | None:
+        """The best model so far; None if there is none, or it is not asked for."""
+        if (found := self._selection) is None or found.params is None:
+            return None
+        return BestModel(
+            params=self._workload.named_parameters(found.params),
+            time=found.time,
+            round=found.round,
+            metric=found.metric,
+            validation_value=found.value,
+            metrics=self._history[found.index].metrics,
+        )
 
     def _worker_values(self) -> list[float]:
         """The chosen metric of all workers, or of at most 64 evenly spaced ones.
@@ -319,6 +357,7 @@ class _Run:
                 "history": [each.line() for each in self._history],
                 "num_looks": self._num_looks,
                 "wall_seconds": self._wall_seconds,
+                **({} if self._selection is None else {"best": self._selection.state_dict()}),
             }
         )
         self._last_checkpoint = time.monotonic()
@@ -334,6 +373,8 @@ class _Run:
             ]
             self._num_looks = int(checkpoint["num_looks"])
             self._wall_before = float(checkpoint["wall_seconds"])
+            if self._selection is not None:
+                self._selection.load_state_dict(checkpoint["best"])
         except LOADING_ERRORS as error:
             self._log.abandon()
             raise self._misfit(error) from error
@@ -362,6 +403,7 @@ class _Run:
             wall_seconds=self._wall_seconds,
             mean_staleness=self._log.mean_staleness,
             folder=self._folder.path,
+            best=self._best(),
         )
         text = None if error is None else str(error)
         self._log.write(

@@ -168,6 +168,11 @@ class Task:
         )
 
     @property
+    def specs(self) -> list[MetricSpec]:
+        """Names, units and directions of the metrics, with the target metric first."""
+        return [metric.spec for metric in self.chosen_first]
+
+    @property
     def metric(self) -> MetricSpec:
         """Name, unit and direction of the target metric."""
         return self.chosen_first[0].spec
@@ -371,6 +376,15 @@ class Workload:
         target metric comes first.
         """
         return self._reporter.evaluate(params)
+
+    def validate(self, params: Tensor) -> tuple[float, dict[str, float]]:
+        """Mean loss and metrics of `params` on the validation split.
+
+        For `Local` data, which has no test split, these are the numbers of `evaluate`.
+        """
+        if isinstance(self.task.dataset, Local):
+            return self.evaluate(params)
+        return self._validator.evaluate(params)
 
     def initial_loss(self, samples: Split) -> float:
         """Mean loss of the initial parameters on some samples."""
