@@ -52,6 +52,10 @@ Fields of `evaluated`, a measurement of the averaged model:
     consensus_distance: Root mean square distance of the workers from their mean.
     bytes_sent: Bytes sent by all workers so far, lost messages included.
     samples_processed: Samples processed by all workers so far, in work that has ended.
+    joules: Energy of all machines and links so far, work in progress included. This field and
+        the next three are absent from logs of versions before they were counted.
+    busy_joules, idle_joules, link_joules: The same by cause: machines that work, machines that
+        are on and do not work, and bytes sent.
 
 Fields of `noted`, numbers that the algorithm recorded (`Note`):
     time: Time of the note.

@@ -255,6 +255,7 @@ class _Run:
             consensus_distance=distance,
             bytes_sent=self._log.bytes_sent,
             samples_processed=samples,
+            energy=self.simulator.energy(now),
         )
         self._history.append(evaluation)
         self._log.write("evaluated", **evaluation.line())
