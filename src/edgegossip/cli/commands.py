@@ -174,7 +174,7 @@ def print_table(results: dict[str, Results]) -> None:
     table = Table(box=None, padding=(0, 1))  # fits 80 columns
     names = {result.metric.name for result in results.values()}
     metric = names.pop() if len(names) == 1 else "metric"
-    for column in ("run", metric, "worst worker", "sent", "time", "wall"):
+    for column in ("run", metric, "worst worker", "sent", "energy", "time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
         table.add_row(
@@ -182,6 +182,7 @@ def print_table(results: dict[str, Results]) -> None:
             units.metric_value(result.final_value, result.metric, 2),
             units.metric_value(result.metric.worst(result.worker_values), result.metric, 2),
             units.data_size(result.history[-1].bytes_sent),
+            units.energy(result.history[-1].joules),
             units.seconds(result.virtual_seconds),
             units.seconds(result.wall_seconds),
         )

@@ -32,6 +32,10 @@ class Summary:
     virtual_seconds: Seconds | None = None
     wall_seconds: Seconds | None = None
     bytes_sent: float | None = None
+    joules: float | None = None
+    idle_joules: float | None = None
+    link_joules: float | None = None
+    joules_to_target: float | None = None
     bytes_per_worker: float | None = None
     bytes_ratio_same_graph: float | None = None
     bytes_ratio_complete_graph: float | None = None
@@ -213,7 +217,14 @@ def _summary(
             "bytes_per_worker": last.bytes_sent / log.header["num_workers"],
             "samples_processed": last.samples_processed,
             "consensus_distance": _known(last.consensus_distance),
+            "joules_to_target": reached.joules if reached else None,
         }
+        if last.energy is not None:
+            numbers |= {
+                "joules": last.energy.total,
+                "idle_joules": last.energy.idle,
+                "link_joules": last.energy.links,
+            }
     keys = {
         "final_value": f"final_{metric.key}",
         "best_value": f"best_{metric.key}",
