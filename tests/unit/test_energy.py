@@ -15,6 +15,7 @@ from edgegossip.machine.energy import Energy
 from edgegossip.plan.machines import Machine, links_between, read_machines
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report
+from edgegossip.report.units import energy
 from edgegossip.runs.describe import describe
 from edgegossip.runs.results import Evaluation
 from edgegossip.sim.link import Link
@@ -137,7 +138,9 @@ def test_a_report_shows_the_energy_and_compares_it_at_the_target(tmp_path: Path)
     assert dense.summary.joules_to_target == 20.0 * (dense.summary.time_to_target or 0)
     assert gossip.summary.joules == 30.0 * gossip.log.evaluations[-1].time
     page = write_report(tmp_path).read_text()
-    assert "25\u00a0% idle, 5\u00a0% links" in page
+    joules = gossip.summary.joules or 0
+    for share in (1, 0.7, 0.25, 0.05):
+        assert f"<td>{energy(share * joules)}</td>" in page
     assert "needed the least energy by the model of the machines and links" in page
     assert "2.7&nbsp;W" in page
 

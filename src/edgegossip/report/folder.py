@@ -13,7 +13,7 @@ from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.report.log import Activity, RunLog, activities, read_log
 from edgegossip.runs.files import is_number, read_json
-from edgegossip.runs.results import ALL_CRASHED, ENDS
+from edgegossip.runs.results import ALL_CRASHED, ENDS, joules_fields
 
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
@@ -33,6 +33,7 @@ class Summary:
     wall_seconds: Seconds | None = None
     bytes_sent: float | None = None
     joules: float | None = None
+    busy_joules: float | None = None
     idle_joules: float | None = None
     link_joules: float | None = None
     joules_to_target: float | None = None
@@ -219,12 +220,7 @@ def _summary(
             "consensus_distance": _known(last.consensus_distance),
             "joules_to_target": reached.joules if reached else None,
         }
-        if last.energy is not None:
-            numbers |= {
-                "joules": last.energy.total,
-                "idle_joules": last.energy.idle,
-                "link_joules": last.energy.links,
-            }
+        numbers |= joules_fields(last.energy)
     keys = {
         "final_value": f"final_{metric.key}",
         "best_value": f"best_{metric.key}",

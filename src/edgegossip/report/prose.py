@@ -36,7 +36,7 @@ def story(folder: ReportData) -> list[str]:
     """Describe the setting, outcome, traffic and faults, each in a sentence or two."""
     if folder.is_comparison:
         parts = [_setting(folder), _race(folder), balance(folder)]
-        parts += [_traffic(folder), _energy(folder), _bound(folder)]
+        parts += [" ".join([_traffic(folder), _energy(folder)]).strip(), _bound(folder)]
     else:
         parts = [_setting(folder), _outcome(folder), balance(folder)]
         parts += [_time_spent(folder.runs[0]), stage_sentence(folder.runs[0])]
