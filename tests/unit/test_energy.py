@@ -143,10 +143,12 @@ def test_a_report_shows_the_energy_and_compares_it_at_the_target(tmp_path: Path)
         assert f"<td>{energy(share * joules)}</td>" in page
     assert "needed the least energy by the model of the machines and links" in page
     assert "2.7&nbsp;W" in page
+    assert (tmp_path / "figures" / "accuracy-energy.svg").exists()
 
 
 def test_a_report_of_an_older_folder_says_nothing_of_energy(tmp_path: Path) -> None:
     comparison(tmp_path)
     page = write_report(tmp_path).read_text()
     assert "nergy" not in page
+    assert not (tmp_path / "figures" / "accuracy-energy.svg").exists()
     assert "2.7&nbsp;W" not in page
