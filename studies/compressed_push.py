@@ -2,7 +2,9 @@
 
 Fields of a row:
     group, setting, run, seed: Names of the contest and the run.
-    times, accuracies, bytes_per_worker: One number per evaluation.
+    times, accuracies, bytes_per_worker, joules: One number per evaluation; joules are those of
+        all machines and links. Older rows have no joules.
+    link_joules: Energy of the links in the whole run.
     worker_accuracies, consensus_distance: Values at the end.
     traffic: `bytes_sent`, `samples_processed`, `num_workers` and the mean `out_degree`.
 """
@@ -139,6 +141,7 @@ class SlowLinkContest(Contest):
         experiment = self.experiment(data_dir, name)
         results = session.run(experiment)
         sent = [each.bytes_sent / self.num_workers for each in results.history]
+        energy = results.history[-1].energy
         return {
             "group": self.group,
             "setting": self.setting,
@@ -146,6 +149,8 @@ class SlowLinkContest(Contest):
             "seed": self.seed,
             **accuracy_curve(results),
             "bytes_per_worker": sent,
+            "joules": [each.joules for each in results.history],
+            "link_joules": None if energy is None else energy.links,
             "worker_accuracies": results.worker_values,
             "consensus_distance": results.history[-1].consensus_distance,
             "traffic": dataclasses.asdict(traffic(experiment, results)),
@@ -178,6 +183,13 @@ def _measures(
         "less, complete graph": ("times", complete),
         "time to target": ("seconds", time),
         "sooner": ("times", speedup),
+        "energy to target": (
+            "joules",
+            None
+            if time is None or "joules" not in row
+            else row["joules"][row["times"].index(time)],
+        ),
+        "energy of links": ("joules", row.get("link_joules")),
     }
 
 
@@ -192,7 +204,8 @@ NOTE = (
     "weights in all rounds. Less: bytes of the dense run for as many samples, or (as the paper "
     "seems to count) of one on the complete graph, divided by the run's bytes. The target is "
     "the dense run's best accuracy less "
-    f"{100 * TARGET_GAP:g} pp; time is virtual, on uplinks of 1 Mbit/s and 30 ms."
+    f"{100 * TARGET_GAP:g} pp; time is virtual, on uplinks of 1 Mbit/s and 30 ms. "
+    "Energy follows from the model in docs/simulator.md; that of the links is of the whole run."
 )
 
 

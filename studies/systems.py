@@ -3,7 +3,8 @@
 Fields of a row:
     value: Value of the system's own setting; null without one.
     accuracy: Mean of the last five evaluations.
-    times, accuracies, bytes, samples: One number per evaluation; bytes are per worker.
+    times, accuracies, bytes, samples, joules: One number per evaluation; bytes are per worker,
+        joules those of all machines and links. Older rows have no joules.
 """
 
 from __future__ import annotations
@@ -207,6 +208,7 @@ class SystemContest(TunedContest):
             "accuracy": last_looks(curve["accuracies"]),
             "bytes": [each.bytes_sent / NUM_WORKERS for each in results.history],
             "samples": [each.samples_processed for each in results.history],
+            "joules": [each.joules for each in results.history],
         }
 
     def _platforms(self, system: Contender) -> tuple[eg.Platform, ...]:
@@ -274,7 +276,8 @@ NOTE = (
     "values of its own setting where it has one, on held-out data with another seed. The "
     "target is the best system's accuracy less one point, on these links; a dash: never. A "
     "server is an additional machine that trains nothing; a cloud is one that trains the last "
-    "layer. Bytes are the total sent, divided by the number of workers."
+    "layer. Bytes are the total sent, divided by the number of workers. Energy is that of all "
+    "machines and links, by the model in docs/simulator.md; an additional machine idles."
 )
 AXES: tuple[tuple[str, str, Unit], ...] = (
     ("times", "virtual time", "seconds"),
@@ -347,6 +350,10 @@ def _measures(row: Row, target: float) -> Measures:
         "time to target": ("seconds", None if at is None else row["times"][at]),
         "bytes to target": ("bytes", None if at is None else row["bytes"][at]),
         "samples to target": ("number", None if at is None else row["samples"][at]),
+        "energy to target": (
+            "joules",
+            None if at is None or "joules" not in row else row["joules"][at],
+        ),
         "bytes in all": ("bytes", row["bytes"][-1]),
         "samples in all": ("number", row["samples"][-1]),
         "learning rate": ("number", row["lr"]),

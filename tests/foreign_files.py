@@ -198,6 +198,10 @@ EVALUATED = (
     "consensus_distance",
     "bytes_sent",
     "samples_processed",
+    "joules",
+    "busy_joules",
+    "idle_joules",
+    "link_joules",
 )
 
 

@@ -13,6 +13,7 @@ def outlook(
     values: dict[str, Any] = {
         "value": 0.9,
         "num_bytes": 1e6,
+        "joules": 900.0,
         "samples": 2e4,
         "idle": 0.0,
         "uplink": 0.1,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,12 +22,15 @@ from tests.worker_folders import (
 )
 
 from edgegossip.contract.errors import RunFolderError
+from edgegossip.machine.energy import Energy
 from edgegossip.real import gathering as evaluations, worker_folder
 from edgegossip.real.gathering import WORKERS, Gathering
 from edgegossip.real.worker_files import snapshot_path
 from edgegossip.real.worker_folder import WorkerFolder
 from edgegossip.runs import events as event_log
 from edgegossip.runs.events import to_line
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
 
 
 @pytest.fixture
@@ -340,3 +345,44 @@ def test_a_worker_that_was_killed_for_good_has_crashed_when_it_was_last_seen(out
     *_, (time, line) = worker.timeline(is_lost=True)
     assert json.loads(line) == {"type": "crashed", "time": 3.0, "rank": 0}
     assert time == 3.0
+
+
+# Energy, from what workers have logged.
+
+
+def test_energy_of_real_workers_follows_from_their_logs(out: Path) -> None:
+    boards = tuple(
+        Platform(throughput=1.0, idle_watts=2.0, busy_watts=6.0) for _ in range(NUM_WORKERS)
+    )
+    links = Links(default=Link(joules_per_byte=0.5))
+    experiment = replace(EXPERIMENT, platforms=boards, links=links)
+    for rank in range(NUM_WORKERS):
+        training = {**trained(0.4, 8), "start": 0.1}
+        write_lines(out, rank, training, sent(0.4, 0, 100))
+    write_snapshots(out, 0, 1)  # at 0 and 0.5 s
+    gathering = Gathering(experiment, out)
+    gathering.read()
+    while gathering.measure_next():
+        pass
+    first, second = (each.energy for each in gathering.history)
+    assert first == Energy()
+    assert second is not None
+    assert second.busy == pytest.approx(NUM_WORKERS * 0.3 * 6.0)
+    assert second.idle == pytest.approx(NUM_WORKERS * 0.2 * 2.0)
+    assert second.links == pytest.approx(NUM_WORKERS * 100 * 0.5)
+
+
+def test_a_worker_that_was_down_was_off(out: Path) -> None:
+    write_lines(out, 1, trained(0.5, 8), {"type": "worker"}, {"type": "recovered", "time": 2.0})
+    folder = WorkerFolder(out / WORKERS / "1", rank=1)
+    folder.read()
+    assert [folder.off_until(time) for time in (0.2, 1.0, 9.0)] == [0.0, 0.5, 1.5]
+
+
+def test_energy_is_unknown_while_a_log_is_missing(out: Path) -> None:
+    write_snapshots(out, 0)
+    shutil.rmtree(out / WORKERS / "1")
+    gathering = Gathering(EXPERIMENT, out)
+    gathering.workers[1].has_ended = True
+    assert gathering.measure_next()
+    assert [each.energy for each in gathering.history] == [None]

@@ -351,10 +351,23 @@ def test_the_time_limit_of_the_commands_is_told(machines: Path) -> None:
     )
 
 
+def test_a_candidate_that_needs_less_energy_is_told(machines: Path) -> None:
+    plan = planned(machines)
+    [proposal, *_] = plan.proposals["gossip"]
+    best = outlook(proposal.label, 2.0, (2.0,))
+    frugal = outlook("gosgd", 3.0, (3.0,), joules=450.0)
+    never = outlook("epoch-gossip", math.inf, (math.inf,), joules=1.0)
+    told = said(plan, [best, frugal, never])
+    assert (
+        "note: gosgd needs less energy to the target, 450 J instead of 900 J, but 3 s" in told
+    )
+    assert "less energy" not in said(plan, [best, replace(frugal, joules=900.0), never])
+
+
 @pytest.mark.parametrize("target", [0.04, 0.99])
 def test_the_page_says_what_the_table_says(target: float) -> None:
     row = {"run": "a", "seed": 0, "times": [0.0, 1.0], "accuracies": [0.1, 0.3], "idle": 0.1}
-    row |= {"bytes": [0, 9], "samples": [0, 9], "uplink": 0.1}
+    row |= {"bytes": [0, 9], "samples": [0, 9], "joules": [0.0, 9.0], "uplink": 0.1}
     table, *_ = exhibits(target, {"a": row, "b": {**row, "run": "b"}}).tables
     assert "first" not in table.note
     assert "Only" not in table.note

@@ -34,6 +34,7 @@ def row(run: str, seed: int, reached: float, **others: float) -> dict[str, Any]:
         "accuracies": [0.5, 0.9, 0.9],
         "bytes": [0, 1000, 1000],
         "samples": [0, 400, 800],
+        "joules": [10.0, 30.0, 50.0],
         "idle": 0.5,
         "uplink": 0.1,
         **others,
@@ -58,10 +59,10 @@ def test_the_target_is_the_best_final_accuracy_less_a_point() -> None:
     assert target == pytest.approx((0.5 + 0.9 + 0.9) / 3 - 0.01)
 
 
-def test_bytes_and_samples_are_those_up_to_the_target() -> None:
+def test_bytes_samples_and_joules_are_those_up_to_the_target() -> None:
     _, [outlook] = ranked([row("run", 0, 2.0)], target=0.7)
     assert outlook.seconds == 1.5
-    assert (outlook.num_bytes, outlook.samples) == (500, 200)
+    assert (outlook.num_bytes, outlook.samples, outlook.joules) == (500, 200, 20.0)
 
 
 def test_a_run_that_diverged_comes_last() -> None:
@@ -94,6 +95,7 @@ def started(run: str, *values: float, seed: int = 0, **others: Any) -> dict[str,
         "accuracies": [*values],
         "bytes": [1000 * each for each in range(len(values))],
         "samples": [400 * each for each in range(len(values))],
+        "joules": [20.0 * each for each in range(len(values))],
     }
 
 

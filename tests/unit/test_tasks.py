@@ -29,6 +29,7 @@ from edgegossip.contract.errors import DataError, Interrupted, RunFolderError
 from edgegossip.contract.protocol import Epochs, Train
 from edgegossip.contract.topology import complete
 from edgegossip.data.dataset import from_tensors
+from edgegossip.machine.energy import Energy
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report
 from edgegossip.report.prose import highlights, story
@@ -148,6 +149,7 @@ def test_fields_of_the_log_are_taken_names() -> None:
         consensus_distance=0.0,
         bytes_sent=0,
         samples_processed=0,
+        energy=Energy(),
     ).line()
     assert {"type", *line} == RESERVED
 

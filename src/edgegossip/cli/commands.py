@@ -177,7 +177,7 @@ def print_table(results: dict[str, Results]) -> None:
     metric = names.pop() if len(names) == 1 else "metric"
     has_best = any(result.best is not None for result in results.values())
     chosen = ["by validation"] if has_best else []
-    for column in ("run", metric, *chosen, "worst worker", "sent", "time", "wall"):
+    for column in ("run", metric, *chosen, "worst worker", "sent", "energy", "time", "wall"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for name, result in results.items():
         best = None if result.best is None else result.best.value
@@ -187,6 +187,7 @@ def print_table(results: dict[str, Results]) -> None:
             *([units.metric_value(best, result.metric, 2)] if has_best else []),
             units.metric_value(result.metric.worst(result.worker_values), result.metric, 2),
             units.data_size(result.history[-1].bytes_sent),
+            units.energy(result.history[-1].joules),
             units.seconds(result.virtual_seconds),
             units.seconds(result.wall_seconds),
         )

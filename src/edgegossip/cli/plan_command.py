@@ -13,6 +13,7 @@ from edgegossip.cli.options import ManyRunsOptions
 from edgegossip.cli.study_command import carry_out
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_ranges
+from edgegossip.machine.energy import BUSY_WATTS, IDLE_WATTS
 from edgegossip.plan.machines import read_machines
 from edgegossip.plan.planning import Plan, PlanSettings, make_plan
 from edgegossip.plan.ranking import ranked
@@ -30,7 +31,7 @@ class PlanOptions(PlanSettings, ManyRunsOptions):
     Args:
         machines: TOML file with a [[machine]] table for each machine, in rank order: name,
             speed (relative to this machine), samples_per_second or profile, mbits, latency_ms,
-            count, endpoint.
+            idle_watts, busy_watts, joules_per_mb_sent, joules_per_mb_received, count, endpoint.
         measure: Measure this machine for this many seconds and print its table for the
             `--machines` file; nothing is planned.
     """
@@ -73,6 +74,8 @@ def measured_machine(arguments: Sequence[str]) -> str:
         f"samples_per_second = {speed:.4g}\n"
         "# mbits = 100       # of its link, each way\n"
         "# latency_ms = 5    # a quarter of the time of `doctor --connect` without --tls\n"
+        f"# idle_watts = {IDLE_WATTS}  # of the whole machine, with a power meter\n"
+        f"# busy_watts = {BUSY_WATTS}  # while it trains\n"
     )
 
 

@@ -12,14 +12,22 @@ from typing import Any
 from edgegossip.contract.errors import UsageError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_ranges
+from edgegossip.machine.energy import (
+    BUSY_WATTS,
+    IDLE_WATTS,
+    JOULES_PER_BYTE,
+    check_watts,
+)
 from edgegossip.machine.predictor import SlowDown
 from edgegossip.machine.profile import Profile
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
 _MEGABIT = 125_000.0
+_JOULES_PER_MB = round(1e6 * JOULES_PER_BYTE, 9)
 _TEXTS = ("name", "profile", "endpoint")
-_NUMBERS = ("speed", "samples_per_second", "mbits", "latency_ms")
+_ENERGY = ("idle_watts", "busy_watts", "joules_per_mb_sent", "joules_per_mb_received")
+_NUMBERS = ("speed", "samples_per_second", "mbits", "latency_ms", *_ENERGY)
 _KEYS = ("name", "count", *_NUMBERS, "profile", "endpoint")
 
 
@@ -35,6 +43,13 @@ class Machine:
         mbits: Maximum Mbit/s in each direction, above 0.
         latency_ms: Milliseconds to the network, at least 0; a message between two machines
             takes the sum of their latencies.
+        idle_watts: Power of the whole machine while it is on and does not work, at least 0; by
+            default, like the next three, that of a Raspberry Pi 4 with Wi-Fi.
+        busy_watts: Power while it works, at least `idle_watts`.
+        joules_per_mb_sent: Joules that the machine takes to send 1 MB (a million bytes), in
+            addition to its idle power, at least 0.
+        joules_per_mb_received: Joules that it takes to receive 1 MB, at least 0; a message
+            between two machines takes the sum of sending and receiving.
         endpoint: Endpoint at which other machines reach this machine, such as tls/desk:7447;
             None if unknown.
 
@@ -47,12 +62,19 @@ class Machine:
     samples_per_second: float | None = None
     mbits: float = math.inf
     latency_ms: float = 0.0
+    idle_watts: float = IDLE_WATTS
+    busy_watts: float = BUSY_WATTS
+    joules_per_mb_sent: float = _JOULES_PER_MB / 2
+    joules_per_mb_received: float = _JOULES_PER_MB / 2
     endpoint: str | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, speed="above 0 and finite", mbits="above 0")
         check_ranges(self, samples_per_second="above 0 and finite, or None")
         check_ranges(self, latency_ms="in [0, inf)")
+        check_watts(self.idle_watts, self.busy_watts)
+        check_ranges(self, joules_per_mb_sent="in [0, inf) J")
+        check_ranges(self, joules_per_mb_received="in [0, inf) J")
 
     @property
     def latency(self) -> Seconds:
@@ -64,7 +86,12 @@ class Machine:
         throughput = self.samples_per_second or self.speed * measured
         bandwidth = self.mbits * _MEGABIT
         return Platform(
-            name=self.name, throughput=throughput, uplink=bandwidth, downlink=bandwidth
+            name=self.name,
+            throughput=throughput,
+            uplink=bandwidth,
+            downlink=bandwidth,
+            idle_watts=self.idle_watts,
+            busy_watts=self.busy_watts,
         )
 
 
@@ -126,9 +153,12 @@ def _machines(path: Path, table: Mapping[str, Any]) -> Sequence[Machine]:
 
 
 def links_between(machines: Sequence[Machine]) -> Links:
-    """Link each pair of machines; the latency is the sum of the two machines' latencies."""
+    """Link each pair of machines; latency and energy are the sums of the two machines' own."""
     pairs: dict[tuple[Rank, Rank], Link] = {
-        (i, j): Link(latency=one.latency + other.latency)
+        (i, j): Link(
+            latency=one.latency + other.latency,
+            joules_per_byte=(one.joules_per_mb_sent + other.joules_per_mb_received) / 1e6,
+        )
         for i, one in enumerate(machines)
         for j, other in enumerate(machines)
         if i != j

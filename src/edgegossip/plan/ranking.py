@@ -38,12 +38,13 @@ def curve(results: Results) -> dict[str, Any]:
         **learning_curve(results),
         "bytes": [each.bytes_sent for each in history],
         "samples": [each.samples_processed for each in history],
+        "joules": [each.joules for each in history],
     }
 
 
 def diverged(metric: MetricSpec) -> dict[str, Any]:
     """Curve of a run whose loss was not finite."""
-    return {**curve_fields(metric, [], []), "bytes": [], "samples": []}
+    return {**curve_fields(metric, [], []), "bytes": [], "samples": [], "joules": []}
 
 
 def use_of_machines(run_folder: Path, speeds: Sequence[float]) -> dict[str, float]:
@@ -172,6 +173,8 @@ class Outlook:
         value: Value of the metric at the end: the mean of the last five evaluations.
         num_bytes: Bytes sent by all machines before the target is reached, or in the whole run.
             This number and those below are medians over the seeds.
+        joules: Energy of all machines and links, by the model of `machine.energy`, before the
+            target is reached, or in the whole run.
         samples: Training samples processed before the target is reached, or in the whole run.
         idle: Unused share of the machines' capacity.
         uplink: Share of time in which the busiest uplink sends.
@@ -183,6 +186,7 @@ class Outlook:
     times: tuple[Seconds, ...]
     value: float
     num_bytes: float
+    joules: float
     samples: float
     idle: float
     uplink: float
@@ -229,6 +233,7 @@ def _outlook(run: str, rows: Sequence[Row], goal: float) -> Outlook:
         times=tuple(crossing(row, goal) for row in rows),
         value=final_value(rows),
         num_bytes=middle(lambda row: _until(row, "bytes", seconds)),
+        joules=middle(lambda row: _until(row, "joules", seconds)),
         samples=middle(lambda row: _until(row, "samples", seconds)),
         idle=middle(lambda row: row["idle"]),
         uplink=middle(lambda row: row["uplink"]),

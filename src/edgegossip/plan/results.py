@@ -32,7 +32,7 @@ def print_ranking(order: Sequence[Outlook], target: float) -> None:
     table = RichTable(box=None, padding=(0, 1))
     metric = order[0].metric
     goal = units.metric_value(target, metric)
-    for column in ("", f"time to {goal}", "sent", "idle", metric.name):
+    for column in ("", f"time to {goal}", "sent", "energy", "idle", metric.name):
         justify: Any = "right" if column else "left"
         table.add_column(column, justify=justify, no_wrap=bool(column))
     for each in order:
@@ -40,6 +40,7 @@ def print_ranking(order: Sequence[Outlook], target: float) -> None:
             escape(each.run),
             each.time_text,
             units.data_size(each.num_bytes),
+            units.energy(each.joules),
             units.percent(each.idle, 0),
             units.metric_value(each.value, metric),
         )
@@ -70,6 +71,7 @@ def advice(
         return
     yield f"best: {best.run}: {goal} after {best.time_text}"
     yield reason(order)
+    yield from _least_energy(order)
     tried = proposals[best.only]
     chosen = next(each for each in tried if each.label == best.run)
     yield from _at_an_end(chosen, tried)
@@ -87,6 +89,18 @@ def advice(
         others = " ".join(each for each in endpoints[:rank] if each)
         connect = f" --connect {others}" if others else ""
         yield (f"on {machine.name}: {start} --rank {rank} --listen {machine.endpoint}{connect}")
+
+
+def _least_energy(order: Sequence[Outlook]) -> Iterator[str]:
+    """Yield a note if another candidate reaches the target with less energy than the first."""
+    best, reached = order[0], [each for each in order if math.isfinite(each.seconds)]
+    least = min(reached, key=lambda each: each.joules)
+    if least.joules < best.joules:
+        yield (
+            f"note: {least.run} needs less energy to the target, "
+            f"{units.energy(least.joules)} instead of {units.energy(best.joules)}, but "
+            f"{units.seconds(least.seconds)}"
+        )
 
 
 def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
@@ -144,6 +158,7 @@ def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
             ("latest", "seconds"),
             (metric.name, unit_of(metric)),
             ("sent", "bytes"),
+            ("energy", "joules"),
             ("samples", "number"),
             ("idle", "percent"),
             ("busiest uplink", "percent"),
@@ -151,8 +166,9 @@ def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
         rows=tuple(_line(each) for each in order),
         note="Medians over seeds that were not used to choose settings, measured on held-out "
         f"training samples; the target is "
-        f"{units.metric_value(goal, metric, 2)}. {reason(order)} Sent "
-        "and samples: of all machines, up to the target. Idle: share of the machines' capacity "
+        f"{units.metric_value(goal, metric, 2)}. {reason(order)} Sent, "
+        "energy and samples: of all machines, up to the target; energy follows from the "
+        "machines' watts and joules per byte. Idle: share of the machines' capacity "
         "that does not train; a server's machine does not. Busiest uplink: share of time in "
         "which it sends.",
     )
@@ -161,7 +177,7 @@ def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
 def _line(each: Outlook) -> tuple[str | float | None, ...]:
     times = (each.seconds, min(each.times), max(each.times))
     known = (None if math.isinf(time) else time for time in times)
-    counts = (each.num_bytes, each.samples, each.idle, each.uplink)
+    counts = (each.num_bytes, each.joules, each.samples, each.idle, each.uplink)
     return (each.run, *known, each.value, *counts)
 
 

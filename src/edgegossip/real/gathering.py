@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from heapq import merge
@@ -19,9 +19,10 @@ from torch import Tensor
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.machine.energy import Energy, machine_energy
 from edgegossip.real.agreement import disagreements, is_apart
 from edgegossip.real.worker_files import schedule
-from edgegossip.real.worker_folder import REASONS, WorkerFolder, require_worker_of
+from edgegossip.real.worker_folder import REASONS, RunningTotal, WorkerFolder, require_worker_of
 from edgegossip.runs.best import BestModel
 from edgegossip.runs.describe import described_roles, header, rank_name, with_article
 from edgegossip.runs.events import cut_off, to_line
@@ -30,7 +31,7 @@ from edgegossip.runs.files import read_json, write_atomically, write_json
 from edgegossip.runs.folder import RunFolder
 from edgegossip.runs.results import EARLY_STOP, Evaluation, FiniteMetrics, Results
 from edgegossip.sim.fault import Faults
-from edgegossip.sim.link import Links
+from edgegossip.sim.link import without_durations
 from edgegossip.sim.platform import Platform
 
 _LOG = logging.getLogger("edgegossip.runs")
@@ -134,7 +135,7 @@ class Gathering:
         command: str | None = None,
     ) -> None:
         self.workers = [
-            WorkerFolder(out / WORKERS / str(rank), rank)
+            WorkerFolder(out / WORKERS / str(rank), rank, links=experiment.links)
             for rank in range(experiment.num_workers)
         ]
         self._experiment = experiment
@@ -240,11 +241,13 @@ class Gathering:
     def _evaluate_snapshots(
         self, index: int, snapshots: Mapping[Rank, Tensor]
     ) -> Evaluation | None:
+        time = next(islice(schedule(), index, None))
         return self._evaluate(
             snapshots,
-            next(islice(schedule(), index, None)),
+            time,
             samples=sum(worker.samples.at(index) for worker in self.workers),
             num_bytes=sum(worker.bytes_sent.at(index) for worker in self.workers),
+            energy=self._energy(time, lambda total: total.at(index)),
         )
 
     def _evaluate_end(self, estimates: Mapping[Rank, Tensor], time: Seconds) -> Evaluation:
@@ -253,6 +256,7 @@ class Gathering:
             time,
             samples=sum(worker.samples.total for worker in self.workers),
             num_bytes=sum(worker.bytes_sent.total for worker in self.workers),
+            energy=self._energy(time, lambda total: total.total),
         )
         if evaluation is None:
             raise RunFolderError(
@@ -262,7 +266,13 @@ class Gathering:
         return evaluation
 
     def _evaluate(
-        self, estimates: Mapping[Rank, Tensor], time: Seconds, *, samples: int, num_bytes: int
+        self,
+        estimates: Mapping[Rank, Tensor],
+        time: Seconds,
+        *,
+        samples: int,
+        num_bytes: int,
+        energy: Energy | None,
     ) -> Evaluation | None:
         mean, distance = self._average(estimates)
         if (score := self._score(mean)) is None:
@@ -277,7 +287,29 @@ class Gathering:
             consensus_distance=distance,
             bytes_sent=num_bytes,
             samples_processed=samples,
+            energy=energy,
         )
+
+    def _energy(self, time: Seconds, so_far: Callable[[RunningTotal], float]) -> Energy | None:
+        """Energy of all workers up to `time`, as the recipe's platforms and links state it.
+
+        Only training that has ended counts as work. None if a worker's log is missing.
+
+        Args:
+            time: Time in the run.
+            so_far: Reads a worker's total at that time.
+        """
+        if not all(worker.path.is_dir() for worker in self.workers):
+            return None
+        found = Energy(links=sum(so_far(worker.link_joules) for worker in self.workers))
+        for worker, platform in zip(self.workers, self._experiment.platforms, strict=True):
+            found += machine_energy(
+                platform.idle_watts,
+                platform.busy_watts,
+                on=time - worker.off_until(time),
+                busy=so_far(worker.busy),
+            )
+        return found
 
     def _average(self, estimates: Mapping[Rank, Tensor]) -> tuple[Tensor, float]:
         """The mean and the consensus distance; equal models are not averaged."""
@@ -513,10 +545,15 @@ class Gathering:
             Platform(
                 name=rank_name(self.roles, worker.rank) + word,
                 throughput=worker.throughput or 1.0,
+                idle_watts=stated.idle_watts,
+                busy_watts=stated.busy_watts,
             )
-            for worker, word in zip(self.workers, words, strict=True)
+            for worker, word, stated in zip(
+                self.workers, words, self._experiment.platforms, strict=True
+            )
         )
-        return replace(self._experiment, platforms=platforms, links=Links(), faults=Faults())
+        links = without_durations(self._experiment.links)
+        return replace(self._experiment, platforms=platforms, links=links, faults=Faults())
 
     def _timeline(self, history: Sequence[Evaluation]) -> Iterator[bytes]:
         """All workers' events, and the evaluations, in order of time."""

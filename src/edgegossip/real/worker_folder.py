@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from edgegossip.contract.errors import RunFolderError
-from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.protocol import Rank, Seconds, Span
 from edgegossip.real.introduction import shared_settings, without_machine
 from edgegossip.real.worker_files import indices, read_params, schedule, snapshot_path
 from edgegossip.runs.describe import header
@@ -33,6 +33,7 @@ from edgegossip.runs.events import Commits, EventReader, to_line
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.files import is_number, load_checkpoint, read_json
 from edgegossip.runs.folder import BEST, difference, holds_run
+from edgegossip.sim.link import Links
 
 _LOG = logging.getLogger("edgegossip.real")
 ENDS = ("finished", "time limit")
@@ -162,12 +163,12 @@ class RunningTotal:
     """
 
     def __init__(self) -> None:
-        self.total = 0
-        self._sums: list[int] = []  # at the moments that are over
+        self.total: Any = 0  # whole for counts
+        self._sums: list[Any] = []  # at the moments that are over
         self._times = schedule()
         self._next = next(self._times)
 
-    def add(self, time: Seconds, amount: int) -> None:
+    def add(self, time: Seconds, amount: float) -> None:
         """Add `amount` at `time`."""
         # A worker that resumes from a checkpoint may be at an earlier time than it had reached:
         # moments that are over stay as they are.
@@ -176,7 +177,7 @@ class RunningTotal:
             self._next = next(self._times)
         self.total += amount
 
-    def at(self, index: int) -> int:
+    def at(self, index: int) -> Any:  # noqa: ANN401 - whole for counts
         """The sum up to the snapshot with this index."""
         return self._sums[index] if index < len(self._sums) else self.total
 
@@ -193,6 +194,9 @@ class WorkerFolder:
         num_samples: Training samples that the worker has.
         samples: Samples that the worker has trained on.
         bytes_sent: Bytes that the worker has sent.
+        link_joules: Energy of these bytes.
+        busy: Seconds of training that has ended.
+        links: Energy per byte to each receiver; nothing else of them counts here.
         num_rounds: Number of rounds in which parameters were sent.
         num_commits: Number of commits to a server.
         time: Time of the worker's last event.
@@ -206,6 +210,9 @@ class WorkerFolder:
     num_samples: int = 0
     samples: RunningTotal = field(default_factory=RunningTotal)
     bytes_sent: RunningTotal = field(default_factory=RunningTotal)
+    link_joules: RunningTotal = field(default_factory=RunningTotal)
+    busy: RunningTotal = field(default_factory=RunningTotal)
+    links: Links = field(default_factory=Links)
     num_rounds: int = 0
     num_commits: int = 0
     time: Seconds = 0.0
@@ -222,6 +229,7 @@ class WorkerFolder:
     _blocks: list[tuple[int, Seconds]] = field(default_factory=list)  # begins at, earliest time
     _crashes: dict[int, dict[str, Any]] = field(default_factory=dict)  # by what they precede
     _commits: Commits = field(default_factory=Commits)
+    _outages: list[Span] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._reader = EventReader(self.path / "events.jsonl")
@@ -341,22 +349,37 @@ class WorkerFolder:
                 # The worker was down and could not log its own absence.
                 crash = {"type": "crashed", "time": self._last_seen, "rank": self.rank}
                 self._crashes[self._reader.position] = crash
+                self._outages.append((self._last_seen, line["time"]))
                 self._note(self._last_seen)
             case "trained":
                 self.samples.add(line["time"], line["num_samples"])
                 seconds = line["time"] - line["start"]
+                self.busy.add(line["time"], seconds)
                 if self._first is None:
                     self._first = (line["cost"], seconds)
                 else:
                     self._cost += line["cost"]
                     self._training += seconds
             case "sent":
+                joules = line["num_bytes"] * self._joules_per_byte(line)
                 self.bytes_sent.add(line["time"], line["num_bytes"])
+                self.link_joules.add(line["time"], joules)
                 self.num_rounds = max(self.num_rounds, line["round"] + 1)
                 self.num_commits += self._commits.add(
                     self.rank, line.get("kind", ""), line["round"]
                 )
         self._note(line["time"])
+
+    def _joules_per_byte(self, sent: Mapping[str, Any]) -> float:
+        """Mean over the receivers of a "sent" line, which get equally many bytes."""
+        receivers = sent.get("receivers")
+        known = receivers if isinstance(receivers, list) and receivers else [self.rank]
+        each = [self.links.link(self.rank, rank).joules_per_byte for rank in known]
+        return sum(each) / len(each)
+
+    def off_until(self, time: Seconds) -> Seconds:
+        """Seconds up to `time` in which the worker was down, between a crash and its return."""
+        return sum(max(0.0, min(time, back) - crash) for crash, back in self._outages)
 
     def _note(self, time: Seconds) -> None:
         """Record that the current line has an event at this time."""

@@ -29,6 +29,7 @@ from edgegossip.report.style import (
 from edgegossip.report.units import (
     capitalized,
     data_size,
+    energy,
     listing,
     metric_value,
     number,
@@ -73,6 +74,14 @@ DATA = Quantity(
     lambda evaluation: evaluation.bytes_sent,
     data_size,
 )
+ENERGY = Quantity(
+    "energy",
+    "energy",
+    "energy of all machines and links",
+    "Curves further left need less energy, by the model of the machines and links.",
+    lambda evaluation: evaluation.joules or 0.0,
+    energy,
+)
 EPOCHS = Quantity(
     "epochs",
     "epochs",
@@ -91,7 +100,10 @@ def metric_pictures(folder: ReportData, colors: dict[str, str]) -> Iterator[Pict
         finite = [each for each in run.log.evaluations if math.isfinite(each.value)]
         if finite:
             runs.append(replace(run, log=replace(run.log, evaluations=finite)))
-    for quantity in (TIME, DATA, EPOCHS) if runs else ():
+    evaluations = [each for run in runs for each in run.log.evaluations]
+    is_known = all(each.energy is not None for each in evaluations)
+    quantities = (TIME, DATA, *([ENERGY] if is_known else []), EPOCHS)
+    for quantity in quantities if runs else ():
         yield _picture(quantity, runs, folder.target, colors)
 
 
@@ -136,7 +148,7 @@ def _scale(axes: Axes, quantity: Quantity, runs: Sequence[Run], metric: MetricSp
     """Set the axes' scales and ticks; return whether the horizontal axis is logarithmic."""
     write_axis(axes.yaxis, lambda value: metric_value(value, metric))
     if quantity is not DATA:
-        write_axis(axes.xaxis, number)
+        write_axis(axes.xaxis, energy if quantity is ENERGY else number)
         return False
     write_axis(axes.xaxis, data_size)
     finals = [run.log.evaluations[-1].bytes_sent for run in runs]

@@ -13,7 +13,7 @@ from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.report.log import Activity, RunLog, activities, read_log
 from edgegossip.runs.files import is_number, read_json
-from edgegossip.runs.results import ALL_CRASHED, ENDS, Evaluation
+from edgegossip.runs.results import ALL_CRASHED, ENDS, Evaluation, joules_fields
 
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
@@ -38,6 +38,11 @@ class Summary:
     virtual_seconds: Seconds | None = None
     wall_seconds: Seconds | None = None
     bytes_sent: float | None = None
+    joules: float | None = None
+    busy_joules: float | None = None
+    idle_joules: float | None = None
+    link_joules: float | None = None
+    joules_to_target: float | None = None
     bytes_per_worker: float | None = None
     bytes_ratio_same_graph: float | None = None
     bytes_ratio_complete_graph: float | None = None
@@ -233,7 +238,9 @@ def _summary(
             "bytes_per_worker": last.bytes_sent / log.header["num_workers"],
             "samples_processed": last.samples_processed,
             "consensus_distance": _known(last.consensus_distance),
+            "joules_to_target": reached.joules if reached else None,
         }
+        numbers |= joules_fields(last.energy)
     keys = {
         "final_value": f"final_{metric.key}",
         "best_value": f"best_{metric.key}",

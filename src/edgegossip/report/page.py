@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template, Templa
 from markupsafe import Markup, escape
 
 from edgegossip.contract.errors import RunFolderError, UsageError
+from edgegossip.machine.energy import BUSY_WATTS, IDLE_WATTS
 from edgegossip.machine.files import write_whole
 from edgegossip.report.figures import metric_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
@@ -26,6 +27,7 @@ from edgegossip.report.timeline import kept_sentence, timeline_pictures
 from edgegossip.report.units import (
     capitalized,
     data_size,
+    energy,
     listing,
     metric_value,
     number,
@@ -143,6 +145,8 @@ def render_page(
         highlights=highlights(folder),
         waiting={run.name: mean_waiting(run.trainers) for run in folder.runs},
         has_kept=any(run.summary.kept_value is not None for run in folder.runs),
+        has_energy=any(run.summary.joules is not None for run in folder.runs),
+        default_watts=(IDLE_WATTS, BUSY_WATTS),
         has_ratios=any(run.summary.bytes_ratio_same_graph for run in folder.runs),
         curves=curves,
         commits=commits,
@@ -180,6 +184,7 @@ def template(name: str, *, autoescape: bool = True, **filters: Callable[..., str
         "capitalized": capitalized,
         "seconds": seconds,
         "data_size": data_size,
+        "energy": energy,
         "times": times,
         "written": written,
         "setting": setting_text,

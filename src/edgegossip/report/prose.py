@@ -14,6 +14,7 @@ from edgegossip.report.timeline import balance
 from edgegossip.report.units import (
     capitalized,
     data_size,
+    energy,
     listing,
     metric_value,
     named_value,
@@ -35,7 +36,7 @@ def story(folder: ReportData) -> list[str]:
     """Describe the setting, outcome, traffic and faults, each in a sentence or two."""
     if folder.is_comparison:
         parts = [_setting(folder), _race(folder), balance(folder)]
-        parts += [_traffic(folder), _bound(folder)]
+        parts += [" ".join([_traffic(folder), _energy(folder)]).strip(), _bound(folder)]
     else:
         parts = [_setting(folder), _outcome(folder), balance(folder)]
         parts += [_time_spent(folder.runs[0]), stage_sentence(folder.runs[0])]
@@ -260,6 +261,19 @@ def _traffic(folder: ReportData) -> str:
         factor = times(sent[most] / sent[least])
         text += f" and {most} the most ({data_size(sent[most])}, {factor} as much)"
     return f"{text}."
+
+
+def _energy(folder: ReportData) -> str:
+    """Compare the energy until the same target; follows the sentence of `_traffic`."""
+    known = {run.name: run.summary.joules_to_target for run in folder.runs}
+    needed = {name: joules for name, joules in known.items() if joules is not None}
+    if len(needed) < 2:
+        return ""
+    least, most = min(needed, key=needed.__getitem__), max(needed, key=needed.__getitem__)
+    return (
+        f"Until then, {least} needed the least energy by the model of the machines and links "
+        f"({energy(needed[least])}), and {most} the most ({energy(needed[most])})."
+    )
 
 
 def _bound(folder: ReportData) -> str:

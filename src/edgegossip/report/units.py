@@ -86,6 +86,21 @@ def data_size(num_bytes: float | None) -> str:
     return f"{number(num_bytes)}{NO_BREAK}B"
 
 
+def energy(joules: float | None) -> str:
+    """Format joules with a prefix.
+
+    >>> energy(12.34).split(), energy(580.1).split(), energy(2.5e6).split()
+    (['12.3', 'J'], ['580', 'J'], ['2.5', 'MJ'])
+    """
+    if joules is None:
+        return UNKNOWN
+    for exponent, unit in ((9, "GJ"), (6, "MJ"), (3, "kJ")):
+        # 999.6 J would round to 1,000 J.
+        if joules >= 0.9995 * 10**exponent:
+            return f"{number(joules / 10**exponent)}{NO_BREAK}{unit}"
+    return f"{number(joules)}{NO_BREAK}J"
+
+
 def times(value: float | None) -> str:
     """Format a ratio.
 
@@ -107,7 +122,7 @@ def points(value: float | None) -> str:
 
 
 def written(value: str | float | None, unit: str, *, is_in_column: bool = False) -> str:
-    """Format a value in its unit: text, number, seconds, bytes, percent, points or times.
+    """Format a value in its unit: text, number, seconds, bytes, joules, percent, points, times.
 
     >>> written(0.5, "percent").split(), written("LeNet-5", "text")
     (['50', '%'], 'LeNet-5')
@@ -120,6 +135,7 @@ def written(value: str | float | None, unit: str, *, is_in_column: bool = False)
         "number": number,
         "seconds": seconds,
         "bytes": data_size,
+        "joules": energy,
         "points": points,
         "times": times,
     }

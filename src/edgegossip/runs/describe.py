@@ -22,6 +22,7 @@ from edgegossip.contract.protocol import WORKER, Rank
 from edgegossip.contract.topology import Topology
 from edgegossip.data.dataset import Dataset
 from edgegossip.data.local import Local
+from edgegossip.machine.energy import OMIT_DEFAULT
 from edgegossip.runs.events import SCHEMA
 from edgegossip.runs.experiment import Experiment
 from edgegossip.training.task import Task
@@ -61,7 +62,13 @@ def describe(value: object) -> Any:  # noqa: ANN401
         case list() | tuple():
             return [describe(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {
+            f.name: describe(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            # Experiments without settings of energy keep the descriptions that they always had,
+            # so that their folders can be resumed.
+            if f.metadata != OMIT_DEFAULT or getattr(value, f.name) != f.default
+        }
         return {"type": type(value).__name__, **fields}
     return getattr(value, "__qualname__", type(value).__qualname__)
 
@@ -135,7 +142,8 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         num_workers: Number of workers.
         num_train: Training samples; absent for `Local` data, whose sizes are in `events.jsonl`.
         algorithm: Settings of the algorithm.
-        platforms: Platform of each rank.
+        platforms: Platform of each rank. `idle_watts` and `busy_watts` are absent if they have
+            their defaults, like `joules_per_byte` in `links`.
         task: Data set (`name`, `num_train`, `num_validation` if it has such a split,
             `num_test`, `num_classes`, `input_shape`), model, loss, optimizer and so on.
             `metrics` (each with `name`, `unit` and `higher_is_better`), `target_metric`,

@@ -54,6 +54,10 @@ Fields of `evaluated`, a measurement of the averaged model:
     samples_processed: Samples processed by all workers so far, in work that has ended.
     validation_value: The metric of `keep` on the validation split; absent without `keep`, and
         on real machines.
+    joules: Energy of all machines and links so far, work in progress included. This field and
+        the next three are absent from logs of versions before they were counted.
+    busy_joules, idle_joules, link_joules: The same by cause: machines that work, machines that
+        are on and do not work, and bytes sent.
 
 Fields of `noted`, numbers that the algorithm recorded (`Note`):
     time: Time of the note.

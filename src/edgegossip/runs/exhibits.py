@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Unit: TypeAlias = Literal["text", "number", "seconds", "bytes", "percent", "points", "times"]
+Unit: TypeAlias = Literal[
+    "text", "number", "seconds", "bytes", "joules", "percent", "points", "times"
+]
 """Format of a number; "percent" and "points" (percentage points) are shares in [0, 1]."""
 
 Value: TypeAlias = str | float | None

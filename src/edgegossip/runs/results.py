@@ -15,6 +15,7 @@ from torch import Tensor
 from edgegossip.contract.errors import TrainingError, require_extra
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Seconds
+from edgegossip.machine.energy import Energy
 from edgegossip.runs.best import BestModel
 from edgegossip.runs.files import is_number
 
@@ -24,6 +25,18 @@ EARLY_STOP = "early stop"
 """The reason if the averaged model has not improved for so long; see `KeepBest`."""
 ENDS = ("finished", "time limit", "target", EARLY_STOP, ALL_CRASHED)
 """Reasons why a run ends by itself."""
+
+
+_JOULES = {"busy": "busy_joules", "idle": "idle_joules", "links": "link_joules"}
+"""Fields of a line, by the attributes of `Energy`."""
+
+
+def joules_fields(energy: Energy | None) -> dict[str, float]:
+    """The joules of a run as fields of a file; empty if unknown."""
+    if energy is None:
+        return {}
+    causes = {field: getattr(energy, cause) for cause, field in _JOULES.items()}
+    return {"joules": energy.total, **causes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,8 @@ class Evaluation:
         bytes_sent: Bytes sent by all workers so far.
         samples_processed: Samples processed by all workers so far.
         validation_value: The metric of `KeepBest` on the validation split; None without it.
+        energy: Energy of all machines and links so far, by the model of the platforms and
+            links; None if unknown.
     """
 
     time: Seconds
@@ -49,13 +64,15 @@ class Evaluation:
     bytes_sent: int
     samples_processed: int
     validation_value: float | None = None
+    energy: Energy | None = None
 
     def line(self) -> dict[str, float]:
         """The fields of an "evaluated" line of the log, with a field for each metric."""
         metrics = {MetricSpec(name=name).key: value for name, value in self.metrics.items()}
         before = {"time": self.time, "epochs": self.epochs}
         after = ("loss", "consensus_distance", "bytes_sent", "samples_processed")
-        line = before | metrics | {name: getattr(self, name) for name in after}
+        rest = {name: getattr(self, name) for name in after}
+        line = before | metrics | rest | joules_fields(self.energy)
         if self.validation_value is not None:
             line["validation_value"] = self.validation_value
         return line
@@ -79,12 +96,22 @@ class Evaluation:
                 raise TypeError(f"{name} is {value!r}, not a number")
             return value
 
-        left_out = ["metrics"]
+        left_out = ["metrics", "energy"]
         if "validation_value" not in line:
             left_out.append("validation_value")
         names = [name for name in cls.__dataclass_fields__ if name not in left_out]
         read = {each.name: number(each.key) for each in metrics}
-        return cls(metrics=read, **{name: number(name) for name in names})
+        energy = None
+        if "joules" in line:  # absent from logs of versions without energy
+            energy = Energy(
+                **{cause: number(field) for cause, field in _JOULES.items()},
+            )
+        return cls(metrics=read, energy=energy, **{name: number(name) for name in names})
+
+    @property
+    def joules(self) -> float | None:
+        """Joules of all machines and links so far; None if unknown."""
+        return None if self.energy is None else self.energy.total
 
     @property
     def value(self) -> float:
@@ -187,8 +214,8 @@ class Results:
         """The history as a `pandas.DataFrame`, with a row for each evaluation.
 
         Columns are `time`, `epochs`, each metric by its key, `loss`, `consensus_distance`,
-        `bytes_sent` and `samples_processed`, as in `events.jsonl`, and `validation_value` with
-        `Experiment.keep`.
+        `bytes_sent`, `samples_processed`, if known `joules`, `busy_joules`, `idle_joules` and
+        `link_joules`, as in `events.jsonl`, and `validation_value` with `Experiment.keep`.
 
         Raises:
             UsageError: If pandas is missing.
@@ -215,6 +242,11 @@ class Results:
         """Virtual seconds until the averaged model first reached `target`; None if never."""
         reached = (e.time for e in self.history if self.metric.is_reached(e.value, target))
         return next(reached, None)
+
+    def joules_to(self, target: float) -> float | None:
+        """Joules until the averaged model first reached `target`; None if never or unknown."""
+        reached = (e for e in self.history if self.metric.is_reached(e.value, target))
+        return None if (first := next(reached, None)) is None else first.joules
 
     def summary(
         self, target: float | None = None, baseline: Results | None = None
@@ -245,14 +277,18 @@ class Results:
             virtual_seconds: Time of the end.
             wall_seconds: Duration, including parts before an interruption.
             bytes_sent, samples_processed, consensus_distance: At the last evaluation.
+            joules, busy_joules, idle_joules, link_joules: At the last evaluation; see
+                `edgegossip.machine.energy.Energy`. Absent if unknown.
+            joules_to_target: Joules until the first evaluation at the target; absent if unknown
+                or not reached, and in the file of a single run.
             mean_staleness: Mean over received messages of the receiver's round minus the
                 message's, at least 0. If workers count rounds at different speeds (GoSGD), it
                 mostly measures this difference.
         """
         last, key = self.history[-1], self.metric.key
-        time = reference = None
+        time = reference = joules = None
         if target is not None:
-            time = self.time_to(target)
+            time, joules = self.time_to(target), self.joules_to(target)
             reference = baseline.time_to(target) if baseline else None
         others = [*last.metrics.items()][1:]
         return {
@@ -274,6 +310,8 @@ class Results:
             "samples_processed": last.samples_processed,
             "consensus_distance": last.consensus_distance,
             "mean_staleness": self.mean_staleness,
+            **joules_fields(last.energy),
+            **({} if joules is None else {"joules_to_target": joules}),
         }
 
 

@@ -267,6 +267,7 @@ class _Run:
             bytes_sent=self._log.bytes_sent,
             samples_processed=samples,
             validation_value=self._validate(mean, now),
+            energy=self.simulator.energy(now),
         )
         self._history.append(evaluation)
         self._log.write("evaluated", **evaluation.line())

@@ -60,7 +60,7 @@ ContestKey: TypeAlias = tuple[str, str, int]
 Measures: TypeAlias = Mapping[str, tuple[Unit, float | None]]
 """Unit and value of each measure of a run, by title, in the order of a table's columns."""
 LAST_LOOKS = 5
-LESS_IS_BETTER = {"seconds", "bytes", "points"}
+LESS_IS_BETTER = {"seconds", "bytes", "joules", "points"}
 """Units in which less is better, so a missing value counts as infinite in a median."""
 
 

@@ -19,8 +19,8 @@ Fields of `study.json`:
         a map. In a map, a series is a row of cells: its name is the row's place on the vertical
         axis, and `y` sets the colors.
     tables: Tables, each with `heading`, `columns` (title and unit), `rows` and `note`. Units
-        are `"text"`, `"number"`, `"seconds"`, `"bytes"`, `"percent"`, `"points"` (percentage
-        points) and `"times"`; percent and points are shares in [0, 1].
+        are `"text"`, `"number"`, `"seconds"`, `"bytes"`, `"joules"`, `"percent"`, `"points"`
+        (percentage points) and `"times"`; percent and points are shares in [0, 1].
     versions, machine: Versions of the packages; `num_cores`, `system` and `architecture`.
     wall_started, wall_seconds: First start, UTC; duration of the work on finished cells.
 """

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_ranges
+from edgegossip.machine.energy import JOULES_PER_BYTE, OMIT_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,19 +19,24 @@ class Link:
     Args:
         latency: Seconds until the first byte arrives, at least 0.
         bandwidth: Bytes per second, above 0.
+        joules_per_byte: Energy per byte sent, at both ends and between them, in addition to the
+            idle power of the machines, at least 0; by default that of Wi-Fi (see
+            `edgegossip.machine.energy`). The other direction is another link and may differ.
 
     Raises:
         ValueError: If a number is out of range.
 
-    >>> Link(latency=0.01, bandwidth=1e6)
-    Link(latency=0.01, bandwidth=1000000.0)
+    >>> Link(latency=0.01, bandwidth=1e6, joules_per_byte=0.0)
+    Link(latency=0.01, bandwidth=1000000.0, joules_per_byte=0.0)
     """
 
     latency: Seconds = 0.0
     bandwidth: float = math.inf
+    joules_per_byte: float = field(default=JOULES_PER_BYTE, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         check_ranges(self, latency="in [0, inf) seconds", bandwidth="above 0 bytes/s")
+        check_ranges(self, joules_per_byte="in [0, inf) J")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,18 @@ class Links:
         if not self.overrides:
             return self.default
         return self.overrides.get((sender, receiver), self.default)
+
+
+def without_durations(links: Links) -> Links:
+    """Links that only state energy, for a run whose real links have durations of their own."""
+    overrides = {
+        pair: Link(joules_per_byte=link.joules_per_byte)
+        for pair, link in links.overrides.items()
+        if link.joules_per_byte != links.default.joules_per_byte
+    }
+    return Links(
+        default=Link(joules_per_byte=links.default.joules_per_byte), overrides=overrides
+    )
 
 
 # Downlinks: the times at which simultaneous messages have arrived completely.

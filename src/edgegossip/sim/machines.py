@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -15,6 +15,7 @@ from edgegossip.contract.protocol import Rank, Seconds, Span
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.trainer import Trainer
 from edgegossip.machine.contention import Contention
+from edgegossip.machine.energy import Energy, machine_energy
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profile import MIN_ROWS, Profile
 from edgegossip.machine.watch import Predictor, Watch
@@ -110,6 +111,25 @@ def profile(
     return Profile(tuple(contentions), tuple(seconds))
 
 
+@dataclass(slots=True)
+class Usage:
+    """Use of one platform's time.
+
+    Attributes:
+        busy: Seconds of work, including scheduled work.
+        off: Seconds of outages that are over.
+        off_since: Start of the present outage; None if the platform is on.
+    """
+
+    busy: Seconds = 0.0
+    off: Seconds = 0.0
+    off_since: Seconds | None = None
+
+    def off_until(self, now: Seconds) -> Seconds:
+        """Seconds of all outages up to `now`."""
+        return self.off if self.off_since is None else self.off + now - self.off_since
+
+
 # The trainer and the monitor on each worker's platform; a crash of the worker ends both.
 
 
@@ -120,6 +140,9 @@ class Machines:
         platforms: One for each worker.
         make_trainer: Makes a worker's trainer at its first training.
         make_predictor: Makes a worker's predictor at its first forecast.
+
+    Attributes:
+        knows_energy: Whether `energy` covers the whole run.
     """
 
     def __init__(
@@ -134,6 +157,8 @@ class Machines:
         self._incarnations = [0] * len(platforms)
         # By data preparation, training or evaluation.
         self._busy_until: list[Seconds] = [0.0] * len(platforms)
+        self._usage = [Usage() for _ in platforms]
+        self.knows_energy = True
         self._trainers: dict[Rank, Trainer] = {}
         self._monitors = [self._new_monitor(rank) for rank in range(len(platforms))]
 
@@ -161,10 +186,29 @@ class Machines:
         start = now if now > busy_until else busy_until
         end = start + self._platforms[rank].duration(start, cost)
         self._busy_until[rank] = end
+        self._usage[rank].busy += end - start
         return start, end
 
-    def stop(self, rank: Rank) -> None:
-        """Drop the trainer and the monitor after a crash."""
+    def energy(self, now: Seconds) -> Energy:
+        """Energy of all platforms up to `now`, which is not before the last event."""
+        total = Energy()
+        for rank, platform in enumerate(self._platforms):
+            usage = self._usage[rank]
+            # Work that is scheduled has no gaps, so all that lies ahead lies after `now`.
+            ahead = max(0.0, self._busy_until[rank] - now)
+            total += machine_energy(
+                platform.idle_watts,
+                platform.busy_watts,
+                on=now - usage.off_until(now),
+                busy=usage.busy - ahead,
+            )
+        return total
+
+    def stop(self, rank: Rank, now: Seconds) -> None:
+        """Drop the trainer and the monitor after a crash at `now`; the platform is off."""
+        usage = self._usage[rank]
+        usage.busy -= max(0.0, self._busy_until[rank] - now)
+        usage.off_since = now
         # A crashed worker loses its optimizer, its random streams and its measurements. The
         # next incarnation draws from streams of its own, or it would repeat the same batches.
         self._trainers.pop(rank, None)
@@ -173,7 +217,9 @@ class Machines:
         self._monitors[rank] = self._new_monitor(rank)
 
     def restart(self, rank: Rank, now: Seconds) -> None:
-        """Watch a recovered platform from `now` on."""
+        """Watch a recovered platform, which is on again from `now` on."""
+        usage = self._usage[rank]
+        usage.off, usage.off_since = usage.off_until(now), None
         self._monitors[rank] = self._new_monitor(rank, now)
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,6 +227,7 @@ class Machines:
         return {
             "incarnations": list(self._incarnations),
             "busy_until": list(self._busy_until),
+            "usage": [replace(each) for each in self._usage],
             "trainers": {rank: each.state_dict() for rank, each in self._trainers.items()},
             "monitors": [monitor.state_dict() for monitor in self._monitors],
         }
@@ -189,6 +236,10 @@ class Machines:
         """Restore a `state_dict` of equal machines."""
         self._incarnations = list(state["incarnations"])
         self._busy_until = list(state["busy_until"])
+        # Absent from checkpoints of versions without energy, whose runs go on without it.
+        self.knows_energy = "usage" in state
+        if self.knows_energy:
+            self._usage = list(state["usage"])
         self._trainers = {}
         # Only trainers that were in use; the others are made when they are needed.
         for rank, trainer_state in state["trainers"].items():

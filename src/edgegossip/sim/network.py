@@ -92,6 +92,9 @@ class Network:
         platforms: One for each worker, with its uplink and downlink.
         outgoing: Measures and checks messages.
         wire: Whether to encode and decode every message.
+
+    Attributes:
+        joules: Energy of all messages that were handed over, lost ones included.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Network:
         self._platforms = platforms
         self._outgoing = outgoing
         self._wire = wire
+        self.joules = 0.0
 
     def send(
         self, now: Seconds, record: WorkerRecord, sender: Rank, effect: Send, serial: int
@@ -130,6 +134,7 @@ class Network:
         if self._wire:
             message = codec.decode(bytearray().join(codec.encode(message)))
         link = self._links.link(sender, receiver)
+        self.joules += num_bytes * link.joules_per_byte
         # Comparisons in place of `max` and `min`: this runs for each message.
         start = now if now > record.uplink_free else record.uplink_free
         uplink = self._platforms[sender].uplink

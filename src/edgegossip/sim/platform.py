@@ -5,12 +5,13 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_ranges
 from edgegossip.machine.contention import Contention
+from edgegossip.machine.energy import BUSY_WATTS, IDLE_WATTS, OMIT_DEFAULT, check_watts
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,10 @@ class Platform:
         sensitivity: Slowdown by contention; hidden from algorithms.
         uplink: Maximum bytes per second sent, for all messages together, above 0.
         downlink: Maximum bytes per second received, for all messages together, above 0.
+        idle_watts: Power of the whole machine while it is on and does not work, at least 0; by
+            default that of a Raspberry Pi 4 (see `edgegossip.machine.energy`).
+        busy_watts: Power while it trains, prepares data or evaluates, with all executors in
+            use, at least `idle_watts`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -152,10 +157,13 @@ class Platform:
     sensitivity: Sensitivity = Sensitivity()
     uplink: float = math.inf
     downlink: float = math.inf
+    idle_watts: float = field(default=IDLE_WATTS, metadata=OMIT_DEFAULT)
+    busy_watts: float = field(default=BUSY_WATTS, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         check_ranges(self, throughput="above 0 samples/s and finite", executors="at least 1")
         check_ranges(self, uplink="above 0 bytes/s", downlink="above 0 bytes/s")
+        check_watts(self.idle_watts, self.busy_watts)
 
     @property
     def total_throughput(self) -> float:

@@ -33,6 +33,7 @@ from edgegossip.contract.protocol import (
     TimerFired,
     Train,
 )
+from edgegossip.machine.energy import Energy
 from edgegossip.sim.agenda import (
     Agenda,
     Alarm,
@@ -212,6 +213,16 @@ class Simulator(Generic[State]):
         records = enumerate(self._records)
         return [(rank, record.training.start) for rank, record in records if record.training]
 
+    def energy(self, now: Seconds) -> Energy | None:
+        """Energy of all platforms and links up to `now`, a time between the last event and the
+        next; None if the run began with a version that did not count it.
+
+        Bytes count when a message is handed over, as in `bytes_sent`.
+        """
+        if not self._machines.knows_energy:
+            return None
+        return self._machines.energy(now) + Energy(links=self._network.joules)
+
     def estimates(self) -> dict[Rank, Tensor]:
         """The parameters to evaluate, for the ranks that `Membership.evaluated` selects."""
         ranks = self._membership.evaluated(self._algorithm.role, self.states)
@@ -243,7 +254,12 @@ class Simulator(Generic[State]):
             record.wait()
         values = {name: getattr(self, name) for name in _KEPT}
         agenda = {"entries": list(self._agenda), "serial": self._agenda.serial}
-        return {**values, "agenda": agenda, "machines": self._machines.state_dict()}
+        return {
+            **values,
+            "agenda": agenda,
+            "machines": self._machines.state_dict(),
+            "link_joules": self._network.joules,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict` of a simulator with the same arguments."""
@@ -251,6 +267,7 @@ class Simulator(Generic[State]):
             setattr(self, name, state[name])
         self._agenda.load(**state["agenda"])
         self._machines.load_state_dict(state["machines"])
+        self._network.joules = state.get("link_joules", 0.0)
 
     # Work that keeps a platform busy: getting ready, training, evaluating.
 
@@ -387,7 +404,7 @@ class Simulator(Generic[State]):
         record = self._records[rank]
         self._num_open -= (not record.has_finished) + (record.training is not None)
         self._membership.crash(rank, self.now)
-        self._machines.stop(rank)
+        self._machines.stop(rank, self.now)
         self._records[rank] = WorkerRecord()
         forget_crashed(self._agenda, rank, self.now)
         self._observer.changed(self.now, rank, "crashed")

@@ -22,7 +22,7 @@ from edgegossip.training.loss import IGNORED
 
 RESERVED = {
     *("type", "time", "epochs", "loss", "consensus_distance", "bytes_sent"),
-    "samples_processed",
+    *("samples_processed", "joules", "busy_joules", "idle_joules", "link_joules"),
 }
 """Names of other fields in a run's log, which no metric may have."""
 
