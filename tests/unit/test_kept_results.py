@@ -47,7 +47,7 @@ def is_known(found: dict[str, Any]) -> bool:
 
 @cache
 def listed() -> dict[str, tuple[str, str]]:
-    """What the list says of each historical file: its commit, and the page with its figures."""
+    """For each historical file, its commit and the page with its figures, as listed."""
     row = r"^\| `(\S+\.json)` \|.*\| ([\w ]+) \| \[.*?\]\((\S+)\) \|$"
     rows = re.findall(row, HISTORICAL.read_text(), re.MULTILINE)
     return {name: (commit, page) for name, commit, page in rows}
