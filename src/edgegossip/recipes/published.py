@@ -48,25 +48,28 @@ def as_published(
     """Run `experiment` with the whole system of the EdgeGossip paper around its algorithm.
 
     Args:
-        experiment: Any experiment without a choice of samples. If its algorithm is an
-            `EdgeGossip`, that one's settings are replaced; profiles are kept.
+        experiment: An experiment with the base algorithm, such as `EpochGossip`. Its choice of
+            samples is replaced, and its profiles are kept.
         reading: Reading of Algorithm 2.
         technique: Aggregation technique; the paper selects the first three of `aggregator`.
         ratio: Samples per aggregated point.
 
     Raises:
-        ValueError: If `reading` or `technique` is unknown, or `ratio` is below 1.
+        ValueError: If `reading` or `technique` is unknown, `ratio` is below 1, or the
+            algorithm contains an `EdgeGossip`.
     """
-    inner = experiment.algorithm
-    if isinstance(inner, EdgeGossip):
-        inner = inner.inner
+    if experiment.algorithm.traits.is_balanced:
+        raise ValueError(
+            f"as_published puts its own EdgeGossip around the algorithm, but "
+            f"{experiment.algorithm!r:.60} is balanced already; give the algorithm within it"
+        )
     profiles = {rank: profile(p, seed=rank) for rank, p in enumerate(experiment.platforms)}
     return replace(
         experiment,
         task=replace(
             experiment.task, accuracy_aware=published_samples(reading, technique, ratio)
         ),
-        algorithm=EdgeGossip(inner=inner, **BALANCING),
+        algorithm=EdgeGossip(inner=experiment.algorithm, **BALANCING),
         profiles=profiles | dict(experiment.profiles),
     )
 
