@@ -45,7 +45,23 @@ def as_published(
     technique: str = "hash-kmeans",
     ratio: float = 10.0,
 ) -> Experiment:
-    """Run `experiment` with the whole system of the EdgeGossip paper around its algorithm.
+    r"""Run `experiment` with the whole system of the EdgeGossip paper around its algorithm.
+
+    - Aggregated points: hash and k-means, 10 samples per point.
+    - The predictor starts from a profile of each platform.
+    - Algorithm 1 before each epoch, once, without a correction. It halts the run with a
+      `PlatformError` if more than 10 % of the platforms have failed.
+    - Algorithm 2, from the losses of all aggregated points.
+
+    Algorithm 2 has four readings, from the most to the least literal:
+
+    - "literal" (`Ranked`): whole subsets by descending loss; a batch is one subset after the
+      other, so batches lack most classes.
+    - "shuffled" (`RankedShuffled`): the same samples in random order, as a shuffling
+      ``DataLoader`` over the chosen subsets gives them.
+    - "in-batches" (`RankedInBatches`): the ranking is within mini-batches of aggregated points,
+      as in SlimML, the authors' earlier system.
+    - "per-class" (`RankedPerClass`): the ranking is within each class, not over all classes.
 
     Args:
         experiment: An experiment with the base algorithm, such as `EpochGossip`. Its choice of
@@ -57,6 +73,25 @@ def as_published(
     Raises:
         ValueError: If `reading` or `technique` is unknown, `ratio` is below 1, or the
             algorithm contains an `EdgeGossip`.
+
+    References:
+        Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
+        Departures that remain. *Balancer*: each worker computes its own share, from forecasts
+        that go from worker to worker; in the paper they go through Redis, which here only
+        stores what the monitor measures, and nothing reads it. :math:`|X_i|` is the cost of an
+        epoch in samples, where the look at an aggregated point costs a third of a sample, so a
+        worker ends its look and its training together with the others. Failures are counted
+        after, not within, the loop over the platforms. *Predictor*: the paper names no
+        regression; ours is a Gaussian process on the logarithm of the slow-down. Simulated
+        profiles are measured free of charge. *Aggregation*: the fingerprint has ten real values
+        instead of ten bits. "isvd-lsh" has the authors' earlier number of factors, and buckets
+        of equal size by medians; "isvd-lsh-printed" has the printed number and random
+        hyperplanes. Steps of the incremental SVD are summed over blocks of points. Singular
+        values are those of gray pictures. *Algorithm 2*: the number of samples is exact, where
+        the paper's loop overshoots by up to a batch; batches have the task's size, where the
+        paper's have whole subsets (except in "literal"); a single left-over sample joins the
+        batch before it. *Virtual time*: aggregation and looks are charged by models of their
+        operations, not measured.
     """
     if experiment.algorithm.traits.is_balanced:
         raise ValueError(
