@@ -31,6 +31,7 @@ from edgegossip.contract.protocol import Epochs, Seconds, Train
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.problems import Problem
+from edgegossip.recipes.published import BALANCING, published_samples
 from edgegossip.recipes.rehearsal import rehearse
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Panel, Table
@@ -46,7 +47,7 @@ from studies.aggregation import processor_seconds
 from studies.contest import StudySettings
 from studies.exhibits import Line, figure_and_tables, panel, table
 from studies.problems import CIFAR10_ALEXNET, DIGITS_MLP, MNIST_LENET5
-from studies.race import AS_PUBLISHED, TrainingEvents
+from studies.race import TrainingEvents
 
 NUM_WORKERS = 4
 MEASURED_PARTS = ("forecast", "balancing", "look", "choice", "training", "averaging")
@@ -127,8 +128,7 @@ Cases: TypeAlias = Mapping[tuple[Any, ...], list[Row]]
 """Rows by problem and ratio."""
 PARTS = tuple(dict.fromkeys((*MEASURED_PARTS, *ACCOUNTED_PARTS)))
 
-assert AS_PUBLISHED.accuracy_aware is not None
-LOOKING_AT_ALL = AS_PUBLISHED.accuracy_aware
+LOOKING_AT_ALL = published_samples("literal")
 """A selection with a full look before each epoch, as in the paper."""
 
 
@@ -210,7 +210,7 @@ def _accounted(
             ),
             algorithm=eg.EdgeGossip(
                 inner=eg.EpochGossip(topology=eg.complete(4), num_rounds=3),
-                **AS_PUBLISHED.balancing,
+                **BALANCING,
             ),
             platforms=platforms,
             links=eg.Links(default=HOME_LINK),

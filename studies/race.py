@@ -30,6 +30,7 @@ from edgegossip.contract.ranges import check_range, check_ranges
 from edgegossip.data.partition import Proportional
 from edgegossip.recipes.baselines import HOME_LINK, averaged, rounds_per_epoch
 from edgegossip.recipes.problems import Problem
+from edgegossip.recipes.published import BALANCING, READINGS, published_samples
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.tasks import ACCURACY_AWARE
 from edgegossip.runs.describe import describe
@@ -39,7 +40,6 @@ from edgegossip.runs.experiment import throughput_bound
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.platform import UNEVEN_SPEEDS
 from edgegossip.training.sampling.accuracy_aware import PLAIN
-from edgegossip.training.sampling.selection import Ranked
 from edgegossip.training.task import Workload
 from studies.contest import Contender, Contenders, Contest, StudySettings, contest_study
 
@@ -211,14 +211,18 @@ CONTROLS: Contenders = {
 
 CONTENDERS: Contenders = {"edge-gossip": EDGE_GOSSIP, **CONTROLS}
 
-AS_PUBLISHED = replace(
-    EDGE_GOSSIP,
-    accuracy_aware=replace(ACCURACY_AWARE, selection=Ranked(), look_share=None),
-    balancing={"block_share": 1.0, "correction": 0.0},
-)
-"""The paper's system, exactly as published."""
+PUBLISHED: Contenders = {
+    f"published-{reading}": replace(
+        EDGE_GOSSIP,
+        accuracy_aware=published_samples(reading),
+        balancing=BALANCING,
+        has_profiles=True,
+    )
+    for reading in READINGS
+}
+"""The paper's whole system (`as_published`), in each reading of Algorithm 2."""
 
-WITH_PAPER: Contenders = {**CONTENDERS, "as-published": AS_PUBLISHED}
+WITH_PAPER: Contenders = {**CONTENDERS, **PUBLISHED}
 
 
 @dataclass(frozen=True, kw_only=True)

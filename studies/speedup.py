@@ -29,11 +29,11 @@ from studies.problems import (
     with_epochs,
 )
 from studies.race import (
-    AS_PUBLISHED,
     CONTENDERS,
     CONTROLS,
     EDGE_GOSSIP,
     MAX_WORK,
+    PUBLISHED,
     WITH_PAPER,
     Setup,
     imbalanced,
@@ -62,7 +62,7 @@ CONTROLLED_RUNS: Contenders = {
     **ALONE,
     **CONTENDERS,
     **UNSELECTED,
-    "as-published": AS_PUBLISHED,
+    **PUBLISHED,
     "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=eg.GoSGD, draws_exchanges=True),
 }
 

@@ -23,7 +23,7 @@ from studies.compressed_push import (
 )
 from studies.contest import Contender, Contenders
 from studies.language_models import algorithms
-from studies.race import AS_PUBLISHED, CONTROLS, EDGE_GOSSIP, MAX_WORK, imbalanced
+from studies.race import CONTROLS, EDGE_GOSSIP, MAX_WORK, PUBLISHED, imbalanced
 
 import edgegossip as eg
 from edgegossip.contract.topology import Topology, torus
@@ -295,8 +295,7 @@ PLATFORMS = imbalanced(4, throughput=1.0, imbalance=4.0)
 RACERS: dict[str, Contender] = {
     "epoch-gossip": Contender(algorithm=eg.EpochGossip, topology=eg.complete),
     "edge-gossip": EDGE_GOSSIP,
-    # The paper's system forecasts from a profile of each machine.
-    "as-published": replace(AS_PUBLISHED, has_profiles=True),
+    "published-shuffled": PUBLISHED["published-shuffled"],
     "random": CONTROLS["random"],
     "gosgd": CONTROLS["gosgd"],
 }

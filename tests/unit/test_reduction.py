@@ -122,6 +122,18 @@ def test_incremental_svd_has_a_factor_for_each_halving(
     assert IncrementalSVD()(points(10, 3), num_subsets, 0).shape == (10, num_factors)
 
 
+@pytest.mark.parametrize(
+    ("num_attributes", "num_subsets", "num_factors"),
+    [(784, 4, 3), (3072, 4, 5), (784, 2, 2), (20, 4, 1)],
+)
+def test_the_printed_number_of_factors_depends_on_attributes_and_ratio(
+    num_attributes: int, num_subsets: int, num_factors: int
+) -> None:
+    # log2(0.1 * 784 / 10) = 2.97 for 40 points in 4 subsets; never below 1.
+    features = IncrementalSVD(factors="printed")(points(40, num_attributes), num_subsets, 0)
+    assert features.shape == (40, num_factors)
+
+
 def test_attributes_of_a_factor_spread_over_the_whole_point_and_differ_between_factors() -> (
     None
 ):

@@ -29,6 +29,7 @@ from edgegossip.data.partition import IID, BySubject, Partition
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.data.readers import cifar10, har, mnist
 from edgegossip.models import lenet5, resnet20, sensor_cnn
+from edgegossip.recipes.published import as_published
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.tasks import (
     ACCURACY_AWARE,
@@ -81,11 +82,11 @@ def compare_baselines(
         partition: Partition of the samples among the workers.
         augmentation: Augmentation of the training batches.
         link: Link between any two workers.
-        accuracy_aware: EdgeGossip's choice of samples.
+        accuracy_aware: EdgeGossip's choice of samples; unused with ``as_published``.
         target: See `Comparison`.
 
     Raises:
-        ValueError: If a setting is out of range.
+        ValueError: If a setting is out of range, or settings contradict each other.
     """
     check_range("num_epochs", settings.num_epochs, "at least 1")
     check_ranges(settings, control="in [0, 1]", window="above 0 or None")
@@ -107,15 +108,15 @@ def compare_baselines(
     served = partial(averaged, window=settings.window)
     everyone = complete(len(platforms))
     epochs = partial(EpochGossip, topology=everyone)
-    edge_gossip = balanced(epochs(num_rounds=UNTIL_CUT_OFF), settings.control)
-    aware = replace(task, accuracy_aware=accuracy_aware)
-    shares = rounds_per_epoch(platforms)
+    gossip = timed(task=task, algorithm=epochs(num_rounds=UNTIL_CUT_OFF))
+    own = _whole_system(gossip, settings, accuracy_aware)
+    shares = served(own.algorithm, rounds=rounds_per_epoch(platforms))
     steps = len(task.dataset.train) / len(platforms) / task.batch_size
     experiments = {  # names without wrappers, so that a sweep may change these
         "epoch-gossip": run(
             task=task, algorithm=served(epochs(num_rounds=settings.num_epochs), rounds=1.0)
         ),
-        "edge-gossip": timed(task=aware, algorithm=served(edge_gossip, rounds=shares)),
+        "edge-gossip": replace(own, algorithm=shares),
         **{
             algorithm_name(each): timed(task=task, algorithm=served(each, rounds=steps))
             for each in _rivals(everyone, settings)
@@ -126,6 +127,45 @@ def compare_baselines(
         baseline="epoch-gossip",
         target=target,
         tunable={"gosgd": {"exchange_probability": _around(settings.exchange_probability)}},
+    )
+
+
+def _whole_system(
+    gossip: Experiment, settings: Settings, accuracy_aware: AccuracyAware
+) -> Experiment:
+    """All parts of EdgeGossip around `gossip`: the paper's, or ours."""
+    if settings.as_published is None:
+        return edge_gossip(gossip, accuracy_aware=accuracy_aware, control=settings.control)
+    if settings.control:
+        raise ValueError(
+            f"as_published is the paper's system, which has no control variates; leave out "
+            f"control={settings.control:g} or as_published={settings.as_published!r}"
+        )
+    return as_published(gossip, settings.as_published)
+
+
+def edge_gossip(
+    experiment: Experiment,
+    *,
+    accuracy_aware: AccuracyAware = ACCURACY_AWARE,
+    control: float = 0.0,
+    **balancing: Any,  # noqa: ANN401 - of `EdgeGossip`
+) -> Experiment:
+    """Run `experiment` with all parts of EdgeGossip around its algorithm, with our defaults.
+
+    `EdgeGossip` alone only balances; this also gives the task its choice of samples.
+    `as_published` switches to the paper's settings.
+
+    Args:
+        experiment: An experiment with the base algorithm, such as `EpochGossip`.
+        accuracy_aware: Choice of samples, with the aggregation that it needs.
+        control: Weight of `ControlVariates` around `EdgeGossip`, in [0, 1]; 0 for none.
+        balancing: Arguments of `EdgeGossip`.
+    """
+    return replace(
+        experiment,
+        task=replace(experiment.task, accuracy_aware=accuracy_aware),
+        algorithm=balanced(experiment.algorithm, control, **balancing),
     )
 
 

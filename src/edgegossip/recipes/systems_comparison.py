@@ -25,6 +25,7 @@ from edgegossip.data.hold_out import hold_out
 from edgegossip.models import mlp
 from edgegossip.recipes.baselines import HOME_LINK
 from edgegossip.recipes.problems import HAR_CNN, MNIST_LENET5, MNIST_MLP, Problem
+from edgegossip.recipes.published import Reading, as_published
 from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.recipes.tasks import IN_TURN, default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
@@ -55,6 +56,8 @@ class SystemSettings:
         slack: Steps by which a worker of SSP may lead the slowest, at least 1.
         windows: Number of check periods of ADSP in a run, at least 1.
         validation_share: Share of the training samples to hold out for the search of ADSP.
+        as_published: Reading of Algorithm 2 with which EdgeGossip is the paper's whole system
+            (`as_published`), without `max_keep_ratio`; None to balance only.
         seed: Seeds the random choices.
         torch_device: Device of the models: auto, cpu, cuda, cuda:1 or mps. "auto" takes
             the first of cuda, mps and cpu that a machine has.
@@ -77,6 +80,7 @@ class SystemSettings:
     slack: int = 40
     windows: int = 20
     validation_share: float = 0.03
+    as_published: Reading | None = None
     seed: int = 0
     torch_device: str = "cpu"
 
@@ -150,11 +154,9 @@ def compare_systems(problem: Problem, settings: SystemSettings, data_dir: Path) 
     task = make_task(held_out, problem.model, settings, batch_size=settings.batch_size)
     platforms = uneven(settings.num_workers, settings.throughput)
     seconds = settings.seconds or _seconds(len(held_out.train), platforms, settings)
-
-    def experiment(name: str, algorithm: Algorithm[Any]) -> Experiment:
-        is_edge_gossip = name == "edge-gossip"
-        return Experiment(
-            task=replace(task, accuracy_aware=IN_TURN) if is_edge_gossip else task,
+    experiments = {
+        name: Experiment(
+            task=task,
             algorithm=algorithm,
             platforms=platforms,
             links=Links(default=HOME_LINK),
@@ -162,14 +164,17 @@ def compare_systems(problem: Problem, settings: SystemSettings, data_dir: Path) 
             max_seconds=seconds,
             name=name,
         )
-
+        for name, algorithm in _algorithms(settings, seconds).items()
+    }
+    tunable = TUNABLE
+    if settings.as_published is None:
+        own = replace(experiments["edge-gossip"], task=replace(task, accuracy_aware=IN_TURN))
+    else:
+        inner = replace(experiments["epoch-gossip"], name="edge-gossip")
+        own = as_published(inner, settings.as_published)
+        tunable = {**TUNABLE, "edge-gossip": {}}
     return Comparison(
-        experiments={
-            name: experiment(name, algorithm)
-            for name, algorithm in _algorithms(settings, seconds).items()
-        },
-        baseline="all-reduce",
-        tunable=TUNABLE,
+        experiments=experiments | {"edge-gossip": own}, baseline="all-reduce", tunable=tunable
     )
 
 

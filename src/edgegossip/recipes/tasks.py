@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from edgegossip.data.dataset import Dataset
+from edgegossip.recipes.published import Reading
 from edgegossip.training.optimizer import SGD
 from edgegossip.training.sampling.accuracy_aware import AccuracyAware
 from edgegossip.training.sampling.selection import Cyclic
@@ -66,11 +67,14 @@ class Settings(CommonSettings):
         window: Epochs' worth of samples over which all models are averaged before evaluation
             (`TrailingAverage`), if machines are idle and shards equal; None evaluates the
             newest models.
+        as_published: Reading of Algorithm 2 with which EdgeGossip is the paper's whole system
+            (`as_published`); None for our defaults. It excludes `control`.
     """
 
     exchange_probability: float = 0.02
     control: float = 0.0
     window: float | None = None
+    as_published: Reading | None = None
 
 
 # Tasks, made from the settings of recipes.

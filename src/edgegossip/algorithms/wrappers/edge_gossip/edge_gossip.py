@@ -60,7 +60,10 @@ OnFailure: TypeAlias = Literal["continue", "halt", "reassign"]
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeGossip(Wrapper[BalancedState]):
-    r"""Train each worker on a share of its data, chosen so that all workers finish together.
+    r"""Train each worker on a share of its data, sized so that all workers finish together.
+
+    Alone, it only balances: shares are random samples unless the task has an `AccuracyAware`.
+    `edge_gossip` adds that, and `as_published` makes the paper's whole system.
 
     Before each epoch, worker :math:`i` forecasts its throughput :math:`p_i`; a pass over all
     its data would take :math:`T_i = |X_i| / p_i`. It then trains on the share :math:`r_i =
@@ -110,7 +113,8 @@ class EdgeGossip(Wrapper[BalancedState]):
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
-        Departures: each worker computes its own ratio, without a central balancer; blocks,
+        Departures: each worker computes its own ratio, without a central balancer; by default,
+        the run goes on when more than 10 % of the platforms have failed; blocks,
         "gossip", spares, the treatment of steps and the behavior of failed platforms are ours;
         the cost of the look at aggregated points is part of :math:`|X_i|`; the correction,
         which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS 2020,
