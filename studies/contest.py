@@ -257,8 +257,6 @@ class TunedContest(Contest):
 
     tuned: ClassVar[tuple[str, ...]] = ("lr",)
     """Names of the settings that trials differ in."""
-    is_sequential: ClassVar[bool] = False
-    """Whether a trial reads the rows of the earlier trials of its run."""
 
     @property
     def held_out(self) -> float:
@@ -305,13 +303,10 @@ class TunedContest(Contest):
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         for run, tried in self.trials().items():
-            before = list[str]()
             for place, settings in tried.items():
                 attempt = Attempt(run, settings, self.seed, is_tuning=True)
                 work = partial(self._row, data_dir, attempt)
-                yield self._after_reference(place, None, work, before)
-                if self.is_sequential:
-                    before.append(place)
+                yield self._after_reference(place, None, work, ())
             for seed in self.seeds:
                 work = partial(self._result, data_dir, run, seed)
                 yield self._after_reference(self.place(run, seed), seed, work, [*tried])
