@@ -182,17 +182,21 @@ class ServerContest(Contest):
     Args:
         machines: A server and workers.
         goal: Goal at which runs end, the same for all methods.
-        choices: Settings by name of the method: `lr`, and `value` of its own setting.
+        choices: Settings by name of the method: `lr`, and `value` of its own setting; or the
+            search that finds them, whose cells are in the same study.
     """
 
     machines: Cluster
     goal: Goal
-    choices: Mapping[str, Tried]
+    choices: Mapping[str, Tried] | Tuning
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{slug(self.machines.name)}/seed{self.seed}"
-        for name in self.choices:
-            yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
+        choices = self.choices
+        for name in choices.methods if isinstance(choices, Tuning) else choices:
+            after = (choices.place(name),) if isinstance(choices, Tuning) else ()
+            work = partial(self._work, data_dir, name)
+            yield self.cell(f"{folder}/{slug(name)}", work, after)
 
     def plain(self) -> dict[str, Any]:
         """Everything that the rows depend on, except problem and seed, as JSON values."""
@@ -200,11 +204,15 @@ class ServerContest(Contest):
             "group": self.group,
             "machines": describe(self.machines),
             "goal": asdict(self.goal),
-            "choices": self.choices,
+            "choices": "tuned" if isinstance(self.choices, Tuning) else self.choices,
         }
 
     def _work(self, data_dir: Path, name: str, session: Session) -> Row:
-        choice = self.choices[name]
+        if isinstance(self.choices, Tuning):
+            best = session.rows[self.choices.place(name)]
+            choice: Tried = {key: best[key] for key in ("lr", "value")}
+        else:
+            choice = self.choices[name]
         settings = replace(self.problem.settings, lr=choice["lr"])
         problem = replace(self.problem, settings=settings)
         found = until_loss(
@@ -304,6 +312,33 @@ def _measures(row: Row, adsp: Row | None) -> Measures:
     }
 
 
+def converged_scores(rows: Iterable[Row]) -> list[Score]:
+    """Compute the lowest loss of each run, when it was reached, and the accuracies."""
+    return [score(row, _ending(row)) for row in rows]
+
+
+def _ending(row: Row) -> Measures:
+    """Measures of a run that went on where its loss no longer fell."""
+    losses, accuracies = _smoothed(row["losses"]), _smoothed(row["accuracies"])
+    lowest = losses.index(min(losses)) if losses else None
+    return {
+        "lowest loss": ("number", None if lowest is None else losses[lowest]),
+        "reached after": (
+            "seconds",
+            None if lowest is None else row["times"][lowest + NUM_LOOKS - 1],
+        ),
+        "accuracy there": ("percent", None if lowest is None else accuracies[lowest]),
+        "best accuracy": ("percent", max(accuracies, default=None)),
+        "accuracy at the end": ("percent", accuracies[-1] if accuracies else None),
+    }
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Mean of each `NUM_LOOKS` values in sequence."""
+    ends = range(NUM_LOOKS, len(values) + 1)
+    return [fmean(values[end - NUM_LOOKS : end]) for end in ends]
+
+
 def loss_curves(rows: Iterable[Row], group: str, setting: str, seed: int) -> Panel:
     """Plot the losses of a contest's runs against time."""
     mine = [row for row in rows if contest_key(row) == (group, setting, seed)]
@@ -366,8 +401,11 @@ class Tuning(Contest):
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         for name in self.methods:
-            place = f"{self.group}/{slug(self.machines.name)}/{slug(name)}"
-            yield self.cell(place, partial(self._search, data_dir, name))
+            yield self.cell(self.place(name), partial(self._search, data_dir, name))
+
+    def place(self, name: str) -> str:
+        """The name of a method's cell."""
+        return f"{self.group}/{slug(self.machines.name)}/tuning/{slug(name)}"
 
     def plain(self) -> dict[str, Any]:
         """Everything that the rows depend on, except problem and seed, as JSON values."""
