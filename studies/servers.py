@@ -8,6 +8,9 @@ Fields of a row:
     samples, bytes, megabits_per_second: Totals of all workers and links.
     times, losses, accuracies: One number per evaluation.
     error: Error of a diverged run; absent from other rows.
+    trials: `lr`, `value`, `seconds_to_loss`, `seconds` and `loss` (the mean of the last ten
+        evaluations; null if the run diverged) of each trial of a search, whose other fields are
+        those of its best trial; absent from results.
 """
 
 from __future__ import annotations
@@ -384,10 +387,6 @@ class Tuning(Contest):
     candidate that takes longer than its method's best one so far is stopped.
 
     Trials have a seed that no result has, and are measured on held-out training samples.
-
-    Fields of a row, in addition to those of the best trial:
-        trials: `lr`, `value`, `seconds_to_loss`, `seconds`, and `loss`, the mean of the last
-            evaluations (null if the run diverged), of each trial.
 
     Args:
         machines: A server and workers.
