@@ -34,6 +34,7 @@ STUDIES = {
     "synthetic-gradients/published": "published_modules",
     "adsp/tuning": "time_to_loss",
     "adsp/time-to-loss": "time_to_loss",
+    "adsp/convergence": "time_to_loss",
     "adsp/heterogeneity": "time_to_loss",
     "adsp/delay": "time_to_loss",
     "adsp/bandwidth": "time_to_loss",

@@ -8,6 +8,9 @@ Fields of a row:
     samples, bytes, megabits_per_second: Totals of all workers and links.
     times, losses, accuracies: One number per evaluation.
     error: Error of a diverged run; absent from other rows.
+    trials: `lr`, `value`, `seconds_to_loss`, `seconds` and `loss` (the mean of the last ten
+        evaluations; null if the run diverged) of each trial of a search, whose other fields are
+        those of its best trial; absent from results.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from statistics import fmean
+from typing import Any
 
 import edgegossip as eg
 from edgegossip.algorithms.server.reward import PaperReward
@@ -33,26 +37,19 @@ from edgegossip.runs.experiment import LossTarget
 from edgegossip.runs.scoreboard import Measures, Score, contest_key, score
 from edgegossip.runs.study import Cell, Row, Session
 from edgegossip.runs.tuning import slug
-from studies.contest import (
-    Attempt,
-    Contender,
-    Contenders,
-    Contest,
-    Option,
-    Tried,
-    TunedContest,
-)
+from studies.contest import Contender, Contenders, Contest, Option, Tried
 from studies.exhibits import Line, figure_and_tables, panel, table
 
 WINDOW: Seconds = 20.0
 """Check period where it is not tuned: 40 steps of the fastest worker; 60 s in the paper."""
 MIN_INTERVAL: Seconds = 0.5
 """Minimum seconds between two commits: a step of the fastest worker."""
-RATES = (0.15, 0.45, 0.05)
-"""Candidate learning rates for all methods, with the most promising first."""
-
-
-STEPS = (5, 20, 80)
+RATES = (
+    *(0.0019, 0.0032, 0.0056, 0.0096, 0.017, 0.029, 0.05, 0.087, 0.15, 0.26),
+    *(0.45, 0.78, 1.35, 2.3, 4.05, 7.0, 12.0),
+)
+"""Grid of learning rates for all methods, each rate a root of three times the one before."""
+FIRST_RATE = RATES.index(0.26)
 
 
 def _around(wrapper: Callable[..., eg.Algorithm[Any]], inner: Callable[..., Any]) -> Any:  # noqa: ANN401
@@ -63,7 +60,9 @@ def _around(wrapper: Callable[..., eg.Algorithm[Any]], inner: Callable[..., Any]
 def methods(loss: float) -> Contenders:
     """The parameter servers of the studies; the published ADSP expects to end at `loss`."""
     method = partial(Contender, topology=None)
-    tau, window = Option("tau", "tau", STEPS), Option("window", "window", (5, 10, 20))
+    tau = Option("tau", "tau", (1, 2, 3, 5, 10, 20, 40, 80, 160))
+    window = Option("window", "window", (1.25, 2.5, 5, 10, 20, 40, 80))
+    slack = Option("s", "slack", (1, 2, 5, 10, 20, 40, 80, 160, 320))
     timed = {"window": WINDOW, "min_interval": MIN_INTERVAL}
     as_published = {
         "min_interval": MIN_INTERVAL,
@@ -74,7 +73,7 @@ def methods(loss: float) -> Contenders:
     return {
         "bsp": method(algorithm=eg.BSP),
         "bsp, batches tuned": method(algorithm=_around(eg.BatchTune, eg.BSP)),
-        "ssp": method(algorithm=eg.SSP, option=Option("s", "slack", (4, 40, 160))),
+        "ssp": method(algorithm=eg.SSP, option=slack),
         "asp": method(algorithm=eg.ASP),
         "fixed-adacomm": method(algorithm=eg.FixedADACOMM, option=tau),
         "fixed-adacomm, batches tuned": method(
@@ -85,7 +84,10 @@ def methods(loss: float) -> Contenders:
         ),
         "adacomm": method(algorithm=eg.ADACOMM, options={"window": WINDOW}, option=tau),
         "adsp-plus": method(
-            algorithm=eg.ADSPPlus, options=timed, option=Option("rate", "rate", (2, 5, 12))
+            algorithm=eg.ADSPPlus,
+            options=timed,
+            # The highest exceeds a commit after each step of the fastest worker.
+            option=Option("rate", "rate", (1, 3, 6, 12, 24, 48)),
         ),
         "adsp": method(
             algorithm=eg.ADSP, options={"min_interval": MIN_INTERVAL}, option=window
@@ -95,7 +97,9 @@ def methods(loss: float) -> Contenders:
 
 
 OPTIONS = {name: each.option for name, each in methods(loss=1.0).items()}
-"""The setting that each method can tune, by its name; None for a method without one."""
+"""The setting that each method can tune, by its name; None for a method without one. The search
+starts from the middle of its values.
+"""
 
 
 SERVER_SPEED = 16.0
@@ -181,17 +185,21 @@ class ServerContest(Contest):
     Args:
         machines: A server and workers.
         goal: Goal at which runs end, the same for all methods.
-        choices: Settings by name of the method: `lr`, and `value` of its own setting.
+        choices: Settings by name of the method: `lr`, and `value` of its own setting; or the
+            search that finds them, whose cells are in the same study.
     """
 
     machines: Cluster
     goal: Goal
-    choices: Mapping[str, Tried]
+    choices: Mapping[str, Tried] | Tuning
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         folder = f"{self.group}/{slug(self.machines.name)}/seed{self.seed}"
-        for name in self.choices:
-            yield self.cell(f"{folder}/{slug(name)}", partial(self._work, data_dir, name))
+        choices = self.choices
+        for name in choices.methods if isinstance(choices, Tuning) else choices:
+            after = (choices.place(name),) if isinstance(choices, Tuning) else ()
+            work = partial(self._work, data_dir, name)
+            yield self.cell(f"{folder}/{slug(name)}", work, after)
 
     def plain(self) -> dict[str, Any]:
         """Everything that the rows depend on, except problem and seed, as JSON values."""
@@ -199,11 +207,15 @@ class ServerContest(Contest):
             "group": self.group,
             "machines": describe(self.machines),
             "goal": asdict(self.goal),
-            "choices": self.choices,
+            "choices": "tuned" if isinstance(self.choices, Tuning) else self.choices,
         }
 
     def _work(self, data_dir: Path, name: str, session: Session) -> Row:
-        choice = self.choices[name]
+        if isinstance(self.choices, Tuning):
+            best = session.rows[self.choices.place(name)]
+            choice: Tried = {key: best[key] for key in ("lr", "value")}
+        else:
+            choice = self.choices[name]
         settings = replace(self.problem.settings, lr=choice["lr"])
         problem = replace(self.problem, settings=settings)
         found = until_loss(
@@ -303,6 +315,33 @@ def _measures(row: Row, adsp: Row | None) -> Measures:
     }
 
 
+def converged_scores(rows: Iterable[Row]) -> list[Score]:
+    """Compute the lowest loss of each run, when it was reached, and the accuracies."""
+    return [score(row, _ending(row)) for row in rows]
+
+
+def _ending(row: Row) -> Measures:
+    """Measures of a run that went on where its loss no longer fell."""
+    losses, accuracies = _smoothed(row["losses"]), _smoothed(row["accuracies"])
+    lowest = losses.index(min(losses)) if losses else None
+    return {
+        "lowest loss": ("number", None if lowest is None else losses[lowest]),
+        "reached after": (
+            "seconds",
+            None if lowest is None else row["times"][lowest + NUM_LOOKS - 1],
+        ),
+        "accuracy there": ("percent", None if lowest is None else accuracies[lowest]),
+        "best accuracy": ("percent", max(accuracies, default=None)),
+        "accuracy at the end": ("percent", accuracies[-1] if accuracies else None),
+    }
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Mean of each `NUM_LOOKS` values in sequence."""
+    ends = range(NUM_LOOKS, len(values) + 1)
+    return [fmean(values[end - NUM_LOOKS : end]) for end in ends]
+
+
 def loss_curves(rows: Iterable[Row], group: str, setting: str, seed: int) -> Panel:
     """Plot the losses of a contest's runs against time."""
     mine = [row for row in rows if contest_key(row) == (group, setting, seed)]
@@ -320,12 +359,34 @@ def loss_curves(rows: Iterable[Row], group: str, setting: str, seed: int) -> Pan
 # Tuning.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuning(TunedContest):
-    """Three learning rates for each method, and three values of its own setting; no results.
+def climb(start: int, merit: Callable[[int], Any], places: range) -> int:
+    """Walk through a grid until neither neighbor is better, and return that place.
 
-    The rates are tried with the second value; then the other values are tried with the best
-    rate. A candidate that takes longer than its method's best candidate so far is stopped.
+    Args:
+        start: Place to start from.
+        merit: How good a place is: the highest wins, or the first of equals.
+        places: All places; one that ends the walk is an end of the setting.
+
+    >>> climb(1, lambda place: -abs(place - 6), range(10))
+    6
+    """
+    best, highest = start, merit(start)
+    for step in (1, -1):
+        while best + step in places and (other := merit(best + step)) > highest:
+            best, highest = best + step, other
+    return best
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(Contest):
+    """A search for each method's learning rate and own setting; no results.
+
+    All methods have the same rule. For each value that it tries, a method walks through the
+    learning rates until neither neighbor is better, starting from its best rate so far. It
+    walks through the values in the same way, so both settings end inside their grids. A
+    candidate that takes longer than its method's best one so far is stopped.
+
+    Trials have a seed that no result has, and are measured on held-out training samples.
 
     Args:
         machines: A server and workers.
@@ -336,33 +397,14 @@ class Tuning(TunedContest):
     machines: Cluster
     goal: Goal
     methods: tuple[str, ...]
-    seeds: tuple[int, ...] = ()
 
-    is_sequential: ClassVar[bool] = True
+    def cells(self, data_dir: Path) -> Iterator[Cell]:
+        for name in self.methods:
+            yield self.cell(self.place(name), partial(self._search, data_dir, name))
 
-    @property
-    def held_out(self) -> float:
-        return self.goal.validation_share
-
-    def trials(self) -> Mapping[str, Mapping[str, Tried]]:
-        return {name: self._trials(name) for name in self.methods}
-
-    def _trials(self, name: str) -> Mapping[str, Tried]:
-        folder = f"{self.group}/seed{self.seed}/{slug(name)}"
-        option = OPTIONS[name]
-        middle = None if option is None else option.values[1]
-        tried: dict[str, Tried] = {
-            f"{folder}/lr-{lr:g}": {"lr": lr, "value": middle} for lr in RATES
-        }
-        if option is not None:
-            for value in option.values:
-                if value != middle:
-                    place = f"{folder}/{option.name}-{value}"
-                    tried[place] = {"value": value}
-        return tried
-
-    def facts(self) -> Row:
-        return {"group": self.group, "setting": self.machines.name}
+    def place(self, name: str) -> str:
+        """The name of a method's cell."""
+        return f"{self.group}/{slug(self.machines.name)}/tuning/{slug(name)}"
 
     def plain(self) -> dict[str, Any]:
         """Everything that the rows depend on, except problem and seed, as JSON values."""
@@ -375,55 +417,91 @@ class Tuning(TunedContest):
             "choices": {"rates": RATES, "values": values},
         }
 
-    def merit(self, trial: Row) -> Any:  # noqa: ANN401
-        return _merit(trial)
-
-    def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
-        best = max(session.rows.values(), key=_merit, default=None)
-        goal, settings = self.goal, attempt.settings
-        if "lr" not in settings:
-            settings = {**settings, "lr": RATES[0] if best is None else best["lr"]}
-        if best is not None and best["seconds_to_loss"] is not None:
-            goal = replace(goal, max_seconds=min(goal.max_seconds, best["seconds_to_loss"]))
-        # An interrupted run may have had another limit.
+    def _search(self, data_dir: Path, name: str, session: Session) -> Row:
+        # An interrupted search begins again, because its trials' limits depend on earlier ones.
         shutil.rmtree(session.folder, ignore_errors=True)
+        option = OPTIONS[name]
+        values = (None,) if option is None else option.values
+        trials = dict[tuple[int, int], Row]()
+
+        def merit(value: int, rate: int) -> Any:  # noqa: ANN401
+            place = value, rate
+            if place not in trials:
+                trials[place] = self._trial(
+                    data_dir, name, values[value], RATES[rate], [*trials.values()], session
+                )
+            return _merit(trials[place])
+
+        @cache
+        def merit_of(value: int) -> Any:  # noqa: ANN401
+            first = max(trials, key=lambda each: _merit(trials[each]), default=None)
+            start = FIRST_RATE if first is None else first[1]
+            return merit(value, climb(start, partial(merit, value), range(len(RATES))))
+
+        climb(len(values) // 2, merit_of, range(len(values)))
+        best = max(trials.values(), key=_merit)
+        return {
+            **{"group": self.group, "setting": self.machines.name, "run": name},
+            **{"seed": self.seed, **best},
+            "trials": [
+                {key: trial[key] for key in ("lr", "value", "seconds_to_loss", "seconds")}
+                | {"loss": _last_loss(trial)}
+                for trial in trials.values()
+            ],
+        }
+
+    def _trial(
+        self,
+        data_dir: Path,
+        name: str,
+        value: float | None,
+        lr: float,
+        before: Sequence[Row],
+        session: Session,
+    ) -> Row:
+        settings = replace(self.problem.settings, lr=lr)
+        held_out = self.goal.validation_share
+        times = (row["seconds_to_loss"] for row in before)
+        best = min((time for time in times if time is not None), default=math.inf)
         found = until_loss(
-            self.problem_of(replace(attempt, settings=settings)),
+            replace(self.problem, settings=settings, held_out=held_out),
             data_dir,
             self.machines,
-            goal,
-            attempt.run,
-            settings["value"],
-            attempt.seed,
-            session,
+            replace(self.goal, max_seconds=min(self.goal.max_seconds, best)),
+            name,
+            value,
+            self.seed,
+            replace(session, folder=session.folder / str(len(before))),
         )
-        return {"lr": settings["lr"], **found}
+        return {"lr": lr, "value": value, **found}
 
 
-def _merit(trial: Row) -> tuple[bool, float]:
-    """Whether a trial reached the loss, and how soon, or how closely."""
-    time, loss = trial["seconds_to_loss"], trial["final_loss"]
-    if time is not None:
-        return True, -time
-    return False, -math.inf if loss is None else -loss
+def _merit(trial: Row) -> tuple[bool, float, float]:
+    """Whether a trial reached the loss, how soon, and how close it was at its end."""
+    time, loss = trial["seconds_to_loss"], _last_loss(trial)
+    closeness = -math.inf if loss is None else -loss
+    return time is not None, 0.0 if time is None else -time, closeness
+
+
+def _last_loss(trial: Row) -> float | None:
+    """The mean of the evaluations that the goal counts; None of a run that diverged."""
+    return fmean(trial["losses"][-NUM_LOOKS:]) if trial["losses"] else None
 
 
 def tuning_exhibits(contests: Sequence[Contest], rows: Mapping[str, Row]) -> Exhibits:
     """Show the time of each candidate, and the best one of each method."""
-    lines, panels = list[Line](), []
-    for group in dict.fromkeys(each.group for each in contests):
-        own = [row for row in rows.values() if row["group"] == group]
-        best = {}
-        for name, option in OPTIONS.items():
-            mine = [row for row in own if row["run"] == name]
-            first = max(mine, key=_merit, default=None)
-            lines += [_candidate(row, option, is_best=row is first) for row in mine]
-            if first is not None:
-                best[name] = first["seconds_to_loss"]
-        if best:
-            labels = {"x_label": "method", "y_label": "time of the best", "y_unit": "seconds"}
-            bars = {"best candidate": (best, best.values())}
-            panels.append(panel(group, bars, kind="bars", **labels))
+    panels = []
+    for group, setting in dict.fromkeys(
+        (row["group"], row["setting"]) for row in rows.values()
+    ):
+        mine = [
+            row for row in rows.values() if (row["group"], row["setting"]) == (group, setting)
+        ]
+        best = {row["run"]: row["seconds_to_loss"] for row in mine}
+        labels = {"x_label": "method", "y_label": "time of the best", "y_unit": "seconds"}
+        bars = {"best candidate": (best, best.values())}
+        panels.append(panel(f"{group}, {setting}", bars, kind="bars", **labels))
+    lines = [_candidate(row, trial) for row in rows.values() for trial in row["trials"]]
     return figure_and_tables(
         "tuning",
         "The best candidate of each method",
@@ -433,15 +511,18 @@ def tuning_exhibits(contests: Sequence[Contest], rows: Mapping[str, Row]) -> Exh
     )
 
 
-def _candidate(row: Row, option: Option | None, *, is_best: bool) -> Line:
-    value = "" if option is None else f"{option.name} = {row['value']}"
+def _candidate(row: Row, trial: Row) -> Line:
+    option = OPTIONS[row["run"]]
+    value = "" if option is None else f"{option.name} = {trial['value']}"
+    is_best = (trial["lr"], trial["value"]) == (row["lr"], row["value"])
     return {
         "problem": ("text", row["group"]),
+        "machines": ("text", row["setting"]),
         "method": ("text", row["run"]),
-        "learning rate": ("number", row["lr"]),
+        "learning rate": ("number", trial["lr"]),
         "setting": ("text", value),
-        "time to loss": ("seconds", row["seconds_to_loss"]),
-        "loss at its end": ("number", row["final_loss"]),
+        "time to loss": ("seconds", trial["seconds_to_loss"]),
+        "loss at its end": ("number", trial["loss"]),
         "": ("text", "best" if is_best else ""),
     }
 
