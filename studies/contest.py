@@ -315,6 +315,7 @@ class TunedContest(Contest):
 
     def cells(self, data_dir: Path) -> Iterator[Cell]:
         for run, tried in self.trials().items():
+            before = list[str]()
             for place, settings in tried.items():
                 attempt = Attempt(run, settings, self.seed, is_tuning=True)
                 work = partial(self._row, data_dir, attempt)
