@@ -82,6 +82,7 @@ def test_a_recipe_runs_the_system_under_the_name_of_edge_gossip(recipe: str) -> 
     assert not isinstance(made, Experiment)
     assert not isinstance(ours, Experiment)
     published = made.experiments["edge-gossip"]
+    assert isinstance(published.algorithm, EdgeGossip)
     inner = replace(
         published,
         algorithm=published.algorithm.inner,

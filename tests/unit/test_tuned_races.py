@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from studies.problems import DIGITS_MLP
 from studies.race import BASELINE, CONTROLS
-from studies.speedup import uneven_setup
-from studies.tuned_races import TARGET_GAP, TunedRace
+from studies.speedup import TARGET_GAP, uneven_setup
+from studies.tuned_races import TunedRace
 from tests.tiers import thorough
 
 from edgegossip.contract.errors import TrainingError
