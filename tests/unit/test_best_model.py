@@ -117,12 +117,10 @@ def test_values_that_are_not_finite_keep_no_model() -> None:
     assert select(LOSS, [math.nan, math.inf]).params is None
 
 
-def test_patience_counts_evaluations_since_the_best_after_the_minimum_time() -> None:
-    found = select(ACCURACY, [0.1, 0.9, 0.2, 0.3], patience=2, min_seconds=9.0)
-    assert not found.is_over(8.9)
-    assert found.is_over(9.0)
-    assert not select(ACCURACY, [0.1, 0.9, 0.2], patience=2).is_over(9.0)
-    assert not select(ACCURACY, [0.9, *repeat(0.1, 50)]).is_over(9.0)
+def test_patience_counts_evaluations_since_the_best() -> None:
+    assert select(ACCURACY, [0.1, 0.9, 0.2, 0.3], patience=2).is_over
+    assert not select(ACCURACY, [0.1, 0.9, 0.2], patience=2).is_over
+    assert not select(ACCURACY, [0.9, *repeat(0.1, 50)]).is_over
 
 
 @pytest.mark.parametrize("wrong", ["last", 3, KeepBest])
@@ -246,13 +244,16 @@ def test_a_metric_that_must_be_low_is_minimized(tmp_path: Path) -> None:
 
 
 @thorough
-@pytest.mark.parametrize("at", [10, 30, 60])
+@pytest.mark.parametrize("at", [10, 20, 30])
 def test_a_run_that_was_stopped_and_resumed_keeps_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     # The best model is the first one, which only the checkpoint still has.
     monkeypatch.setattr(Workload, "validate", lambda _, params: (1.0, {}))
-    chosen = replace(keeping(patience=9, metric="loss"), faults=FAULTS, evaluation_interval=0.1)
+    # Several looks at each model: a resumed run must not count one again.
+    chosen = replace(
+        keeping(patience=9, metric="loss"), faults=FAULTS, evaluation_interval=0.01
+    )
     run(chosen, out=tmp_path / "whole", num_threads=0)
     stopped = tmp_path / "stopped"
     with ctrl_c_at(at, chosen.algorithm), pytest.raises(Interrupted):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,7 +58,6 @@ class Record:
 
     Attributes:
         check: Number of the last evaluation, from 1; 0 before the first.
-        time: Time of that evaluation.
         best_check: Number of the best evaluation; 0 if there is none.
         best_time: Its time.
         best_round: Rounds after which workers sent the models in its mean.
@@ -66,7 +65,6 @@ class Record:
     """
 
     check: int = 0
-    time: Seconds = 0.0
     best_check: int = 0
     best_time: Seconds = 0.0
     best_round: int = 0
@@ -77,16 +75,6 @@ class Record:
         """Number of evaluations since the best one."""
         return self.check - self.best_check
 
-    def after(self, metric: MetricSpec, value: float, found: Record) -> Record:
-        """The record after an evaluation with this value, if `found` is its own record."""
-        # Others would reject a record that is not finite, and mute its sender.
-        is_best = math.isfinite(value) and (
-            not self.best_check or metric.is_better(value, self.value)
-        )
-        if is_best:
-            return replace(found, value=value)
-        return replace(self, check=found.check, time=found.time)
-
     def has_better(self, metric: MetricSpec, other: Record) -> bool:
         """Whether the best evaluation is better than the other's, or equal and earlier."""
         if not (self.best_check and other.best_check):
@@ -95,10 +83,13 @@ class Record:
             return metric.is_better(self.value, other.value)
         return self.best_check < other.best_check
 
-    def with_latest(self, other: Record) -> Record:
-        """This record's best evaluation, and the later one of the last evaluations."""
-        latest = max(self, other, key=lambda each: each.check)
-        return replace(self, check=latest.check, time=latest.time)
+    def has_same_best(self, other: Record) -> bool:
+        """Whether both name the same best evaluation."""
+        return (self.best_check, self.value) == (other.best_check, other.value)
+
+    def up_to(self, check: int) -> Record:
+        """This record, if the last evaluation is at least that of `check`."""
+        return replace(self, check=max(self.check, check))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,12 +169,11 @@ class BestByValidation(Wrapper[BestState]):
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         model = TensorSpec(params.dtype, (None,), max_numel=params.numel())
-        check, time = range(_MOST_CHECKS), (0.0, math.inf)
+        check = range(_MOST_CHECKS)
         numbers: dict[str, Limits] = {
             "check": check,
-            "time": time,
             "best_check": check,
-            "best_time": time,
+            "best_time": (0.0, math.inf),
             "best_round": range(_MOST_CHECKS),
             "value": (-math.inf, math.inf),
         }
@@ -360,11 +350,13 @@ class BestByValidation(Wrapper[BestState]):
         for early in sorted(c for c, each in state.models.items() if sender in each)[:-_AHEAD]:
             del state.models[early][sender]
         # Perhaps the record has not arrived there.
-        return self._tell(state, [sender]) if is_repeated else []
+        return self._tell_all(state, sender) if is_repeated else []
 
     def _measure(self, state: BestState) -> list[Effect]:
         """As the judge, begin to evaluate the next mean whose models have all arrived."""
-        state.models = {c: each for c, each in state.models.items() if c > state.record.check}
+        state.models = {
+            c: each for c, each in state.models.items() if each and c > state.record.check
+        }
         if state.mean is not None or not self._is_judge(state):
             return []
         for check in sorted(state.models):
@@ -395,28 +387,27 @@ class BestByValidation(Wrapper[BestState]):
         values = {**event.metrics, LOSS.name: event.loss}
         if self.metric.name not in values:
             raise UsageError(unknown_name("metric", self.metric.name, values))
-        own = Record(check=check, time=now, best_check=check, best_time=now, best_round=round)
-        state.record = state.record.after(self.metric, values[self.metric.name], own)
-        if is_best := state.record.best_check == check:
-            state.best = mean
-        return self._tell(state, range(self.num_workers), has_model=is_best)
+        before, value = state.record.up_to(check), values[self.metric.name]
+        found = Record(
+            check=check, best_check=check, best_time=now, best_round=round, value=value
+        )
+        # Others would reject a record that is not finite, and mute its sender.
+        is_best = math.isfinite(value) and found.has_better(self.metric, before)
+        state.record, state.best = (found, mean) if is_best else (before, state.best)
+        params = mean if is_best else mean[:0]
+        return self._tell(state, range(self.num_workers), state.record, params)
 
     # The record.
 
     def _tell(
-        self, state: BestState, ranks: Iterable[Rank], *, has_model: bool = True
+        self, state: BestState, ranks: Iterable[Rank], record: Record, params: Tensor
     ) -> list[Effect]:
-        record, best = state.record, state.best if has_model else state.best[:0]
-        numbers = {
-            "check": record.check,
-            "time": record.time,
-            "best_check": record.best_check,
-            "best_time": record.best_time,
-            "best_round": record.best_round,
-            "value": record.value,
-        }
-        message = Message(_RECORD, state.round, {"params": best}, numbers)
+        message = Message(_RECORD, state.round, {"params": params}, asdict(record))
         return [Send(rank, message) for rank in self._others(state, ranks)]
+
+    def _tell_all(self, state: BestState, rank: Rank) -> list[Effect]:
+        """Tell another worker what this one knows."""
+        return self._tell(state, [rank], state.record, state.best)
 
     def _learn(self, state: BestState, sender: Rank, message: Message) -> list[Effect]:
         """Join another worker's record with this one's."""
@@ -425,13 +416,17 @@ class BestByValidation(Wrapper[BestState]):
             return []
         own, other = state.record, Record(**message.numbers)  # type: ignore[arg-type]
         if other.has_better(self.metric, own):
-            state.record, state.best = other.with_latest(own), params
-            return []
-        state.record = own.with_latest(other)
-        if other.best_check == own.best_check:
-            state.best = state.best if len(state.best) else params
-        elif len(state.best):  # a judge that has returned, and lacks what it knew before
-            return self._tell(state, [sender])
+            state.record, state.best = other.up_to(own.check), params
+        else:
+            state.record = own.up_to(other.check)
+        is_same = state.record.has_same_best(other)
+        if is_same and not len(state.best):
+            state.best = params
+        if is_same and other.best_check and not len(state.best):
+            # The message with the model was lost: an empty record asks for it.
+            return self._tell(state, [sender], Record(), params)
+        if not is_same and len(state.best):  # the sender has returned, or asks
+            return self._tell_all(state, sender)
         return []
 
     def _welcome(self, state: BestState, rank: Rank) -> list[Effect]:
@@ -439,7 +434,7 @@ class BestByValidation(Wrapper[BestState]):
         rest = [each for each in range(self.num_workers) if each not in state.lost]
         state.lost.pop(rank, None)
         is_first = state.rank == min(each for each in rest if each != rank)
-        told = self._tell(state, [rank]) if is_first and state.record.check else []
+        told = self._tell_all(state, rank) if is_first and state.record.check else []
         return [*told, *(self._submit(state) if self._judge_of(state) == rank else [])]
 
     def _others(self, state: BestState, ranks: Iterable[Rank]) -> Iterator[Rank]:
@@ -449,7 +444,7 @@ class BestByValidation(Wrapper[BestState]):
 
     def _is_past_patience(self, state: BestState) -> bool:
         record = state.record
-        if not self.keep.is_over(record.num_worse, record.time):
+        if not self.keep.is_over(record.num_worse):
             return False
         # Workers with equal rounds end where the next check is due, and so in one round.
         next_round = (record.check + 1) * self.rounds
