@@ -20,7 +20,7 @@ from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
-from edgegossip.contract.protocol import Effect, Message, Received, Send
+from edgegossip.contract.protocol import Effect, Message, Received, Send, TimerFired
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.topology import complete, ring
 from edgegossip.real.agreement import FinalAverage
@@ -311,6 +311,17 @@ def test_a_liar_that_names_many_checks_fills_no_memory() -> None:
         model = Message("best model", 0, {"params": torch.ones(SIZE)}, {"check": check})
         algorithm.handle(judge, Received(1, model), 0.0)
     assert len(judge.models) <= 3
+
+
+def test_a_check_whose_answers_were_lost_is_no_evaluation() -> None:
+    algorithm = keeping(GoSGD(topology=complete(NUM), num_rounds=60), patience=2)
+    judge = algorithm.init(0, torch.zeros(SIZE))
+    numbers = []
+    for round in range(1, 30):  # nobody answers, and the judge asks again
+        judge.inner.round = round
+        asked = sends(algorithm.handle(judge, TimerFired("another"), float(round)))
+        numbers += [each.message.numbers["check"] for each in asked if each.receiver == 1]
+    assert numbers == [1, 1, 1]
 
 
 def sends(effects: Sequence[Effect]) -> list[Send]:

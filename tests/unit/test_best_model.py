@@ -474,6 +474,23 @@ def test_loops_end_early_in_the_same_round() -> None:
     assert torch.equal(learners[0].values, learners[1].values)
 
 
+@thorough
+def test_a_loop_that_is_left_early_has_the_best_model_so_far() -> None:
+    learner = Learner(0)
+    alone = EpochGossip(topology=complete(1), num_rounds=9)
+    worker = ScriptWorker(rank=0, num_workers=1)
+    options = {"keep": "best", "evaluate": partial(validation, learner)}
+    joined = JoinedTraining(alone, worker, NUM_SAMPLES, options)
+    joined.begin(learner.model, [learner.optimizer], NUM_SAMPLES, 9, 1)
+    for x in chain.from_iterable(repeat(learner.batches, 3)):
+        joined.step(learner.step(x), BATCH)
+    assert not joined.is_over
+    joined.end()
+    assert joined.best is not None
+    assert 1 <= joined.best.round <= 3
+    assert math.isnan(joined.best.value)  # a loop has no test split
+
+
 def test_a_loop_that_keeps_the_best_needs_validation() -> None:
     with pytest.raises(ValueError, match="give evaluate, a function"):
         loop_of(Learner(0), 0, MemoryNetwork(), evaluate=None)

@@ -46,7 +46,7 @@ _REPEAT: Seconds = 10.0
 _LONGEST: Seconds = 60.0
 """Wait for a record, however short the run was."""
 _LATE = 10
-"""Checks after which a judge no longer waits for the answers to one."""
+"""Intervals between checks after which a judge asks for all models again."""
 _AHEAD = 3
 """Models of one worker that the judge keeps."""
 _MOST_CHECKS = 2**40
@@ -305,8 +305,9 @@ class BestByValidation(Wrapper[BestState]):
         if self._is_pushed:
             state.sent = state.round // self.rounds
             return self._submit(state)
-        # At most what the schema allows: a liar may have named the highest number.
-        state.sent = min(max(state.sent, state.record.check) + 1, _MOST_CHECKS - 1)
+        # Also for a check whose answers were lost, which was no evaluation. At most what the
+        # schema allows: a liar may have named the highest number.
+        state.sent = min(state.record.check + 1, _MOST_CHECKS - 1)
         state.models = {state.sent: {state.rank: state.own}}
         return self._ask(state)
 

@@ -113,8 +113,8 @@ class BestModel:
 
     @property
     def value(self) -> float:
-        """The task's chosen metric on the test split."""
-        return next(iter(self.metrics.values()))
+        """The task's chosen metric on the test split; NaN in a `TrainingLoop`."""
+        return next(iter(self.metrics.values()), math.nan)
 
     def summary(self) -> dict[str, Any]:
         """The fields of `summary.json`; see `Results.summary`."""
