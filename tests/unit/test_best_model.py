@@ -45,6 +45,7 @@ from edgegossip.integrations.lightning import LightningHooks
 from edgegossip.integrations.transformers import TransformersHooks
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real.gathering import Gathering
+from edgegossip.real.launch import launch
 from edgegossip.real.script import ScriptWorker
 from edgegossip.real.training_loop import TrainingLoop
 from edgegossip.real.worker import take_part
@@ -389,9 +390,15 @@ def test_workers_stop_early_in_the_same_round(tmp_path: Path) -> None:
 def test_local_data_on_real_machines_are_refused(tmp_path: Path) -> None:
     local = Local(name="own", load=lambda rank: dataset(), num_classes=3, held_out=0.25)
     chosen = small_run(task=small_task(dataset=local), keep="best")
+
+    def made(*_: object) -> list[str]:
+        raise AssertionError("no worker is started")
+
     with pytest.raises(ValueError, match="Local data stays with each worker"):
         take_part(chosen, 0, MemoryNetwork().transport(0), out=tmp_path / "own")
-    assert not [*(tmp_path / "own").glob("*.json")]
+    with pytest.raises(ValueError, match="Local data stays with each worker"):
+        launch(chosen, made, out=tmp_path / "all", make_measure=made)
+    assert not [*tmp_path.rglob("*.json")]
 
 
 # Training loops.

@@ -32,8 +32,10 @@ from edgegossip.contract.protocol import (
     WorkerLost,
 )
 from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.data.local import Local
 from edgegossip.models.flat import FlatModel
 from edgegossip.runs.best import LOSS, BestModel, KeepBest
+from edgegossip.runs.experiment import Experiment
 
 _MODEL = "best model"
 """Kind of the message with a worker's model, and name of the timer that repeats it."""
@@ -538,3 +540,23 @@ def with_best(
     return BestByValidation(
         inner=algorithm, num_workers=num_workers, keep=keep, metric=keep.find(metrics)
     )
+
+
+def with_best_of(experiment: Experiment) -> Algorithm[Any]:
+    """The algorithm of an experiment's workers on real machines, with its `keep`.
+
+    Raises:
+        ValueError: If no worker could measure the averaged model: the data is `Local`, or
+            workers hold parts of a model.
+    """
+    algorithm, kept, task = experiment.algorithm, experiment.kept, experiment.task
+    if kept is not None and isinstance(task.dataset, Local):
+        raise ValueError(
+            "keep needs a worker that can measure the averaged model for all, and Local data "
+            "stays with each worker; leave keep out on real machines"
+        )
+    if kept is not None and kept.rounds is None and algorithm.traits.local_steps:
+        # Equal on all workers, whose shards may differ by a sample.
+        samples = len(experiment.data_ranks) * task.batch_size * algorithm.traits.local_steps
+        kept = replace(kept, rounds=max(1, round(len(task.dataset.train) / samples)))
+    return with_best(algorithm, experiment.num_workers, kept, task.specs)
