@@ -99,7 +99,6 @@ class BestState(WrapperState):
     """State of one worker.
 
     Attributes:
-        num_params: Number of entries of a model.
         record: The evaluations so far.
         best: Parameters of the best mean, [num_params]; empty if they are unknown.
         sent: Number of the last check for which this worker sent its model or, in a run that
@@ -118,7 +117,6 @@ class BestState(WrapperState):
         is_over: Whether the run has ended because it no longer improved.
     """
 
-    num_params: int
     record: Record = Record()
     best: Tensor
     sent: int = 0
@@ -192,7 +190,6 @@ class BestByValidation(Wrapper[BestState]):
             rank=rank,
             params=inner.params,
             inner=inner,
-            num_params=params.numel(),
             best=nothing,
             own=nothing,
         )
@@ -300,9 +297,7 @@ class BestByValidation(Wrapper[BestState]):
         return state.round - state.sent_round >= enough
 
     def _begin_check(self, state: BestState) -> list[Effect]:
-        # A copy: the inner state may still change, and this model is that of the check.
-        estimate = state.inner.estimate.clone()
-        state.own = estimate if state.inner.is_evaluated else estimate[:0]
+        state.own = _counted_model(state)
         state.sent_round = state.round
         if self._is_pushed:
             state.sent = state.round // self.rounds
@@ -338,13 +333,12 @@ class BestByValidation(Wrapper[BestState]):
         """Send this worker's model of now to the judge that asks."""
         if self._is_pushed or not self.role(state.rank).is_evaluated:
             return []
-        estimate = state.inner.estimate
-        state.own = estimate if state.inner.is_evaluated else estimate[:0]
+        state.own = _counted_model(state)
         return [Send(sender, self._model(state, int(message.numbers["check"])))]
 
     def _take(self, state: BestState, sender: Rank, message: Message) -> list[Effect]:
         params, check = message.payload["params"], int(message.numbers["check"])
-        if len(params) not in (0, state.num_params) or not self.role(sender).is_evaluated:
+        if len(params) not in (0, len(state.params)) or not self.role(sender).is_evaluated:
             return []
         known = state.models.setdefault(check, {})
         is_repeated = sender in known or check <= state.record.check
@@ -415,7 +409,7 @@ class BestByValidation(Wrapper[BestState]):
     def _learn(self, state: BestState, sender: Rank, message: Message) -> list[Effect]:
         """Join another worker's record with this one's."""
         params = message.payload["params"]
-        if len(params) not in (0, state.num_params):
+        if len(params) not in (0, len(state.params)):
             return []
         own, other = state.record, Record(**message.numbers)  # type: ignore[arg-type]
         if other.has_better(self.metric, own):
@@ -423,11 +417,10 @@ class BestByValidation(Wrapper[BestState]):
         else:
             state.record = own.up_to(other.check)
         is_same = state.record.has_same_best(other)
-        if is_same and not len(state.best):
-            state.best = params
         if is_same and other.best_check and not len(state.best):
-            # The message with the model was lost: an empty record asks for it.
-            return self._tell(state, [sender], Record(), params)
+            state.best = params
+            # If the message with the model was lost, an empty record asks for it.
+            return [] if len(params) else self._tell(state, [sender], Record(), params)
         if not is_same and len(state.best):  # the sender has returned, or asks
             return self._tell_all(state, sender)
         return []
@@ -472,6 +465,13 @@ class BestByValidation(Wrapper[BestState]):
         again = [] if now >= state.waits_until else [SetTimer(_MODEL, at)]
         asks = not self._is_pushed and state.sent > state.record.check
         return [*(self._ask(state) if asks else self._submit(state)), *again]
+
+
+def _counted_model(state: BestState) -> Tensor:
+    """The worker's model of now, [num_params]; empty if it does not count."""
+    # A copy: the inner state may still change.
+    estimate: Tensor = state.inner.estimate.clone()
+    return estimate if state.inner.is_evaluated else estimate[:0]
 
 
 def _average(models: list[Tensor]) -> Tensor:
