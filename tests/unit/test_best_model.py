@@ -333,6 +333,8 @@ def test_options_hold_out_a_tenth_unless_there_is_a_validation_split() -> None:
     assert len(found.task.dataset.validation) == 6
     kept = KeepOptions(keep="best").applied_to(small_run(task=HELD_OUT))
     assert kept.task.dataset is HELD_OUT.dataset
+    # The runs of a comparison share their samples, as without the option.
+    assert KeepOptions(keep="best").applied_to(plain).task.dataset is found.task.dataset
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,6 @@ class Record:
     best_round: int = 0
     value: float = 0.0
 
-    @property
-    def num_worse(self) -> int:
-        """Number of evaluations since the best one."""
-        return self.check - self.best_check
-
     def has_better(self, metric: MetricSpec, other: Record) -> bool:
         """Whether the best evaluation is better than the other's, or equal and earlier."""
         if not (self.best_check and other.best_check):
@@ -440,7 +435,7 @@ class BestByValidation(Wrapper[BestState]):
 
     def _is_past_patience(self, state: BestState) -> bool:
         record = state.record
-        if not self.keep.is_over(record.num_worse):
+        if not self.keep.is_over(record.check - record.best_check):
             return False
         # Workers with equal rounds end where the next check is due, and so in one round.
         next_round = (record.check + 1) * self.rounds

@@ -146,12 +146,11 @@ class BestModel:
             round=summary["kept_round"],
             metric=KeepBest(metric=summary["kept_by"]).find(metrics),
             validation_value=summary["kept_validation_value"],
-            metrics={each.name: _known(summary[f"kept_{each.key}"]) for each in metrics},
+            metrics={
+                each.name: math.nan if (value := summary[f"kept_{each.key}"]) is None else value
+                for each in metrics
+            },
         )
-
-
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 @dataclass(slots=True)
