@@ -73,9 +73,7 @@ def test_a_killed_workers_replacement_knows_the_best(victim: int, with_disk: boo
     kill = Disturbance(kind="kill", at=17.0, ranks=(victim,), seconds=6.0, with_disk=with_disk)
     states = world(kill)
     assert len(states) == 4
-    assert {replace(s.record, check=0, time=0.0) for s in states} == {
-        replace(states[0].record, check=0, time=0.0)
-    }
+    assert len({replace(state.record, check=0) for state in states}) == 1
     assert states[victim].record.best_check == 1
     assert all(len(state.best) and state.best.equal(states[1].best) for state in states)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -66,6 +67,10 @@ class TrackOptions:
         return trackers(self.track)
 
 
+_held_out = lru_cache(maxsize=1)(hold_out)
+"""`hold_out`, with one copy of the samples for all runs of a comparison."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions:
     """Options for the best model.
@@ -91,20 +96,15 @@ class KeepOptions:
             if self.patience is not None:
                 raise UsageError("--patience is for --keep best; give both")
             return experiment
+        task, dataset = experiment.task, experiment.task.dataset
         try:
-            return self._keeping(experiment)
+            if dataset.validation is None and not isinstance(dataset, Local):
+                # Subjects cannot be both held out and one worker each.
+                is_by_subject = dataset.subjects is not None and task.partition != BySubject()
+                task = replace(task, dataset=_held_out(dataset, by_subject=is_by_subject))
+            return replace(experiment, task=task, keep=KeepBest(patience=self.patience))
         except ValueError as error:
             raise UsageError(str(error)) from error
-
-    def _keeping(self, experiment: Experiment) -> Experiment:
-        task = experiment.task
-        dataset = task.dataset
-        if dataset.validation is None and not isinstance(dataset, Local):
-            # Subjects cannot be both held out and one worker each.
-            is_by_subject = dataset.subjects is not None and task.partition != BySubject()
-            held = hold_out(dataset, by_subject=is_by_subject)
-            task = replace(task, dataset=held)
-        return replace(experiment, task=task, keep=KeepBest(patience=self.patience))
 
 
 @dataclass(frozen=True, kw_only=True)

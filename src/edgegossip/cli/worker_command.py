@@ -190,8 +190,7 @@ def _same_for_all(command: Command[Any, RecipeCall]) -> list[str]:
 def _kept(options: KeepOptions) -> list[str]:
     """The options of the best model, which a gathering needs as well."""
     given = {"keep": options.keep, "patience": options.patience}
-    words = (option_words(name, value) for name, value in given.items() if value is not None)
-    return [word for each in words for word in each]
+    return [w for name, x in given.items() if x is not None for w in option_words(name, x)]
 
 
 def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = ACCURACY) -> int:

@@ -127,8 +127,8 @@ class JoinedTraining:
                 "not the common one; give the algorithm fewer rounds, or train longer",
                 loop.rounds,
             )
-        self.best = loop.best
         loop.__exit__(None if error is None else type(error), error, None)
+        self.best = loop.best
 
 
 def mean_loss(losses: Sequence[Tensor], *, are_shares: bool) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,8 +32,10 @@ from edgegossip.contract.protocol import (
     WorkerLost,
 )
 from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
+from edgegossip.data.local import Local
 from edgegossip.models.flat import FlatModel
 from edgegossip.runs.best import LOSS, BestModel, KeepBest
+from edgegossip.runs.experiment import Experiment
 
 _MODEL = "best model"
 """Kind of the message with a worker's model, and name of the timer that repeats it."""
@@ -46,7 +48,7 @@ _REPEAT: Seconds = 10.0
 _LONGEST: Seconds = 60.0
 """Wait for a record, however short the run was."""
 _LATE = 10
-"""Checks after which a judge no longer waits for the answers to one."""
+"""Intervals between checks after which a judge asks for all models again."""
 _AHEAD = 3
 """Models of one worker that the judge keeps."""
 _MOST_CHECKS = 2**40
@@ -58,7 +60,6 @@ class Record:
 
     Attributes:
         check: Number of the last evaluation, from 1; 0 before the first.
-        time: Time of that evaluation.
         best_check: Number of the best evaluation; 0 if there is none.
         best_time: Its time.
         best_round: Rounds after which workers sent the models in its mean.
@@ -66,26 +67,10 @@ class Record:
     """
 
     check: int = 0
-    time: Seconds = 0.0
     best_check: int = 0
     best_time: Seconds = 0.0
     best_round: int = 0
     value: float = 0.0
-
-    @property
-    def num_worse(self) -> int:
-        """Number of evaluations since the best one."""
-        return self.check - self.best_check
-
-    def after(self, metric: MetricSpec, value: float, found: Record) -> Record:
-        """The record after an evaluation with this value, if `found` is its own record."""
-        # Others would reject a record that is not finite, and mute its sender.
-        is_best = math.isfinite(value) and (
-            not self.best_check or metric.is_better(value, self.value)
-        )
-        if is_best:
-            return replace(found, value=value)
-        return replace(self, check=found.check, time=found.time)
 
     def has_better(self, metric: MetricSpec, other: Record) -> bool:
         """Whether the best evaluation is better than the other's, or equal and earlier."""
@@ -95,10 +80,13 @@ class Record:
             return metric.is_better(self.value, other.value)
         return self.best_check < other.best_check
 
-    def with_latest(self, other: Record) -> Record:
-        """This record's best evaluation, and the later one of the last evaluations."""
-        latest = max(self, other, key=lambda each: each.check)
-        return replace(self, check=latest.check, time=latest.time)
+    def has_same_best(self, other: Record) -> bool:
+        """Whether both name the same best evaluation."""
+        return (self.best_check, self.value) == (other.best_check, other.value)
+
+    def up_to(self, check: int) -> Record:
+        """This record, if the last evaluation is at least that of `check`."""
+        return replace(self, check=max(self.check, check))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +94,6 @@ class BestState(WrapperState):
     """State of one worker.
 
     Attributes:
-        num_params: Number of entries of a model.
         record: The evaluations so far.
         best: Parameters of the best mean, [num_params]; empty if they are unknown.
         sent: Number of the last check for which this worker sent its model or, in a run that
@@ -125,7 +112,6 @@ class BestState(WrapperState):
         is_over: Whether the run has ended because it no longer improved.
     """
 
-    num_params: int
     record: Record = Record()
     best: Tensor
     sent: int = 0
@@ -178,12 +164,11 @@ class BestByValidation(Wrapper[BestState]):
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         model = TensorSpec(params.dtype, (None,), max_numel=params.numel())
-        check, time = range(_MOST_CHECKS), (0.0, math.inf)
+        check = range(_MOST_CHECKS)
         numbers: dict[str, Limits] = {
             "check": check,
-            "time": time,
             "best_check": check,
-            "best_time": time,
+            "best_time": (0.0, math.inf),
             "best_round": range(_MOST_CHECKS),
             "value": (-math.inf, math.inf),
         }
@@ -200,7 +185,6 @@ class BestByValidation(Wrapper[BestState]):
             rank=rank,
             params=inner.params,
             inner=inner,
-            num_params=params.numel(),
             best=nothing,
             own=nothing,
         )
@@ -308,15 +292,14 @@ class BestByValidation(Wrapper[BestState]):
         return state.round - state.sent_round >= enough
 
     def _begin_check(self, state: BestState) -> list[Effect]:
-        # A copy: the inner state may still change, and this model is that of the check.
-        estimate = state.inner.estimate.clone()
-        state.own = estimate if state.inner.is_evaluated else estimate[:0]
+        state.own = _counted_model(state)
         state.sent_round = state.round
         if self._is_pushed:
             state.sent = state.round // self.rounds
             return self._submit(state)
-        # At most what the schema allows: a liar may have named the highest number.
-        state.sent = min(max(state.sent, state.record.check) + 1, _MOST_CHECKS - 1)
+        # Also for a check whose answers were lost, which was no evaluation. At most what the
+        # schema allows: a liar may have named the highest number.
+        state.sent = min(state.record.check + 1, _MOST_CHECKS - 1)
         state.models = {state.sent: {state.rank: state.own}}
         return self._ask(state)
 
@@ -345,13 +328,12 @@ class BestByValidation(Wrapper[BestState]):
         """Send this worker's model of now to the judge that asks."""
         if self._is_pushed or not self.role(state.rank).is_evaluated:
             return []
-        estimate = state.inner.estimate
-        state.own = estimate if state.inner.is_evaluated else estimate[:0]
+        state.own = _counted_model(state)
         return [Send(sender, self._model(state, int(message.numbers["check"])))]
 
     def _take(self, state: BestState, sender: Rank, message: Message) -> list[Effect]:
         params, check = message.payload["params"], int(message.numbers["check"])
-        if len(params) not in (0, state.num_params) or not self.role(sender).is_evaluated:
+        if len(params) not in (0, len(state.params)) or not self.role(sender).is_evaluated:
             return []
         known = state.models.setdefault(check, {})
         is_repeated = sender in known or check <= state.record.check
@@ -360,11 +342,13 @@ class BestByValidation(Wrapper[BestState]):
         for early in sorted(c for c, each in state.models.items() if sender in each)[:-_AHEAD]:
             del state.models[early][sender]
         # Perhaps the record has not arrived there.
-        return self._tell(state, [sender]) if is_repeated else []
+        return self._tell_all(state, sender) if is_repeated else []
 
     def _measure(self, state: BestState) -> list[Effect]:
         """As the judge, begin to evaluate the next mean whose models have all arrived."""
-        state.models = {c: each for c, each in state.models.items() if c > state.record.check}
+        state.models = {
+            c: each for c, each in state.models.items() if each and c > state.record.check
+        }
         if state.mean is not None or not self._is_judge(state):
             return []
         for check in sorted(state.models):
@@ -395,43 +379,45 @@ class BestByValidation(Wrapper[BestState]):
         values = {**event.metrics, LOSS.name: event.loss}
         if self.metric.name not in values:
             raise UsageError(unknown_name("metric", self.metric.name, values))
-        own = Record(check=check, time=now, best_check=check, best_time=now, best_round=round)
-        state.record = state.record.after(self.metric, values[self.metric.name], own)
-        if is_best := state.record.best_check == check:
-            state.best = mean
-        return self._tell(state, range(self.num_workers), has_model=is_best)
+        before, value = state.record.up_to(check), values[self.metric.name]
+        found = Record(
+            check=check, best_check=check, best_time=now, best_round=round, value=value
+        )
+        # Others would reject a record that is not finite, and mute its sender.
+        is_best = math.isfinite(value) and found.has_better(self.metric, before)
+        state.record, state.best = (found, mean) if is_best else (before, state.best)
+        params = mean if is_best else mean[:0]
+        return self._tell(state, range(self.num_workers), state.record, params)
 
     # The record.
 
     def _tell(
-        self, state: BestState, ranks: Iterable[Rank], *, has_model: bool = True
+        self, state: BestState, ranks: Iterable[Rank], record: Record, params: Tensor
     ) -> list[Effect]:
-        record, best = state.record, state.best if has_model else state.best[:0]
-        numbers = {
-            "check": record.check,
-            "time": record.time,
-            "best_check": record.best_check,
-            "best_time": record.best_time,
-            "best_round": record.best_round,
-            "value": record.value,
-        }
-        message = Message(_RECORD, state.round, {"params": best}, numbers)
+        message = Message(_RECORD, state.round, {"params": params}, asdict(record))
         return [Send(rank, message) for rank in self._others(state, ranks)]
+
+    def _tell_all(self, state: BestState, rank: Rank) -> list[Effect]:
+        """Tell another worker what this one knows."""
+        return self._tell(state, [rank], state.record, state.best)
 
     def _learn(self, state: BestState, sender: Rank, message: Message) -> list[Effect]:
         """Join another worker's record with this one's."""
         params = message.payload["params"]
-        if len(params) not in (0, state.num_params):
+        if len(params) not in (0, len(state.params)):
             return []
         own, other = state.record, Record(**message.numbers)  # type: ignore[arg-type]
         if other.has_better(self.metric, own):
-            state.record, state.best = other.with_latest(own), params
-            return []
-        state.record = own.with_latest(other)
-        if other.best_check == own.best_check:
-            state.best = state.best if len(state.best) else params
-        elif len(state.best):  # a judge that has returned, and lacks what it knew before
-            return self._tell(state, [sender])
+            state.record, state.best = other.up_to(own.check), params
+        else:
+            state.record = own.up_to(other.check)
+        is_same = state.record.has_same_best(other)
+        if is_same and other.best_check and not len(state.best):
+            state.best = params
+            # If the message with the model was lost, an empty record asks for it.
+            return [] if len(params) else self._tell(state, [sender], Record(), params)
+        if not is_same and len(state.best):  # the sender has returned, or asks
+            return self._tell_all(state, sender)
         return []
 
     def _welcome(self, state: BestState, rank: Rank) -> list[Effect]:
@@ -439,7 +425,7 @@ class BestByValidation(Wrapper[BestState]):
         rest = [each for each in range(self.num_workers) if each not in state.lost]
         state.lost.pop(rank, None)
         is_first = state.rank == min(each for each in rest if each != rank)
-        told = self._tell(state, [rank]) if is_first and state.record.check else []
+        told = self._tell_all(state, rank) if is_first and state.record.check else []
         return [*told, *(self._submit(state) if self._judge_of(state) == rank else [])]
 
     def _others(self, state: BestState, ranks: Iterable[Rank]) -> Iterator[Rank]:
@@ -449,7 +435,7 @@ class BestByValidation(Wrapper[BestState]):
 
     def _is_past_patience(self, state: BestState) -> bool:
         record = state.record
-        if not self.keep.is_over(record.num_worse, record.time):
+        if not self.keep.is_over(record.check - record.best_check):
             return False
         # Workers with equal rounds end where the next check is due, and so in one round.
         next_round = (record.check + 1) * self.rounds
@@ -474,6 +460,13 @@ class BestByValidation(Wrapper[BestState]):
         again = [] if now >= state.waits_until else [SetTimer(_MODEL, at)]
         asks = not self._is_pushed and state.sent > state.record.check
         return [*(self._ask(state) if asks else self._submit(state)), *again]
+
+
+def _counted_model(state: BestState) -> Tensor:
+    """The worker's model of now, [num_params]; empty if it does not count."""
+    # A copy: the inner state may still change.
+    estimate: Tensor = state.inner.estimate.clone()
+    return estimate if state.inner.is_evaluated else estimate[:0]
 
 
 def _average(models: list[Tensor]) -> Tensor:
@@ -542,3 +535,23 @@ def with_best(
     return BestByValidation(
         inner=algorithm, num_workers=num_workers, keep=keep, metric=keep.find(metrics)
     )
+
+
+def with_best_of(experiment: Experiment) -> Algorithm[Any]:
+    """The algorithm of an experiment's workers on real machines, with its `keep`.
+
+    Raises:
+        ValueError: If no worker could measure the averaged model: the data is `Local`, or
+            workers hold parts of a model.
+    """
+    algorithm, kept, task = experiment.algorithm, experiment.kept, experiment.task
+    if kept is not None and isinstance(task.dataset, Local):
+        raise ValueError(
+            "keep needs a worker that can measure the averaged model for all, and Local data "
+            "stays with each worker; leave keep out on real machines"
+        )
+    if kept is not None and kept.rounds is None and algorithm.traits.local_steps:
+        # Equal on all workers, whose shards may differ by a sample.
+        samples = len(experiment.data_ranks) * task.batch_size * algorithm.traits.local_steps
+        kept = replace(kept, rounds=max(1, round(len(task.dataset.train) / samples)))
+    return with_best(algorithm, experiment.num_workers, kept, task.specs)

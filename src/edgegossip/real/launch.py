@@ -19,6 +19,7 @@ from edgegossip.contract.errors import Interrupted, RunFolderError, TrainingErro
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.data.local import Local
 from edgegossip.machine.counters import is_running, kill_descendants
+from edgegossip.real.best_model import with_best_of
 from edgegossip.real.gather import make_gathering
 from edgegossip.real.gathering import WORKERS, Gathering
 from edgegossip.real.worker_folder import final_summary, goes_on_at, has_ended, require_gathered
@@ -250,10 +251,12 @@ def launch(
         LocalProtocolError: If the algorithm does not describe its messages.
         RunFolderError: If `out` cannot be written, is in use, or holds another experiment or,
             without `resume`, a run.
-        ValueError: If the data is `Local` and `make_measure` is None.
+        ValueError: If the data is `Local` and `make_measure` is None, or the experiment has
+            a `keep` that real workers cannot have; see `take_part`.
     """
     if isinstance(experiment.task.dataset, Local) and make_measure is None:
         raise ValueError("Local data is measured by its workers; give launch a make_measure")
+    with_best_of(experiment)
     with locked(out):
         if not resume and (holds_run(out) or [*out.glob(f"{WORKERS}/*/experiment.json")]):
             raise RunFolderError(

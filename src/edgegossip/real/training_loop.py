@@ -264,10 +264,10 @@ class TrainingLoop:
     def best(self) -> BestModel | None:
         """The best average of the workers' models by validation.
 
-        None without `keep`, before the end, if no model was measured, or in a process that
-        follows another.
+        None without `keep`, before the end or the end of the `with` block, if no model was
+        measured, or in a process that follows another.
         """
-        if self._follows or not self.is_over:
+        if self._follows or (self._thread.is_alive() and not self.is_over):
             return None
         state = best_state(self._host.state)
         if state is None or self._kept is None or self._spare is None:

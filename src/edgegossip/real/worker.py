@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import NetworkError, RunFolderError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_counts, check_ranges, check_rank
-from edgegossip.data.local import Local
 from edgegossip.machine.counters import is_running
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
@@ -33,7 +32,7 @@ from edgegossip.real.agreement import (
     ending_seconds,
     with_final_average,
 )
-from edgegossip.real.best_model import best_state, with_best
+from edgegossip.real.best_model import best_state, with_best_of
 from edgegossip.real.introduction import introduce, run_id, run_key
 from edgegossip.real.worker_files import DiskWarning, Snapshots, WorkerEventLog, WorkerTracking
 from edgegossip.real.worker_folder import ENDS, has_ended, kept_checkpoint
@@ -154,7 +153,7 @@ def take_part(
             measure the averaged model: its data is `Local`, or its model has parts.
     """
     check_rank(rank, experiment.num_workers)
-    _with_best(experiment)  # before a folder is made
+    with_best_of(experiment)  # before a folder is made
     with locked(Path(out)), intra_op_threads(settings.threads):
         worker = _Worker(experiment, rank, Path(out), settings, recipe, command, executors)
         return worker.run(transport, forecaster)
@@ -294,7 +293,7 @@ class _Worker:
 
     def _whole_algorithm(self, params: Tensor) -> Algorithm[Any]:
         """The experiment's algorithm, with the best model and the final average if wanted."""
-        algorithm, plain = _with_best(self._experiment), self._experiment.algorithm
+        algorithm, plain = with_best_of(self._experiment), self._experiment.algorithm
         average = partial(
             with_final_average,
             num_workers=self._experiment.num_workers,
@@ -442,21 +441,6 @@ class _Worker:
         if reason in ENDS and validator is not None and self._workload.is_whole([self._rank]):
             _, values = validator.evaluate(host.state.estimate)
         return {f"validation_{metric.key}": values[metric.name] for metric in metrics}
-
-
-def _with_best(experiment: Experiment) -> Algorithm[Any]:
-    """The experiment's algorithm, which keeps the best model if that is wanted."""
-    if experiment.kept is not None and isinstance(experiment.task.dataset, Local):
-        raise ValueError(
-            "keep needs a worker that can measure the averaged model for all, and Local data "
-            "stays with each worker; leave keep out on real machines"
-        )
-    algorithm, kept, task = experiment.algorithm, experiment.kept, experiment.task
-    if kept is not None and kept.rounds is None and algorithm.traits.local_steps:
-        # Equal on all workers, whose shards may differ by a sample.
-        samples = len(experiment.data_ranks) * task.batch_size * algorithm.traits.local_steps
-        kept = replace(kept, rounds=max(1, round(len(task.dataset.train) / samples)))
-    return with_best(algorithm, experiment.num_workers, kept, task.specs)
 
 
 def _make(out: Path, header: dict[str, Any]) -> None:

@@ -30,7 +30,6 @@ class Summary:
     best_value: float | None = None
     kept_value: float | None = None
     kept_time: Seconds | None = None
-    kept_validation_value: float | None = None
     worker_worst: float | None = None
     worker_mean: float | None = None
     time_to_target: Seconds | None = None

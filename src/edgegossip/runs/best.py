@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from edgegossip.contract.errors import unknown_name
@@ -30,7 +29,6 @@ class KeepBest:
     Args:
         patience: Number of evaluations in a row without a new best value after which the run
             ends; None never ends it. An evaluation of unchanged parameters does not count.
-        min_seconds: Time before which the run does not end for this reason, at least 0.
         metric: Name of the metric; "loss" for the loss; None for the task's chosen metric.
         rounds: Rounds between two evaluations on real machines, where each costs the exchange
             of the models; see `BestByValidation`. None for the rounds in which the workers
@@ -43,18 +41,12 @@ class KeepBest:
     """
 
     patience: int | None = None
-    min_seconds: Seconds = 0.0
     metric: str | None = None
     rounds: int | None = None
 
     def __post_init__(self) -> None:
         check_counts(self, "patience", "rounds")
-        check_ranges(
-            self,
-            patience="at least 1 or None",
-            min_seconds="at least 0",
-            rounds="at least 1 or None",
-        )
+        check_ranges(self, patience="at least 1 or None", rounds="at least 1 or None")
 
     def find(self, metrics: Sequence[MetricSpec]) -> MetricSpec:
         """Find the metric among those of a task, the chosen one first, and the loss.
@@ -68,15 +60,9 @@ class KeepBest:
             raise ValueError(unknown_name("metric", name, by_name))
         return by_name[name]
 
-    def is_over(self, num_worse: int, now: Seconds) -> bool:
-        """Whether to end a run after this many evaluations in a row without a new best value.
-
-        >>> KeepBest(patience=2, min_seconds=5.0).is_over(2, now=4.0)
-        False
-        """
-        return (
-            self.patience is not None and num_worse >= self.patience and now >= self.min_seconds
-        )
+    def is_over(self, num_worse: int) -> bool:
+        """Whether to end a run after so many evaluations in a row without a new best value."""
+        return self.patience is not None and num_worse >= self.patience
 
 
 def kept_best(keep: KeepBest | str | None) -> KeepBest | None:
@@ -86,7 +72,7 @@ def kept_best(keep: KeepBest | str | None) -> KeepBest | None:
         ValueError: If it is something else.
 
     >>> kept_best("best")
-    KeepBest(patience=None, min_seconds=0.0, metric=None, rounds=None)
+    KeepBest(patience=None, metric=None, rounds=None)
     """
     if keep is None or isinstance(keep, KeepBest):
         return keep
@@ -127,8 +113,8 @@ class BestModel:
 
     @property
     def value(self) -> float:
-        """The task's chosen metric on the test split."""
-        return next(iter(self.metrics.values()))
+        """The task's chosen metric on the test split; NaN in a `TrainingLoop`."""
+        return next(iter(self.metrics.values()), math.nan)
 
     def summary(self) -> dict[str, Any]:
         """The fields of `summary.json`; see `Results.summary`."""
@@ -160,12 +146,11 @@ class BestModel:
             round=summary["kept_round"],
             metric=KeepBest(metric=summary["kept_by"]).find(metrics),
             validation_value=summary["kept_validation_value"],
-            metrics={each.name: _known(summary[f"kept_{each.key}"]) for each in metrics},
+            metrics={
+                each.name: math.nan if (value := summary[f"kept_{each.key}"]) is None else value
+                for each in metrics
+            },
         )
-
-
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 @dataclass(slots=True)
@@ -180,7 +165,7 @@ class Selection:
         time: The time at which it was measured.
         round: Number of rounds that all evaluated workers had completed then.
         index: Index of its evaluation in the history of the run.
-        num_worse: Number of later evaluations of other parameters.
+        num_worse: Number of later evaluations.
     """
 
     keep: KeepBest
@@ -191,22 +176,11 @@ class Selection:
     round: int = 0
     index: int = 0
     num_worse: int = 0
-    _last: Tensor | None = None
-    _last_value: float = math.nan
-
-    def known(self, params: Tensor) -> float | None:
-        """The value of these parameters if the last ones were equal; otherwise None."""
-        is_same = self._last is not None and torch.equal(params, self._last)
-        return self._last_value if is_same else None
 
     def add(
         self, params: Tensor, value: float, *, time: Seconds, round: int, index: int
     ) -> None:
-        """Add an evaluation of parameters that differ from the last ones.
-
-        A value that is not finite is never the best.
-        """
-        self._last, self._last_value = params, value
+        """Add an evaluation; a value that is not finite is never the best."""
         if math.isfinite(value) and (
             self.params is None or self.metric.is_better(value, self.value)
         ):
@@ -215,21 +189,7 @@ class Selection:
         else:
             self.num_worse += 1
 
-    def is_over(self, now: Seconds) -> bool:
+    @property
+    def is_over(self) -> bool:
         """Whether the run ends, because it has not improved for so long."""
-        return self.keep.is_over(self.num_worse, now)
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint."""
-        return {name: getattr(self, name) for name in _KEPT}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        for name in _KEPT:
-            setattr(self, name, state[name])
-
-
-_KEPT = (
-    *("params", "value", "time", "round", "index", "num_worse"),
-    *("_last", "_last_value"),
-)
+        return self.keep.is_over(self.num_worse)

@@ -153,7 +153,8 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         until: Target loss or metric that ends the run, and the number of evaluations whose mean
             must reach it; or null.
         keep: How the best model is chosen (`metric`, or null for the chosen one), and when the
-            run ends early (`patience`, `min_seconds`); absent without `keep`.
+            run ends early (`patience`), with the `rounds` of real machines; absent without
+            `keep`.
         evaluation_interval: Seconds between two evaluations, or null.
         evaluation_epochs: Epochs of all workers together between two evaluations, or null. If
             both are null, the interval is the default.

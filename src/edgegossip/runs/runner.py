@@ -217,7 +217,7 @@ class _Run:
 
     def _has_stopped_improving(self) -> bool:
         """Whether the averaged model has been no better for as long as `KeepBest` permits."""
-        return self._selection is not None and self._selection.is_over(self._history[-1].time)
+        return self._selection is not None and self._selection.is_over
 
     def _simulate(self) -> bool:
         """Simulate and evaluate; return True at the end of the run, False after a stop."""
@@ -252,10 +252,12 @@ class _Run:
         before = self._last_params
         # An unchanged model is not measured again, which also skips a second look at the end.
         if self._history and before is not None and torch.equal(mean, before):
-            loss, metrics = self._history[-1].loss, self._history[-1].metrics
+            last = self._history[-1]
+            loss, metrics, validated = last.loss, last.metrics, last.validation_value
         else:
             loss, metrics = self._workload.evaluate(mean)
             self._finite.check(loss, metrics, is_fatal=not self._history and not is_final)
+            validated = self._validate(mean, now)
         self._last_params = mean
         samples = self._log.samples_processed
         evaluation = Evaluation(
@@ -266,7 +268,7 @@ class _Run:
             consensus_distance=distance,
             bytes_sent=self._log.bytes_sent,
             samples_processed=samples,
-            validation_value=self._validate(mean, now),
+            validation_value=validated,
             energy=self.simulator.energy(now),
         )
         self._history.append(evaluation)
@@ -278,13 +280,11 @@ class _Run:
         """Measure the averaged model on the validation split; it may be the best one."""
         if (selection := self._selection) is None:
             return None
-        if (value := selection.known(mean)) is None:
-            loss, metrics = self._workload.validate(mean)
-            value = {**metrics, LOSS.name: loss}[selection.metric.name]
-            ranks, states = self.simulator.estimates(), self.simulator.states
-            round = min(states[rank].round for rank in ranks)
-            index = len(self._history)
-            selection.add(mean, value, time=now, round=round, index=index)
+        loss, metrics = self._workload.validate(mean)
+        value = {**metrics, LOSS.name: loss}[selection.metric.name]
+        ranks, states = self.simulator.estimates(), self.simulator.states
+        round = min(states[rank].round for rank in ranks)
+        selection.add(mean, value, time=now, round=round, index=len(self._history))
         return value
 
     def _best(self) -> BestModel | None:
@@ -358,7 +358,9 @@ class _Run:
                 "history": [each.line() for each in self._history],
                 "num_looks": self._num_looks,
                 "wall_seconds": self._wall_seconds,
-                **({} if self._selection is None else {"best": self._selection.state_dict()}),
+                "best": self._selection,
+                # Without it, the same model would be measured again, and count twice.
+                "last_params": None if self._selection is None else self._last_params,
             }
         )
         self._last_checkpoint = time.monotonic()
@@ -375,7 +377,8 @@ class _Run:
             self._num_looks = int(checkpoint["num_looks"])
             self._wall_before = float(checkpoint["wall_seconds"])
             if self._selection is not None:
-                self._selection.load_state_dict(checkpoint["best"])
+                self._selection = checkpoint["best"]
+                self._last_params = checkpoint["last_params"]
         except LOADING_ERRORS as error:
             self._log.abandon()
             raise self._misfit(error) from error
