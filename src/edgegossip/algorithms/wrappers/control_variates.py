@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,8 +32,8 @@ class ControlledState(WrapperState):
     """State of one worker.
 
     Attributes:
-        whole: The inner algorithm's vector: the parameters, then the control variate, which is
-            as long, and with the weight "auto" one entry more, the loss.
+        whole: The inner algorithm's vector, which is twice as long as `params`: the parameters,
+            then the control variate.
         layout: Layout of `params`, from `Started`.
         control: The worker's own control variate as last given to the inner algorithm,
             [num_params]; None before the first training.
@@ -43,8 +42,6 @@ class ControlledState(WrapperState):
         num_steps: Number of these steps.
         began: The inner algorithm's round in which the present round began.
         asked: The inner algorithm's vector that training was asked to start from.
-        loss: Loss of averaged models on the worker's own samples, exponentially averaged over
-            rounds; None before the first training.
     """
 
     whole: Tensor
@@ -55,12 +52,11 @@ class ControlledState(WrapperState):
     num_steps: int = 0
     began: int = 0
     asked: Tensor | None = None
-    loss: float | None = None
 
     @property
     def estimate(self) -> Tensor:
         """The first half of the inner algorithm's estimate."""
-        return _cut(self.inner.estimate)[0]
+        return _halves(self.inner.estimate)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +108,10 @@ class ControlVariates(Wrapper[ControlledState]):
     (3, 6)
     """
 
-    weight: float | Literal["auto"] = 1.0
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.weight != "auto":
-            check_ranges(self, weight='in [0, 1] or "auto"')
+        check_ranges(self, weight="in [0, 1]")
 
     def role(self, rank: Rank) -> Role:
         """Role in the inner algorithm.
@@ -135,11 +130,11 @@ class ControlVariates(Wrapper[ControlledState]):
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages, for vectors that are twice as long."""
-        return self.inner.schema(self._initial(params))
+        return self.inner.schema(_joined(params, torch.zeros_like(params)))
 
     def init(self, rank: Rank, params: Tensor) -> ControlledState:
         self.role(rank)
-        inner = self.inner.init(rank, self._initial(params))
+        inner = self.inner.init(rank, _joined(params, torch.zeros_like(params)))
         return ControlledState(rank=rank, params=params, whole=inner.params, inner=inner)
 
     def handle(self, state: ControlledState, event: Event, now: Seconds) -> list[Effect]:
@@ -154,7 +149,7 @@ class ControlVariates(Wrapper[ControlledState]):
         # Tensors never change, so the same vector has the same first half; cutting copies it.
         if state.inner.params is not state.whole:
             state.whole = state.inner.params
-            state.params = _cut(state.whole)[0]
+            state.params = _halves(state.whole)[0]
         state.round = state.inner.round
         return [self._passed_on(state, effect) for effect in effects]
 
@@ -163,18 +158,18 @@ class ControlVariates(Wrapper[ControlledState]):
             case Train():
                 return self._ask(state, effect)
             case Evaluate(params):
-                return Evaluate(_cut(params)[0])
+                return Evaluate(_halves(params)[0])
         return effect
 
     def _ask(self, state: ControlledState, train: Train) -> Train:
         """Ask for training of the parameters alone; a new average begins a new round."""
-        params, mean = _cut(train.params)
+        params, mean = _halves(train.params)
         own = state.control
         # A training that continues from the worker's own result, as the blocks of `EdgeGossip`
         # do, keeps the round's drift. Another mean than its own variate is a new average:
         # without rounds, or between them, another worker's message may have changed it.
         if own is not None and (state.began < state.round or not torch.equal(mean, own)):
-            state.drift = self._weight(state, train.params) * (mean - own)
+            state.drift = self.weight * (mean - own)
             state.moved, state.num_steps, state.began = None, 0, state.round
         state.asked = train.params
         return replace(train, params=params)
@@ -182,18 +177,15 @@ class ControlVariates(Wrapper[ControlledState]):
     def _controlled(self, state: ControlledState, event: Trained) -> Trained:
         """Add the drift and the control variate to the result of a piece of training."""
         if event.has_gone_back:  # the steps led to unsound parameters
-            state.control = state.drift = state.moved = state.loss = None
+            state.control = state.drift = state.moved = None
             state.num_steps = 0
             # Not the last average, which may be what led there.
-            before, params = self._initial(event.before), self._initial(event.params)
+            none = torch.zeros_like(event.params)
+            before, params = _joined(event.before, none), _joined(event.params, none)
             return replace(event, before=before, params=params)
         assert state.asked is not None
         params = event.params
         if event.num_steps:  # a skipped training says nothing about steps
-            if state.moved is None:
-                # Later in a round, a long local training has changed the loss.
-                known = event.loss if state.loss is None else state.loss
-                state.loss = known + _NEW_LOSS * (event.loss - known)
             step = params - event.before
             state.moved = step if state.moved is None else state.moved + step
             state.num_steps += event.num_steps
@@ -204,36 +196,18 @@ class ControlVariates(Wrapper[ControlledState]):
                 params = params + event.num_steps * state.drift
         # The inner algorithm sees the variate as if training had changed it, and averages it
         # with the parameters.
-        whole = state.asked.clone()
-        whole[: len(params)] = params
-        if state.control is not None:
-            whole[len(params) : 2 * len(params)] = state.control
-        if self.weight == "auto" and state.loss is not None:
-            whole[-1] = state.loss
-        return replace(event, before=state.asked, params=whole)
-
-    def _weight(self, state: ControlledState, average: Tensor) -> float:
-        if self.weight != "auto":
-            return self.weight
-        assert state.loss is not None  # there is a control variate
-        own, mean = state.loss, float(average[-1])
-        gap = abs(mean - own) / max(abs(mean), abs(own), 1e-12)
-        return min(1.0, max(0.0, (gap - _LOW) / (_HIGH - _LOW)))
-
-    def _initial(self, params: Tensor) -> Tensor:
-        """The inner algorithm's vector without anything measured."""
-        length = 2 * len(params) + (self.weight == "auto")
-        return torch.cat([params, params.new_zeros(length - len(params))])
+        control = _halves(state.asked)[1] if state.control is None else state.control
+        return replace(event, before=state.asked, params=_joined(params, control))
 
     def _layout(self, state: ControlledState) -> Layout:
         return state.layout or Layout(state.params.numel())
 
 
-_LOW, _HIGH = 0.05, 0.15
-_NEW_LOSS = 0.2
+def _joined(params: Tensor, control: Tensor) -> Tensor:
+    return torch.cat([params, control])
 
 
-def _cut(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut out parameters, a copy that can outlive the vector, and the control variate."""
+def _halves(whole: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut a vector [2 * num_params]; the first half is a copy, which can outlive the vector."""
     length = whole.numel() // 2
-    return whole[:length].clone(), whole[length : 2 * length]
+    return whole[:length].clone(), whole[length:]
