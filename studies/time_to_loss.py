@@ -212,7 +212,7 @@ def _searches(
 
 
 def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
-    """All methods with tuned settings, 18 workers: virtual time to a given loss on test data.
+    """All methods, each tuned, 18 workers: virtual time to a given loss on test data.
 
     Eleven parameter-server methods at H = 2, and five at H = 3.2, on HAR and CIFAR-10, after
     the searches of `adsp/tuning`. Duration: 90 minutes for `har-cnn` on one core, three hours
