@@ -84,7 +84,7 @@ class LossMatched(Focused):
 
 
 # The likeliest first, because a trial ends at the time of the best one before it.
-FACTORS = (2.0, 4.0, 1.0, 8.0, 0.5)
+FACTORS = (2.0, 4.0, 1.0, 8.0, 0.5, 16.0)
 EXCHANGES = (0.4, 0.1, 1.0, 0.02)
 """Exchange probabilities that GoSGD tries with each learning rate."""
 RUNS: Contenders = {
