@@ -20,7 +20,15 @@ from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
-from edgegossip.contract.protocol import Effect, Message, Received, Send, TimerFired
+from edgegossip.contract.protocol import (
+    Effect,
+    Evaluate,
+    Finish,
+    Message,
+    Received,
+    Send,
+    TimerFired,
+)
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.topology import complete, ring
 from edgegossip.real.agreement import FinalAverage
@@ -322,6 +330,21 @@ def test_a_check_whose_answers_were_lost_is_no_evaluation() -> None:
         asked = sends(algorithm.handle(judge, TimerFired("another"), float(round)))
         numbers += [each.message.numbers["check"] for each in asked if each.receiver == 1]
     assert numbers == [1, 1, 1]
+
+
+def test_models_that_are_there_when_the_run_ends_are_not_judged() -> None:
+    algorithm = keeping(patience=2)
+    judge = algorithm.init(0, torch.zeros(SIZE))
+    judge.inner.round = 4  # it has sent its model of check 4, and measures that of check 3
+    judge.sent, judge.own = 4, torch.zeros(SIZE)
+    judge.models = {4: {0: judge.own}}
+    ended = record(torch.ones(SIZE), check=3, best_check=1, value=0.5)
+    assert Finish() in algorithm.handle(judge, Received(1, ended), 0.0)
+    for rank in range(1, NUM):
+        late = Message("best model", 0, {"params": torch.zeros(SIZE)}, {"check": 4})
+        effects = algorithm.handle(judge, Received(rank, late), 0.0)
+        assert not any(isinstance(each, Evaluate) for each in effects)
+    assert judge.record.best_check == 1
 
 
 def sends(effects: Sequence[Effect]) -> list[Send]:

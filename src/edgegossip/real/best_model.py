@@ -349,7 +349,8 @@ class BestByValidation(Wrapper[BestState]):
         state.models = {
             c: each for c, each in state.models.items() if each and c > state.record.check
         }
-        if state.mean is not None or not self._is_judge(state):
+        # The run has ended with the last record; a later mean would not be one of its models.
+        if state.is_over or state.mean is not None or not self._is_judge(state):
             return []
         for check in sorted(state.models):
             if not self._is_complete(state, check):
