@@ -83,7 +83,7 @@ class HeldOutGauge(Focused):
         )
         chosen = super().choose(rest, num_samples, random)
         order = known[chosen.order]
-        # All worker's samples are due, but some are held out: the first ones come twice.
+        # If all of a worker's samples are due, the first ones stand in for those held out.
         order = torch.cat([order, order[: num_samples - len(order)]])
         return Choice(order, focus=chosen.focus)
 

@@ -26,7 +26,7 @@ import torch
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.tasks import ACCURACY_AWARE
 from edgegossip.runs.exhibits import Exhibits
-from edgegossip.runs.scoreboard import grouped
+from edgegossip.runs.scoreboard import grouped, time_to
 from edgegossip.runs.study import Row, Session, Study
 from edgegossip.training.sampling.selection import (
     Candidates,
@@ -166,11 +166,11 @@ class TunedRace(TunedContest):
         baselines = [session.rows[place] for place in self.references(None)]
         target = max(row["held_out_accuracy"] for row in baselines) - TARGET_GAP
         curve = equal_looks(trial, baselines[0]["setups"][self.setup.name])
-        for time, accuracy in zip(curve["times"], curve["accuracies"], strict=True):
-            if accuracy >= target:
-                return {"held_out_seconds": time, "held_out_accuracy": accuracy}
-        best = max(curve["accuracies"], default=0.0)
-        return {"held_out_seconds": None, "held_out_accuracy": best}
+        seconds = time_to(curve, target)
+        known = curve["accuracies"]
+        best = max(known, default=0.0)
+        there = best if seconds is None else known[curve["times"].index(seconds)]
+        return {"held_out_seconds": seconds, "held_out_accuracy": there}
 
 
 def merit(trial: Row) -> tuple[float, float]:

@@ -77,13 +77,7 @@ def data_size(num_bytes: float | None) -> str:
     >>> data_size(12).split(), data_size(123_456).split(), data_size(2.5e9).split()
     (['12', 'B'], ['123', 'kB'], ['2.5', 'GB'])
     """
-    if num_bytes is None:
-        return UNKNOWN
-    for exponent, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "kB")):
-        # 999.6 kB would round to 1,000 kB.
-        if num_bytes >= 0.9995 * 10**exponent:
-            return f"{number(num_bytes / 10**exponent)}{NO_BREAK}{unit}"
-    return f"{number(num_bytes)}{NO_BREAK}B"
+    return _with_prefix(num_bytes, "B")
 
 
 def energy(joules: float | None) -> str:
@@ -92,13 +86,17 @@ def energy(joules: float | None) -> str:
     >>> energy(12.34).split(), energy(580.1).split(), energy(2.5e6).split()
     (['12.3', 'J'], ['580', 'J'], ['2.5', 'MJ'])
     """
-    if joules is None:
+    return _with_prefix(joules, "J")
+
+
+def _with_prefix(value: float | None, unit: str) -> str:
+    if value is None:
         return UNKNOWN
-    for exponent, unit in ((9, "GJ"), (6, "MJ"), (3, "kJ")):
-        # 999.6 J would round to 1,000 J.
-        if joules >= 0.9995 * 10**exponent:
-            return f"{number(joules / 10**exponent)}{NO_BREAK}{unit}"
-    return f"{number(joules)}{NO_BREAK}J"
+    for exponent, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        # 999.6 kB would round to 1,000 kB.
+        if value >= 0.9995 * 10**exponent:
+            return f"{number(value / 10**exponent)}{NO_BREAK}{prefix}{unit}"
+    return f"{number(value)}{NO_BREAK}{unit}"
 
 
 def times(value: float | None) -> str:

@@ -240,13 +240,15 @@ class Results:
 
     def time_to(self, target: float) -> Seconds | None:
         """Virtual seconds until the averaged model first reached `target`; None if never."""
-        reached = (e.time for e in self.history if self.metric.is_reached(e.value, target))
-        return next(reached, None)
+        return None if (first := self._first_at(target)) is None else first.time
 
     def joules_to(self, target: float) -> float | None:
         """Joules until the averaged model first reached `target`; None if never or unknown."""
+        return None if (first := self._first_at(target)) is None else first.joules
+
+    def _first_at(self, target: float) -> Evaluation | None:
         reached = (e for e in self.history if self.metric.is_reached(e.value, target))
-        return None if (first := next(reached, None)) is None else first.joules
+        return next(reached, None)
 
     def summary(
         self, target: float | None = None, baseline: Results | None = None
