@@ -1,6 +1,7 @@
 """Systems in the environments: what becomes of the machines' time where some are slow or fail.
 
 Fields of a row:
+    algorithm: The algorithm, described.
     value: Value of the system's own setting.
     times, accuracies or values, bytes, samples, joules, node_seconds: One number per
         evaluation; bytes are per machine, joules and node-seconds those of all machines.
@@ -28,6 +29,7 @@ from edgegossip.recipes.call import RecipeCall
 from edgegossip.recipes.environment_tasks import PRESETS, TaskName
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.systems import BASELINE, SYSTEMS
+from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Figure, Unit
 from edgegossip.runs.scoreboard import (
     Measures,
@@ -130,6 +132,7 @@ class WaitingContest(TunedContest):
         history, last = results.history, results.history[-1]
         assert last.use is not None  # known to this version
         return {
+            "algorithm": describe(experiment.algorithm),
             **learning_curve(results),
             "bytes": [each.bytes_sent / experiment.num_workers for each in history],
             "samples": [each.samples_processed for each in history],
@@ -160,7 +163,7 @@ def waiting(
     tuning_share: float = 0.25,
     target: float | None = None,
 ) -> Study:
-    """Nine equally tuned systems in five environments: time, bytes, energy, goodput.
+    """Equally tuned systems in five environments: time, bytes, energy, node-seconds, goodput.
 
     Each system tries three learning rates with three values of its own setting, for a part of a
     run's time, on held-out data and with a seed that no result has. These trials fix the
@@ -215,11 +218,7 @@ def waiting(
         tuning_share=tuning_share,
         held_out=HELD_OUT,
         target=target,
-        systems={
-            name: {"setting": SYSTEMS[name].setting, "values": SYSTEMS[name].values}
-            for name in names
-        },
-    )
+    )  # without the systems, so that `--resume` can add new ones
 
 
 NOTE = (
