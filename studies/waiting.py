@@ -163,7 +163,7 @@ def waiting(
     tuning_share: float = 0.25,
     target: float | None = None,
 ) -> Study:
-    """Equally tuned systems in five environments: time, bytes, energy, node-seconds, goodput.
+    """Equally tuned systems in five environments: time, bytes, energy, goodput.
 
     Each system tries three learning rates with three values of its own setting, for a part of a
     run's time, on held-out data and with a seed that no result has. These trials fix the
