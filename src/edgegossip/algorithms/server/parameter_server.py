@@ -445,7 +445,7 @@ class ParameterServer(Committer, Algorithm[CommitState]):
 
     def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
         """Add `share` of each waiting commit of `ranks` to the model, in this order."""
-        changes = (_change(state.waiting[j], state.params) for j in ranks)
+        changes = (change_of(state.waiting[j], state.params) for j in ranks)
         # A new tensor: answers that are in flight and evaluations have the old one.
         state.params = state.params.add(reduce(torch.add, changes), alpha=share)
         for rank in ranks:
@@ -504,7 +504,7 @@ def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[
     }
 
 
-def _change(commit: Message, params: Tensor) -> Tensor:
+def change_of(commit: Message, params: Tensor) -> Tensor:
     """Return a commit's change of `params`, [num_params]; statistics stay as measured."""
     update, num_trained = commit.payload["update"], int(commit.numbers["num_trained"])
     if num_trained == update.numel():
