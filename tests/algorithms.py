@@ -28,6 +28,7 @@ from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGr
 from edgegossip.algorithms.server.adacomm import ADACOMM
 from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
+from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.server.methods import ASP, BSP, SSP, FixedADACOMM
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.decoupled import Decoupled
@@ -81,6 +82,7 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
         **COMMITTERS, local_steps=3, buffer_size=2, activation=0.25, outer_momentum=0.5
     ),
     "fedbuff": FedBuff(**COMMITTERS, local_steps=2, buffer_size=3),
+    "heloco": HeLoCo(**COMMITTERS, local_steps=2),
 }
 
 STANDBYS: dict[str, Standby] = {
@@ -186,6 +188,7 @@ OVERSHOOTING = (
     DiLoCo,
     DoubleSqueeze,
     FedBuff,
+    HeLoCo,
     PushSum,
     QuasiGlobalGossip,
     SSP,
@@ -198,6 +201,7 @@ Momentum leads out of it, and so do late steps and what compression has held bac
 PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     AsyncLocalSGD: {"outer_momentum": 0.0},
     FedBuff: {"buffer_size": 1, "outer_lr": 1.0},
+    HeLoCo: {"outer_momentum": 0.0},
     QuasiGlobalGossip: {"momentum": 0.0},
     DiLoCo: {"outer_momentum": 0.0, "compressor": Identity()},
     DoubleSqueeze: {"outer_momentum": 0.0, "compressor": Identity()},

@@ -24,6 +24,7 @@ from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.virtual_network import Wire
 
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
+from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.server.worker import SERVER
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
@@ -113,6 +114,9 @@ def adding(algorithm: Any) -> Any:  # noqa: ANN401 - its own type
         case FedBuff() as server:
             rate = server.buffer_size / server.num_workers
             return with_settings(algorithm, outer_lr=rate, staleness_power=0.0)
+        case HeLoCo():
+            still = {"aligned": 0.0, "max_shrink": 0.0}
+            return with_settings(algorithm, outer_momentum=0.0, **still)
     return algorithm
 
 

@@ -149,6 +149,8 @@ class ParameterServer(Committer, Algorithm[CommitState]):
     """
 
     evaluates: ClassVar[bool] = False
+    is_elementwise: ClassVar[bool] = True
+    """Whether an entry of the model depends only on the same entry of commits."""
     num_workers: int
 
     def __post_init__(self) -> None:
