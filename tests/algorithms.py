@@ -28,6 +28,7 @@ from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGr
 from edgegossip.algorithms.server.adacomm import ADACOMM
 from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
+from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
 from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.server.methods import ASP, BSP, SSP, FixedADACOMM
 from edgegossip.algorithms.server.parameter_server import ParameterServer
@@ -83,6 +84,7 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     ),
     "fedbuff": FedBuff(**COMMITTERS, local_steps=2, buffer_size=3),
     "heloco": HeLoCo(**COMMITTERS, local_steps=2),
+    "decoupled-diloco": DecoupledDiLoCo(**COMMITTERS, local_steps=3, outer_momentum=0.5),
 }
 
 STANDBYS: dict[str, Standby] = {
@@ -92,6 +94,7 @@ STANDBYS: dict[str, Standby] = {
     "async-local-sgd-standby": Standby(
         inner=replace(PARAMETER_SERVERS["async-local-sgd"], speeds="forecast", look_ahead=1.0)
     ),
+    "decoupled-diloco-standby": Standby(inner=PARAMETER_SERVERS["decoupled-diloco"]),
 }
 """Their workers elect another server where theirs is lost."""
 
@@ -120,6 +123,7 @@ SEVERAL_SERVERS: dict[str, Shards] = {
     "adacomm-servers": shared(PARAMETER_SERVERS["adacomm"]),
     "adsp-servers": shared(PARAMETER_SERVERS["adsp"]),
     "async-local-sgd-servers": shared(PARAMETER_SERVERS["async-local-sgd"]),
+    "decoupled-diloco-servers": shared(PARAMETER_SERVERS["decoupled-diloco"]),
 }
 """Their model is cut into slices, of which each server holds one."""
 
@@ -185,6 +189,7 @@ OVERSHOOTING = (
     ASP,
     AsyncLocalSGD,
     ChocoGossip,
+    DecoupledDiLoCo,
     DiLoCo,
     DoubleSqueeze,
     FedBuff,
@@ -200,6 +205,7 @@ Momentum leads out of it, and so do late steps and what compression has held bac
 
 PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     AsyncLocalSGD: {"outer_momentum": 0.0},
+    DecoupledDiLoCo: {"outer_momentum": 0.0},
     FedBuff: {"buffer_size": 1, "outer_lr": 1.0},
     HeLoCo: {"outer_momentum": 0.0},
     QuasiGlobalGossip: {"momentum": 0.0},

@@ -24,6 +24,7 @@ from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.virtual_network import Wire
 
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
+from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
 from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.server.worker import SERVER
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
@@ -109,7 +110,7 @@ def draw_server_world(seed: int) -> World:
 def adding(algorithm: Any) -> Any:  # noqa: ANN401 - its own type
     """The same so that each commit adds 1 / M of its change, which the checks count."""
     match server_in(algorithm):
-        case AsyncLocalSGD():
+        case AsyncLocalSGD() | DecoupledDiLoCo():
             return with_settings(algorithm, outer_momentum=0.0)
         case FedBuff() as server:
             rate = server.buffer_size / server.num_workers

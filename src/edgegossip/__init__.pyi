@@ -25,6 +25,7 @@ from .algorithms.server.async_local_sgd import (
     AsyncLocalSGD as AsyncLocalSGD,
     FedBuff as FedBuff,
 )
+from .algorithms.server.decoupled_diloco import DecoupledDiLoCo as DecoupledDiLoCo
 from .algorithms.server.heloco import HeLoCo as HeLoCo
 from .algorithms.server.methods import (
     ASP as ASP,

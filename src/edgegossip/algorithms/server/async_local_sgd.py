@@ -121,7 +121,15 @@ class AsyncLocalSGD(OuterServer):
         state.model = state.params  # a restarted server has just adopted it
         return []
 
-    def absorb(self, state: MomentumServerState, commit: Message) -> None:
+    def absorb(self, state: MomentumServerState, commits: list[Message]) -> None:
+        for commit in commits:
+            self._step(state, commit)
+        # What k steps add of the momentum, of which none decays.
+        ahead = self.look_ahead * self.outer_lr * self.size / self.num_workers
+        ahead *= self.outer_momentum
+        state.params = state.model.add(state.velocity, alpha=ahead) if ahead else state.model
+
+    def _step(self, state: MomentumServerState, commit: Message) -> None:
         beta, c, size = self.outer_momentum, self.activation, self.size
         progress = progress_of(commit)
         state.buffer = state.buffer + progress
@@ -138,8 +146,6 @@ class AsyncLocalSGD(OuterServer):
         # Statistics move by 1 / M, whatever the rate.
         step = with_statistics(commit, step, state.model, share=1 / self.outer_lr)
         state.model = state.model.add(step, alpha=lr)
-        ahead = self.look_ahead * lr * size * beta
-        state.params = state.model.add(state.velocity, alpha=ahead) if ahead else state.model
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,15 +206,17 @@ class FedBuff(OuterServer):
     def make_server(self, **fields: Any) -> BufferServerState:  # noqa: ANN401
         return BufferServerState(**fields, buffer=torch.zeros_like(fields["params"]))
 
-    def absorb(self, state: BufferServerState, commit: Message) -> None:
-        # This commit is counted, but was not there when it was made.
-        num_changes = (state.version - 1) // self.buffer_size
-        staleness = max(0, num_changes - int(commit.numbers["version"]) // self.buffer_size)
-        lr = self.outer_lr * (1 + staleness) ** -self.staleness_power
-        change = with_statistics(commit, lr * progress_of(commit), state.params, share=1.0)
-        state.buffer = state.buffer + change
-        state.num_buffered += 1
-        # Whoever has finished sends no more commits, which would fill the buffer.
-        if state.num_buffered >= self.buffer_size or not self.training(state):
-            state.params = state.params.add(state.buffer, alpha=1 / self.buffer_size)
-            state.buffer, state.num_buffered = torch.zeros_like(state.buffer), 0
+    def absorb(self, state: BufferServerState, commits: list[Message]) -> None:
+        for index, commit in enumerate(commits):
+            # All of them are counted, but only those before this one were there when it came.
+            num_before = state.version - len(commits) + index
+            num_changes = num_before // self.buffer_size
+            staleness = num_changes - int(commit.numbers["version"]) // self.buffer_size
+            lr = self.outer_lr * (1 + max(0, staleness)) ** -self.staleness_power
+            step = lr * progress_of(commit)
+            state.buffer = state.buffer + with_statistics(commit, step, state.params, share=1.0)
+            state.num_buffered += 1
+            # Workers that have finished send no more commits, which would fill the buffer.
+            if state.num_buffered >= self.buffer_size or not self.training(state):
+                state.params = state.params.add(state.buffer, alpha=1 / self.buffer_size)
+                state.buffer, state.num_buffered = torch.zeros_like(state.buffer), 0

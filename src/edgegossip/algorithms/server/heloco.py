@@ -116,7 +116,11 @@ class HeLoCo(OuterServer):
     def make_server(self, **fields: Any) -> HeLoCoServerState:  # noqa: ANN401
         return HeLoCoServerState(**fields, velocity=torch.zeros_like(fields["params"]))
 
-    def absorb(self, state: HeLoCoServerState, commit: Message) -> None:
+    def absorb(self, state: HeLoCoServerState, commits: list[Message]) -> None:
+        for commit in commits:
+            self._step(state, commit)
+
+    def _step(self, state: HeLoCoServerState, commit: Message) -> None:
         mu, progress = self.outer_momentum, progress_of(commit)
         sizes = [*(self.sizes or [len(progress)])]
         layers = (torch.split(each, sizes) for each in (progress, state.velocity))

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,12 +60,9 @@ class OuterServerState(ServerState):
     speeds: dict[Rank, float] = field(default_factory=dict)
 
 
-StateT = TypeVar("StateT", bound=OuterServerState)
-
-
 @dataclass(frozen=True, kw_only=True)
 class OuterServer(ParameterServer):
-    r"""Base of servers that absorb commits of several local steps one by one.
+    r"""Base of servers that take outer steps on commits of several local steps.
 
     *Dynamic local updates* give slow workers shorter blocks, so that all commit equally often:
     worker :math:`i`, which takes :math:`v_i` steps per second, commits after
@@ -102,8 +99,8 @@ class OuterServer(ParameterServer):
     # For algorithms to define.
 
     @abstractmethod
-    def absorb(self, state: Any, commit: Message) -> None:  # noqa: ANN401 - its own state
-        """Take a commit into the server's state."""
+    def absorb(self, state: Any, commits: list[Message]) -> None:  # noqa: ANN401 - its own
+        """Take commits, which are counted and in order of ranks, into the server's state."""
 
     # Common to all of them.
 
@@ -143,7 +140,7 @@ class OuterServer(ParameterServer):
         assert isinstance(state, PacedCommitterState)
         if event.num_steps and event.num_samples:
             state.samples_per_step = event.num_samples / event.num_steps
-        if event.num_steps and event.seconds > 0 and self.speeds == "measured":
+        if event.num_steps and event.seconds > 0 and self.speeds != "forecast":
             state.speed = min(event.num_steps / event.seconds, _MAX_SPEED)
 
     def commit_numbers(self, state: CommitterState) -> Mapping[str, float]:
@@ -160,7 +157,7 @@ class OuterServer(ParameterServer):
     ) -> list[Effect]:
         assert isinstance(state, PacedCommitterState)
         fastest = max(numbers["fastest"], state.speed)
-        if state.speed:
+        if state.speed and self.speeds != "equal":
             # The ratio first: it is exactly 1 for the fastest, which must not lose a step.
             state.local_steps = max(1, math.floor(self.local_steps * (state.speed / fastest)))
         return []
@@ -184,10 +181,9 @@ class OuterServer(ParameterServer):
         assert isinstance(state, OuterServerState)
         ranks = sorted(state.waiting)
         for rank in ranks:
-            commit = state.waiting[rank]
-            state.speeds[rank] = commit.numbers["speed"]
+            state.speeds[rank] = state.waiting[rank].numbers["speed"]
             state.count(rank, self.num_rounds)
-            self.absorb(state, commit)
+        self.absorb(state, [state.waiting[rank] for rank in ranks])
         # All are absorbed before the first answer: commits that wait together get one model.
         return [self.answer(state, rank) for rank in ranks]
 
