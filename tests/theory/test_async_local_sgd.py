@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS
-from tests.worlds import EVEN, NUM_PARAMS, TARGETS, UNEVEN, Watched, make_world
+from tests.worlds import EVEN, NUM_PARAMS, TARGETS, UNEVEN, Watched, joined, make_world
 from torch import Tensor
 
 from edgegossip.algorithms.server.async_local_sgd import (
@@ -18,6 +20,8 @@ from edgegossip.algorithms.server.async_local_sgd import (
 )
 from edgegossip.algorithms.server.methods import ASP
 from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.protocol import (
     Event,
     Message,
@@ -94,7 +98,11 @@ def test_one_worker_takes_nesterov_steps_on_blocks(look_ahead: float) -> None:
         outer.step()
         velocity = -outer.state[model]["momentum_buffer"]
         start = model.detach() + look_ahead * 0.8 * 0.6 * velocity
-    torch.testing.assert_close(final_model(algorithm, platforms=EVEN[:2]), start)
+    world = make_world(algorithm, platforms=EVEN[:2])
+    assert world.run()
+    torch.testing.assert_close(world.states[0].params, start)
+    # The look-ahead is for workers; the model itself is evaluated.
+    torch.testing.assert_close(world.states[0].estimate, model.detach())
 
 
 @pytest.mark.parametrize("activation", [0.0, 0.1, 1 / 3])
@@ -152,6 +160,21 @@ def test_slow_workers_take_fewer_steps_and_commit_as_often(speeds: str) -> None:
         assert blocks == [16, 16, 8, 2]
         # The first block has 16 steps everywhere; a forecast arrives a commit later.
         assert commits == [50, 50, 48 if speeds == "forecast" else 49, 43]
+
+
+@pytest.mark.parametrize(
+    ("wrap", "num_servers"), [(Standby, 1), (partial(Shards, num_servers=2), 2)]
+)
+def test_the_look_ahead_is_not_evaluated_by_wrappers_either(
+    wrap: Callable[..., Any], num_servers: int
+) -> None:
+    num_workers = NUM_WORKERS - num_servers
+    inner = AsyncLocalSGD(num_workers=num_workers, num_rounds=5, local_steps=2, look_ahead=1.0)
+    world = make_world(wrap(inner=inner), links=LINKS)
+    assert world.run()
+    servers = [getattr(s, "server", None) or getattr(s, "inner", None) for s in world.states]
+    models = [s.model for s in servers if isinstance(s, MomentumServerState)]
+    assert torch.equal(joined(world.estimates()).flatten(), torch.cat(models))
 
 
 def test_a_fast_worker_that_is_lost_keeps_no_blocks_short() -> None:

@@ -36,6 +36,10 @@ class MomentumServerState(OuterServerState):
     buffer: Tensor
     num_buffered: int = 0
 
+    @property
+    def estimate(self) -> Tensor:
+        return self.model
+
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncLocalSGD(OuterServer):
@@ -56,8 +60,7 @@ class AsyncLocalSGD(OuterServer):
     and with one worker and :math:`N = 1` a Nesterov step on each block of local steps (SNOO).
 
     *Momentum look-ahead*: with `look_ahead` :math:`k`, workers start from :math:`W + k \eta
-    \beta m`, where :math:`k` changes by the momentum alone will lead. As with Nesterov's
-    momentum in PyTorch, this is also the model that is evaluated.
+    \beta m`, where :math:`k` changes by the momentum alone will lead; :math:`W` is evaluated.
 
     The momentum and the buffer are the server's own: answers do not carry them. A server that
     has restarted without a checkpoint, and an elected `Standby`, continue from the newest

@@ -103,6 +103,11 @@ class ShardServerState(WorkerState):
     is_astray: bool = False
     has_finished: bool = False
 
+    @property
+    def estimate(self) -> Tensor:
+        # In a new epoch the old slice is still the best one, until a model is adopted.
+        return self.params if self.inner.is_new else self.inner.estimate
+
 
 @dataclass(frozen=True)
 class ShardServer:
