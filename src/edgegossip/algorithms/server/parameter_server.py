@@ -1,4 +1,4 @@
-"""A parameter server and workers that commit to it: base of BSP, SSP, ASP, ADACOMM and ADSP.
+"""A parameter server and workers that commit to it: base of BSP, ADSP and all others.
 
 Rank 0 is the server. Workers train from the server's model, *commit* their change, and get the
 new model in return. The base class delivers each commit, counts it exactly once, and survives
