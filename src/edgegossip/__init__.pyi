@@ -21,6 +21,12 @@ from .algorithms.push_sum.stochastic_gradient_push import (
 )
 from .algorithms.server.adacomm import ADACOMM as ADACOMM
 from .algorithms.server.adsp import ADSP as ADSP, ADSPPlus as ADSPPlus
+from .algorithms.server.async_local_sgd import (
+    AsyncLocalSGD as AsyncLocalSGD,
+    FedBuff as FedBuff,
+)
+from .algorithms.server.decoupled_diloco import DecoupledDiLoCo as DecoupledDiLoCo
+from .algorithms.server.heloco import HeLoCo as HeLoCo
 from .algorithms.server.methods import (
     ASP as ASP,
     BSP as BSP,
