@@ -15,6 +15,7 @@ from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
@@ -132,6 +133,7 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2
     ),
+    "gasloc": GASLoC(topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2),
     "stochastic-gradient-push": StochasticGradientPush(
         topology=directed_ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2
     ),
@@ -175,6 +177,7 @@ OVERSHOOTING = (
     ChocoGossip,
     DiLoCo,
     DoubleSqueeze,
+    GASLoC,
     PushSum,
     QuasiGlobalGossip,
     SSP,
@@ -186,6 +189,7 @@ Momentum leads out of it, and so do late steps and what compression has held bac
 
 PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     QuasiGlobalGossip: {"momentum": 0.0},
+    GASLoC: {"outer_momentum": 0.0},
     DiLoCo: {"outer_momentum": 0.0, "compressor": Identity()},
     DoubleSqueeze: {"outer_momentum": 0.0, "compressor": Identity()},
 }

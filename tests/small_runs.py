@@ -25,6 +25,7 @@ from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
@@ -75,6 +76,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         compressor=TopK(keep_ratio=0.1),
         timeout=0.5,
     ),
+    "gasloc": GASLoC(topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5
     ),

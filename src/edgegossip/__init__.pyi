@@ -8,6 +8,7 @@ from .algorithms.gossip.choco_gossip import ChocoGossip as ChocoGossip
 from .algorithms.gossip.diloco import DiLoCo as DiLoCo
 from .algorithms.gossip.double_squeeze import DoubleSqueeze as DoubleSqueeze
 from .algorithms.gossip.epoch_gossip import EpochGossip as EpochGossip
+from .algorithms.gossip.gasloc import GASLoC as GASLoC
 from .algorithms.gossip.gosgd import GoSGD as GoSGD
 from .algorithms.gossip.gossip import Gossip as Gossip
 from .algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip as QuasiGlobalGossip
@@ -48,6 +49,7 @@ from .contract.topology import (
     from_edges as from_edges,
     intermittent as intermittent,
     one_peer_exponential as one_peer_exponential,
+    random_matching as random_matching,
     random_one_peer as random_one_peer,
     random_regular as random_regular,
     ring as ring,

@@ -22,6 +22,7 @@ from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
@@ -76,6 +77,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         compensation_rounds=2,
         compensate_every=4,
     ),
+    "gasloc": GASLoC(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "quasi-global": QuasiGlobalGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "edge-gossip": EdgeGossip(inner=Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS)),
     "edge-gossip-epochs": EdgeGossip(
