@@ -13,6 +13,7 @@ from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gasloc import GASLoC
@@ -126,6 +127,9 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     ),
     "adpsgd": ADPSGD(
         topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5
+    ),
+    "divshare": DivShare(
+        topology=complete(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, num_fragments=3
     ),
     "choco-gossip": ChocoGossip(
         topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, compressor=TopK(keep_ratio=0.3)

@@ -6,6 +6,7 @@ from .algorithms.gossip.all_reduce import AllReduce as AllReduce
 from .algorithms.gossip.alone import Alone as Alone
 from .algorithms.gossip.choco_gossip import ChocoGossip as ChocoGossip
 from .algorithms.gossip.diloco import DiLoCo as DiLoCo
+from .algorithms.gossip.divshare import DivShare as DivShare
 from .algorithms.gossip.double_squeeze import DoubleSqueeze as DoubleSqueeze
 from .algorithms.gossip.epoch_gossip import EpochGossip as EpochGossip
 from .algorithms.gossip.gasloc import GASLoC as GASLoC

@@ -140,6 +140,7 @@ def test_momentum_accelerates_agreement_by_the_root_of_the_gap() -> None:
     assert distances[1] < 0.05 * distances[0]
 
 
+@thorough
 @pytest.mark.parametrize(
     ("alpha", "momentum", "shrinks"), [(0.5, 0.8, True), (1.0, 0.8, False)]
 )

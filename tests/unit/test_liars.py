@@ -20,6 +20,7 @@ from tests.worlds import NUM_PARAMS, TARGETS, ObedientStage
 from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gasloc import GASLoC
@@ -66,6 +67,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "gossip": Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "gosgd": GoSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
     "adpsgd": ADPSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
+    "divshare": DivShare(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, num_fragments=3),
     "choco": ChocoGossip(**ROUNDS, compressor=TopK(0.5, Sign())),
     "push": StochasticGradientPush(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "sparse-push": SparsePush(**ROUNDS, compressor=TopK(0.5, BFloat16())),
