@@ -20,6 +20,7 @@ from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -128,6 +129,7 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "adpsgd": ADPSGD(
         topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5
     ),
+    "swift": SWIFT(topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS),
     "divshare": DivShare(
         topology=complete(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, num_fragments=3
     ),

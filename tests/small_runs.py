@@ -30,6 +30,7 @@ from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush,
@@ -56,6 +57,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "gosgd": GoSGD(topology=complete(NUM_WORKERS), num_rounds=8, exchange_probability=0.5),
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "adpsgd": ADPSGD(topology=ring(NUM_WORKERS), num_rounds=8, resend_after=0.3),
+    "swift": SWIFT(topology=ring(NUM_WORKERS), num_rounds=8, timeout=0.3),
     "divshare": DivShare(topology=complete(NUM_WORKERS), num_rounds=8, timeout=0.3),
     "choco-gossip": ChocoGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, compressor=TopK(keep_ratio=0.1), timeout=0.5

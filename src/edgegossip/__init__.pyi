@@ -13,6 +13,7 @@ from .algorithms.gossip.gasloc import GASLoC as GASLoC
 from .algorithms.gossip.gosgd import GoSGD as GoSGD
 from .algorithms.gossip.gossip import Gossip as Gossip
 from .algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip as QuasiGlobalGossip
+from .algorithms.gossip.swift import SWIFT as SWIFT
 from .algorithms.push_sum.difference_push import DifferencePush as DifferencePush
 from .algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush as SkewCompensatedSparsePush,

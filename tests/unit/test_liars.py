@@ -27,6 +27,7 @@ from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush,
@@ -67,6 +68,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "gossip": Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "gosgd": GoSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
     "adpsgd": ADPSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
+    "swift": SWIFT(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS),
     "divshare": DivShare(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, num_fragments=3),
     "choco": ChocoGossip(**ROUNDS, compressor=TopK(0.5, Sign())),
     "push": StochasticGradientPush(topology=COMPLETE, num_rounds=NUM_ROUNDS),
