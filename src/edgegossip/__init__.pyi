@@ -153,7 +153,9 @@ from .training.metrics import (
 )
 from .training.optimizer import (
     SGD as SGD,
+    AdamW as AdamW,
     Cosine as Cosine,
+    Muon as Muon,
     StepDecay as StepDecay,
     WarmUp as WarmUp,
 )
