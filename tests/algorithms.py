@@ -13,11 +13,14 @@ from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -141,12 +144,17 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "adpsgd": ADPSGD(
         topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5
     ),
+    "swift": SWIFT(topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS),
+    "divshare": DivShare(
+        topology=complete(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, num_fragments=3
+    ),
     "choco-gossip": ChocoGossip(
         topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, compressor=TopK(keep_ratio=0.3)
     ),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2
     ),
+    "gasloc": GASLoC(topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2),
     "stochastic-gradient-push": StochasticGradientPush(
         topology=directed_ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2
     ),
@@ -194,6 +202,7 @@ OVERSHOOTING = (
     DoubleSqueeze,
     FedBuff,
     HeLoCo,
+    GASLoC,
     PushSum,
     QuasiGlobalGossip,
     SSP,
@@ -209,6 +218,7 @@ PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     FedBuff: {"buffer_size": 1, "outer_lr": 1.0},
     HeLoCo: {"outer_momentum": 0.0},
     QuasiGlobalGossip: {"momentum": 0.0},
+    GASLoC: {"outer_momentum": 0.0},
     DiLoCo: {"outer_momentum": 0.0, "compressor": Identity()},
     DoubleSqueeze: {"outer_momentum": 0.0, "compressor": Identity()},
 }

@@ -6,11 +6,14 @@ from .algorithms.gossip.all_reduce import AllReduce as AllReduce
 from .algorithms.gossip.alone import Alone as Alone
 from .algorithms.gossip.choco_gossip import ChocoGossip as ChocoGossip
 from .algorithms.gossip.diloco import DiLoCo as DiLoCo
+from .algorithms.gossip.divshare import DivShare as DivShare
 from .algorithms.gossip.double_squeeze import DoubleSqueeze as DoubleSqueeze
 from .algorithms.gossip.epoch_gossip import EpochGossip as EpochGossip
+from .algorithms.gossip.gasloc import GASLoC as GASLoC
 from .algorithms.gossip.gosgd import GoSGD as GoSGD
 from .algorithms.gossip.gossip import Gossip as Gossip
 from .algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip as QuasiGlobalGossip
+from .algorithms.gossip.swift import SWIFT as SWIFT
 from .algorithms.push_sum.difference_push import DifferencePush as DifferencePush
 from .algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush as SkewCompensatedSparsePush,
@@ -54,6 +57,7 @@ from .contract.topology import (
     from_edges as from_edges,
     intermittent as intermittent,
     one_peer_exponential as one_peer_exponential,
+    random_matching as random_matching,
     random_one_peer as random_one_peer,
     random_regular as random_regular,
     ring as ring,
@@ -160,7 +164,9 @@ from .training.metrics import (
 )
 from .training.optimizer import (
     SGD as SGD,
+    AdamW as AdamW,
     Cosine as Cosine,
+    Muon as Muon,
     StepDecay as StepDecay,
     WarmUp as WarmUp,
 )
