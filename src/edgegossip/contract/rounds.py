@@ -53,6 +53,7 @@ class RoundState(WorkerState):
         exchange: Number of completed exchanges; a round has one or more.
         is_exchanging: Whether the worker has sent its messages in this exchange and waits for
             those of its neighbors.
+        is_training: Whether a `Train` of a round that overlaps its exchanges is running.
         inbox: Messages of this exchange and later ones, by exchange and sender.
         first_exchange: By neighbor, the first exchange in which the worker waits for that
             neighbor; 0 by default, infinite while the neighbor is lost.
@@ -64,6 +65,7 @@ class RoundState(WorkerState):
 
     exchange: int = 0
     is_exchanging: bool = False
+    is_training: bool = False
     inbox: dict[int, dict[Rank, Payload]] = field(default_factory=dict)
     first_exchange: dict[Rank, float] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
@@ -190,6 +192,15 @@ class Synchronous(Algorithm[S], Generic[S]):
         return 1
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a round's exchanges begin with its training instead of after it.
+
+        They then carry what the worker has learned before. `mix` may come before or after
+        `learn`, which must add `Trained.delta` to the state as it is by then.
+        """
+        return False
+
+    @property
     def total_rounds(self) -> int:
         """Number of rounds until a worker finishes, including final rounds without training."""
         return self.num_rounds
@@ -227,8 +238,14 @@ class Synchronous(Algorithm[S], Generic[S]):
             case Trained():
                 # Before anything else: work that is done counts even if rounds are skipped.
                 self.learn(state, event)
+                state.is_training = False
+                if state.catch_up is not None:
+                    return []  # the training began before the worker noticed that it is behind
                 if self._is_behind(state):
                     return self._skip(state, now)
+                if self.overlaps:
+                    # The exchanges may have ended before, and then waited for this event.
+                    return [] if state.is_exchanging else self._begin_round(state, now)
                 return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
             case Received():
                 return self.receive(state, event.sender, event.message, now)
@@ -258,8 +275,14 @@ class Synchronous(Algorithm[S], Generic[S]):
         effects: list[Effect] = []
         # A loop: a worker without neighbors would otherwise recurse once for each round.
         while state.round < self.total_rounds:
+            begins = state.exchange % self.exchanges_per_round == 0
+            if begins and state.is_training:
+                return effects  # its end begins the round
             if (work := self.work(state)) is not None:
-                return [*effects, Train(self.start(state), work)]
+                effects.append(Train(self.start(state), work))
+                if not self.overlaps:
+                    return effects
+                state.is_training = True
             effects += self._exchange(state, now)
             if not self._is_complete(state):
                 return effects

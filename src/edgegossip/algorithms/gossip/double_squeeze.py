@@ -19,6 +19,7 @@ from edgegossip.contract import (
     RoundState,
     TensorSpec,
     Trained,
+    Work,
     by_origin,
     check_ranges,
 )
@@ -86,6 +87,13 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     compression: its :math:`q_i` is :math:`v_i`. Without faults, all progress arrives in the
     end, and all workers have the same :math:`x`, bit for bit.
 
+    With `overlap`, a round's messages are sent when its training begins, and carry what was
+    learned in the round before. Training starts from all of the worker's own progress, and the
+    others' arrives while it runs: :math:`x \leftarrow x + p` changes what the next training
+    starts from, and nothing of the worker's own is lost. Nobody waits unless an exchange takes
+    longer than a round's training. Others' progress then counts a round later, and one more
+    round without training brings the last of it.
+
     While an owner is lost, another worker *holds* its chunk. :doc:`Algorithms
     </docs/algorithms>` describes how copies that differ after faults become equal again.
 
@@ -101,6 +109,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         outer_momentum: :math:`\beta`, in [0, 1). Momentum lengthens steps by a factor of
             :math:`1 / (1 - \beta)`, so reduce the learning rate.
         outer_lr: :math:`\alpha`, above 0.
+        overlap: Whether workers train while they exchange.
         timeout: See `Synchronous`.
         seed: Seeds compressors that draw at random.
 
@@ -113,7 +122,9 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         Departures: every worker is the server of a chunk, and does not compress its own
         progress there; progress of local steps in place of gradients, and training from
         :math:`x + e_i`; Nesterov's momentum and a learning rate at the owners, as in DiLoCo
-        (Douillard et al., 2023, arXiv:2311.08105), but not for statistics; holders.
+        (Douillard et al., 2023, arXiv:2311.08105), but not for statistics; holders;
+        the overlap, with a delay of one round as in DiLoCo with eager updates (Kale et al.,
+        2025, arXiv:2502.12996).
 
     >>> from edgegossip.compression.sparse import TopK
     >>> from edgegossip.contract.topology import complete
@@ -128,7 +139,20 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     compressor: Compressor = Identity()
     outer_momentum: float = 0.7
     outer_lr: float = 1.0
+    overlap: bool = False
     seed: int = 0
+
+    @property
+    def overlaps(self) -> bool:
+        return self.overlap
+
+    @property
+    def total_rounds(self) -> int:
+        # What was learned in the last round of training is sent in one more.
+        return self.num_rounds + self.overlap
+
+    def work(self, state: DoubleSqueezeState) -> Work | None:
+        return super().work(state) if state.round < self.num_rounds else None
 
     def __post_init__(self) -> None:
         super().__post_init__()
