@@ -182,6 +182,13 @@ class Synchronous(Algorithm[S], Generic[S]):
         """
         return []
 
+    def patience(self, state: S) -> Seconds | None:
+        """Seconds to wait for the neighbors; None waits until they are lost."""
+        return self.timeout
+
+    def use_late(self, state: S, sender: Rank, exchange: int, payload: Payload) -> None:
+        """Use a payload that has come after its exchange was mixed; by default, drop it."""
+
     def end(self, state: S) -> list[Effect]:
         """Finish after the last round."""
         return [Finish()]
@@ -245,7 +252,8 @@ class Synchronous(Algorithm[S], Generic[S]):
                     return self._skip(state, now)
                 if self.overlaps:
                     # The exchanges may have ended before, and then waited for this event.
-                    return [] if state.is_exchanging else self._begin_round(state, now)
+                    waits = state.is_exchanging
+                    return (self._be_patient if waits else self._begin_round)(state, now)
                 return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
             case Received():
                 return self.receive(state, event.sender, event.message, now)
@@ -295,10 +303,13 @@ class Synchronous(Algorithm[S], Generic[S]):
         state.is_exchanging = True
         neighbors = self.topology.out_neighbors(state.rank, state.exchange)
         effects = self.send(state, [j for j in neighbors if j not in state.lost], now)
-        if self.timeout is not None:
-            # The name is the same in each exchange, so this also cancels the previous timer.
-            effects.append(SetTimer("round", now + self.timeout))
-        return effects
+        # While it trains, a worker does not wait.
+        return effects if state.is_training else [*effects, *self._be_patient(state, now)]
+
+    def _be_patient(self, state: S, now: Seconds) -> list[Effect]:
+        patience = self.patience(state)
+        # The name is the same in each exchange, so this also cancels the previous timer.
+        return [] if patience is None else [SetTimer("round", now + patience)]
 
     def _is_complete(self, state: S) -> bool:
         """Whether an exchange is under way and all awaited messages have arrived."""
@@ -338,10 +349,11 @@ class Synchronous(Algorithm[S], Generic[S]):
             if sender not in state.lost and state.first_exchange[sender] == math.inf:
                 effects = self.remind(state, sender, now)  # it is expected to skip rounds
         neighbors = self.topology.in_neighbors(state.rank, exchange)
-        # A late message is dropped, because its exchange is mixed. An early one waits: its
-        # sender may be ahead by `Topology.longest_lead`. Workers that are not neighbors in that
-        # exchange have nothing to say.
-        if exchange >= state.exchange and sender in neighbors:
+        # An early message waits: its sender may be ahead by `Topology.longest_lead`. Workers
+        # that are not neighbors in that exchange have nothing to say.
+        if sender in neighbors and exchange < state.exchange:
+            self.use_late(state, sender, exchange, message.payload)
+        elif sender in neighbors:
             state.inbox.setdefault(exchange, {})[sender] = message.payload
         return [*effects, *self._go_on(state, now)]
 
@@ -361,7 +373,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         if state.catch_up is not None:
             return self._resume(state, now)
         # A timer may fire during the training after its exchange, which was completed in time.
-        return self._mix_and_go_on(state, now) if state.is_exchanging else []
+        waits = state.is_exchanging and not state.is_training
+        return self._mix_and_go_on(state, now) if waits else []
 
     def _go_on(self, state: S, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
@@ -385,8 +398,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         # Neighbors announce their rounds when they see the worker, without being asked: a
         # request could be lost, or overtaken by the loss of the worker before it.
         state.catch_up = {}
-        timer = [] if self.timeout is None else [SetTimer("round", now + self.timeout)]
-        return [*timer, *self._resume_if_complete(state, now)]
+        return [*self._be_patient(state, now), *self._resume_if_complete(state, now)]
 
     def _receive_catch_up(
         self, state: S, sender: Rank, message: Message, now: Seconds

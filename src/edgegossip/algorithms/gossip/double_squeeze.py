@@ -17,6 +17,7 @@ from edgegossip.contract import (
     Payload,
     Rank,
     RoundState,
+    Seconds,
     TensorSpec,
     Trained,
     Work,
@@ -33,17 +34,21 @@ class HeldChunk:
     """A chunk at its holder, besides its entries in the model.
 
     Attributes:
+        own: The holder's own progress, taken when it sends the rest to other holders, [chunk].
         velocity: :math:`u`, [chunk].
         error: :math:`s`, steps that nobody has heard of yet, [chunk].
         update: :math:`p` of the last round, compressed; empty before there is one.
         asked: Workers that have asked for the whole chunk in this round, as keys.
+        late: Progress that came after the step of its round, [chunk] each.
         is_new: Whether the other workers' copies may differ, because this holder is new.
     """
 
+    own: Tensor
     velocity: Tensor
     error: Tensor
     update: Payload = field(default_factory=dict)
     asked: dict[Rank, None] = field(default_factory=dict)
+    late: list[Tensor] = field(default_factory=list)
     is_new: bool = True
 
 
@@ -56,12 +61,14 @@ class DoubleSqueezeState(RoundState):
         held: The chunks that this worker holds.
         holders: Each chunk's holder in this exchange.
         outdated: Chunks that may differ from the holder's, as keys.
+        trained_for: Duration of the last training.
     """
 
     error: Tensor
     held: dict[Rank, HeldChunk] = field(default_factory=dict)
     holders: dict[Rank, Rank] = field(default_factory=dict)
     outdated: dict[Rank, None] = field(default_factory=dict)
+    trained_for: Seconds = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +117,8 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             :math:`1 / (1 - \beta)`, so reduce the learning rate.
         outer_lr: :math:`\alpha`, above 0.
         overlap: Whether workers train while they exchange.
+        grace: Share of its last training's duration that a worker waits for messages, above 0;
+            None waits as `timeout` says.
         timeout: See `Synchronous`.
         seed: Seeds compressors that draw at random.
 
@@ -140,6 +149,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     outer_momentum: float = 0.7
     outer_lr: float = 1.0
     overlap: bool = False
+    grace: float | None = None
     seed: int = 0
 
     @property
@@ -157,6 +167,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, outer_momentum="in [0, 1)", outer_lr="above 0")
+        check_ranges(self, grace="above 0 or None")
 
     def init(self, rank: Rank, params: Tensor) -> DoubleSqueezeState:
         nothing = torch.zeros_like(self._view(params, rank))
@@ -164,14 +175,19 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             rank=rank,
             params=params,
             error=torch.zeros_like(params),
-            held={rank: HeldChunk(velocity=nothing, error=nothing, is_new=False)},
+            held={rank: HeldChunk(own=nothing, velocity=nothing, error=nothing, is_new=False)},
             holders={each: each for each in range(self.num_workers)},
         )
 
     def start(self, state: DoubleSqueezeState) -> Tensor:
         return state.params + state.error
 
+    def patience(self, state: DoubleSqueezeState) -> Seconds | None:
+        grace = None if self.grace is None else self.grace * state.trained_for
+        return grace or self.timeout  # before the first training, no duration is known
+
     def learn(self, state: DoubleSqueezeState, trained: Trained) -> None:
+        state.trained_for = trained.seconds
         if trained.has_gone_back:
             # Nobody else went back, so all chunks are asked for.
             state.params = trained.params
@@ -207,8 +223,15 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
                 state.outdated.pop(chunk, None)
                 if chunk not in state.held:
                     nothing = torch.zeros_like(self._view(state.params, chunk))
-                    state.held[chunk] = HeldChunk(velocity=nothing, error=nothing)
+                    state.held[chunk] = HeldChunk(own=nothing, velocity=nothing, error=nothing)
             state.holders[chunk] = holder
+        if self.is_first(state):
+            for chunk, held in state.held.items():
+                # It needs no compression, so nothing is held back. Taken now, not when others'
+                # progress has arrived, as training may end in between.
+                own = self._view(state.error, chunk)
+                held.own = own.clone()
+                own.zero_()
 
     # The two exchanges.
 
@@ -271,6 +294,16 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         for held in state.held.values():
             held.is_new = False  # all have got the whole chunk, or will ask for it
 
+    def use_late(
+        self, state: DoubleSqueezeState, sender: Rank, exchange: int, payload: Payload
+    ) -> None:
+        if exchange % 2:
+            return  # of an update; the worker has asked for the whole chunk
+        for chunk, each in by_origin(payload).items():
+            vector = self._vector(state, chunk, each) if chunk in state.held else None
+            if vector is not None:
+                state.held[chunk].late.append(vector)
+
     def _vector(
         self, state: DoubleSqueezeState, chunk: Rank, payload: Payload
     ) -> Tensor | None:
@@ -283,11 +316,13 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     def _step(self, state: DoubleSqueezeState, chunk: Rank, arrived: Sequence[Tensor]) -> None:
         """Step by the mean progress in a chunk that this worker holds; compress the step."""
         held = state.held[chunk]
-        own, numel = self._view(state.error, chunk), state.params.numel()
+        numel = state.params.numel()
         # Over those that arrived: a missing worker's progress stays in its error memory only if
-        # its message was never sent.
-        mean = torch.stack([own, *arrived]).mean(0)
-        own.zero_()  # it needs no compression, so nothing is held back
+        # its message was never sent. If it is late, it counts in the next round.
+        mean = torch.stack([held.own, *arrived]).mean(0)
+        for late in held.late:
+            mean.add_(late, alpha=1 / self.num_workers)
+        held.late = []
         held.velocity = torch.add(mean, held.velocity, alpha=self.outer_momentum)
         step = torch.add(mean, held.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
         if state.layout is not None:
