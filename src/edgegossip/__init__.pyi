@@ -130,7 +130,12 @@ from .sim.platform import (
     uneven as uneven,
 )
 from .sim.simulator import Simulator as Simulator
-from .sim.traces import batch_jobs as batch_jobs, gpus as gpus, phones as phones
+from .sim.traces import (
+    batch_jobs as batch_jobs,
+    drift as drift,
+    gpus as gpus,
+    phones as phones,
+)
 from .training.loss import (
     TokenCrossEntropy as TokenCrossEntropy,
     model_and_batch as model_and_batch,
