@@ -26,7 +26,7 @@ from edgegossip.contract.protocol import (
 )
 from edgegossip.contract.topology import ring
 from edgegossip.machine.contention import Contention
-from edgegossip.machine.goodput import NodeUse
+from edgegossip.machine.goodput import NodeUse, UsefulSamples
 from edgegossip.sim.fault import Crash, Drop, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import ContentionTrace, Platform, Sensitivity
@@ -187,3 +187,16 @@ def test_a_checkpoint_of_a_version_without_use_goes_on_without_it() -> None:
     second = world(on_start({}), platforms=(BOARD, BOARD)).simulator
     second.load_state_dict(state)
     assert second.use(2.0) is None
+
+
+def test_a_kept_state_does_not_change_with_the_run() -> None:
+    useful = UsefulSamples()
+    useful.train(4)
+    useful.send(now=0.0, end=2.0)
+    kept = useful.copy()
+    useful.train(2)
+    useful.send(now=1.0, end=3.0)
+    assert kept.leaving == [(2.0, 4.0)]
+    kept.crash(now=2.5)
+    useful.crash(now=2.5)
+    assert (kept.total, useful.total) == (4.0, 4.0)

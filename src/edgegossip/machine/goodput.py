@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from edgegossip.contract.protocol import Seconds
 
@@ -88,7 +88,7 @@ class UsefulSamples:
 
     total: float = 0.0
     safe: float = 0.0
-    leaving: tuple[tuple[Seconds, float], ...] = ()
+    leaving: list[tuple[Seconds, float]] = field(default_factory=list)
 
     def train(self, num_samples: float) -> None:
         """Count samples of a training that has ended."""
@@ -100,15 +100,18 @@ class UsefulSamples:
         # The first message after a training suffices: later ones leave later.
         if self.total > newest:
             self._settle(now)
-            self.leaving = (*self.leaving, (end, self.total))
+            self.leaving.append((end, self.total))
 
     def crash(self, now: Seconds) -> None:
         """Subtract the samples whose results are lost in a crash at `now`."""
         self._settle(now)
-        self.total, self.leaving = self.safe, ()
+        self.total, self.leaving = self.safe, []
+
+    def copy(self) -> UsefulSamples:
+        """Return a copy that does not change with this one."""
+        return replace(self, leaving=[*self.leaving])
 
     def _settle(self, now: Seconds) -> None:
-        for end, samples in self.leaving:
-            if end <= now:
-                self.safe = samples
-        self.leaving = tuple(each for each in self.leaving if each[0] > now)
+        # From the front: on a slow uplink, thousands of messages may wait.
+        while self.leaving and self.leaving[0][0] <= now:
+            _, self.safe = self.leaving.pop(0)

@@ -420,7 +420,7 @@ def one_slow(
     slow: float = 0.1,
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
-    """Equal machines and a slow one, of speeds 1, 1, 1 and 0.1: links of 100 Mbit/s and 5 ms.
+    """Equal machines and a slow one, of speeds 1, 1, 1 and 0.1; links of 100 Mbit/s.
 
     Args:
         settings: Settings of the recipe.

@@ -310,7 +310,7 @@ class Machines:
             "incarnations": list(self._incarnations),
             "busy_until": list(self._busy_until),
             "usage": [replace(each) for each in self._usage],
-            "work": [replace(each, useful=replace(each.useful)) for each in self.work],
+            "work": [replace(each, useful=each.useful.copy()) for each in self.work],
             "trainers": {rank: each.state_dict() for rank, each in self._trainers.items()},
             "monitors": [monitor.state_dict() for monitor in self._monitors],
         }
