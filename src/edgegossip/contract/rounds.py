@@ -182,13 +182,6 @@ class Synchronous(Algorithm[S], Generic[S]):
         """
         return []
 
-    def patience(self, state: S) -> Seconds | None:
-        """Seconds to wait for the neighbors; None waits until they are lost."""
-        return self.timeout
-
-    def use_late(self, state: S, sender: Rank, exchange: int, payload: Payload) -> None:
-        """Use a payload that has come after its exchange was mixed; by default, drop it."""
-
     def end(self, state: S) -> list[Effect]:
         """Finish after the last round."""
         return [Finish()]
@@ -251,9 +244,9 @@ class Synchronous(Algorithm[S], Generic[S]):
                 if self._is_behind(state):
                     return self._skip(state, now)
                 if self.overlaps:
-                    # The exchanges may have ended before, and then waited for this event.
-                    waits = state.is_exchanging
-                    return (self._be_patient if waits else self._begin_round)(state, now)
+                    if state.is_exchanging:
+                        return self._set_timeout(now)  # from here on, it waits
+                    return self._begin_round(state, now)
                 return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
             case Received():
                 return self.receive(state, event.sender, event.message, now)
@@ -304,12 +297,11 @@ class Synchronous(Algorithm[S], Generic[S]):
         neighbors = self.topology.out_neighbors(state.rank, state.exchange)
         effects = self.send(state, [j for j in neighbors if j not in state.lost], now)
         # While it trains, a worker does not wait.
-        return effects if state.is_training else [*effects, *self._be_patient(state, now)]
+        return effects if state.is_training else [*effects, *self._set_timeout(now)]
 
-    def _be_patient(self, state: S, now: Seconds) -> list[Effect]:
-        patience = self.patience(state)
+    def _set_timeout(self, now: Seconds) -> list[Effect]:
         # The name is the same in each exchange, so this also cancels the previous timer.
-        return [] if patience is None else [SetTimer("round", now + patience)]
+        return [] if self.timeout is None else [SetTimer("round", now + self.timeout)]
 
     def _is_complete(self, state: S) -> bool:
         """Whether an exchange is under way and all awaited messages have arrived."""
@@ -349,11 +341,10 @@ class Synchronous(Algorithm[S], Generic[S]):
             if sender not in state.lost and state.first_exchange[sender] == math.inf:
                 effects = self.remind(state, sender, now)  # it is expected to skip rounds
         neighbors = self.topology.in_neighbors(state.rank, exchange)
-        # An early message waits: its sender may be ahead by `Topology.longest_lead`. Workers
-        # that are not neighbors in that exchange have nothing to say.
-        if sender in neighbors and exchange < state.exchange:
-            self.use_late(state, sender, exchange, message.payload)
-        elif sender in neighbors:
+        # A late message is dropped, because its exchange is mixed. An early one waits: its
+        # sender may be ahead by `Topology.longest_lead`. Workers that are not neighbors in that
+        # exchange have nothing to say.
+        if exchange >= state.exchange and sender in neighbors:
             state.inbox.setdefault(exchange, {})[sender] = message.payload
         return [*effects, *self._go_on(state, now)]
 
@@ -398,7 +389,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         # Neighbors announce their rounds when they see the worker, without being asked: a
         # request could be lost, or overtaken by the loss of the worker before it.
         state.catch_up = {}
-        return [*self._be_patient(state, now), *self._resume_if_complete(state, now)]
+        return [*self._set_timeout(now), *self._resume_if_complete(state, now)]
 
     def _receive_catch_up(
         self, state: S, sender: Rank, message: Message, now: Seconds

@@ -17,7 +17,6 @@ from edgegossip.contract import (
     Payload,
     Rank,
     RoundState,
-    Seconds,
     TensorSpec,
     Trained,
     Work,
@@ -39,7 +38,6 @@ class HeldChunk:
         error: :math:`s`, steps that nobody has heard of yet, [chunk].
         update: :math:`p` of the last round, compressed; empty before there is one.
         asked: Workers that have asked for the whole chunk in this round, as keys.
-        late: Progress that came after the step of its round, [chunk] each.
         is_new: Whether the other workers' copies may differ, because this holder is new.
     """
 
@@ -48,7 +46,6 @@ class HeldChunk:
     error: Tensor
     update: Payload = field(default_factory=dict)
     asked: dict[Rank, None] = field(default_factory=dict)
-    late: list[Tensor] = field(default_factory=list)
     is_new: bool = True
 
 
@@ -61,14 +58,12 @@ class DoubleSqueezeState(RoundState):
         held: The chunks that this worker holds.
         holders: Each chunk's holder in this exchange.
         outdated: Chunks that may differ from the holder's, as keys.
-        trained_for: Duration of the last training.
     """
 
     error: Tensor
     held: dict[Rank, HeldChunk] = field(default_factory=dict)
     holders: dict[Rank, Rank] = field(default_factory=dict)
     outdated: dict[Rank, None] = field(default_factory=dict)
-    trained_for: Seconds = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +112,6 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             :math:`1 / (1 - \beta)`, so reduce the learning rate.
         outer_lr: :math:`\alpha`, above 0.
         overlap: Whether workers train while they exchange.
-        grace: Share of its last training's duration that a worker waits for messages, above 0;
-            None waits as `timeout` says.
         timeout: See `Synchronous`.
         seed: Seeds compressors that draw at random.
 
@@ -149,7 +142,6 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     outer_momentum: float = 0.7
     outer_lr: float = 1.0
     overlap: bool = False
-    grace: float | None = None
     seed: int = 0
 
     @property
@@ -167,7 +159,6 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, outer_momentum="in [0, 1)", outer_lr="above 0")
-        check_ranges(self, grace="above 0 or None")
 
     def init(self, rank: Rank, params: Tensor) -> DoubleSqueezeState:
         nothing = torch.zeros_like(self._view(params, rank))
@@ -182,12 +173,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     def start(self, state: DoubleSqueezeState) -> Tensor:
         return state.params + state.error
 
-    def patience(self, state: DoubleSqueezeState) -> Seconds | None:
-        grace = None if self.grace is None else self.grace * state.trained_for
-        return grace or self.timeout  # before the first training, no duration is known
-
     def learn(self, state: DoubleSqueezeState, trained: Trained) -> None:
-        state.trained_for = trained.seconds
         if trained.has_gone_back:
             # Nobody else went back, so all chunks are asked for.
             state.params = trained.params
@@ -294,16 +280,6 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         for held in state.held.values():
             held.is_new = False  # all have got the whole chunk, or will ask for it
 
-    def use_late(
-        self, state: DoubleSqueezeState, sender: Rank, exchange: int, payload: Payload
-    ) -> None:
-        if exchange % 2:
-            return  # of an update; the worker has asked for the whole chunk
-        for chunk, each in by_origin(payload).items():
-            vector = self._vector(state, chunk, each) if chunk in state.held else None
-            if vector is not None:
-                state.held[chunk].late.append(vector)
-
     def _vector(
         self, state: DoubleSqueezeState, chunk: Rank, payload: Payload
     ) -> Tensor | None:
@@ -318,11 +294,8 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         held = state.held[chunk]
         numel = state.params.numel()
         # Over those that arrived: a missing worker's progress stays in its error memory only if
-        # its message was never sent. If it is late, it counts in the next round.
+        # its message was never sent.
         mean = torch.stack([held.own, *arrived]).mean(0)
-        for late in held.late:
-            mean.add_(late, alpha=1 / self.num_workers)
-        held.late = []
         held.velocity = torch.add(mean, held.velocity, alpha=self.outer_momentum)
         step = torch.add(mean, held.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
         if state.layout is not None:
