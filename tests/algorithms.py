@@ -188,6 +188,13 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         local_steps=2,
         compressor=TopK(keep_ratio=0.3),
     ),
+    "double-squeeze-overlapping": DoubleSqueeze(
+        topology=complete(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+        compressor=TopK(keep_ratio=0.3),
+        overlap=True,
+    ),
 }
 """By name, each for `NUM_WORKERS` workers; `dataclasses.replace` varies them."""
 

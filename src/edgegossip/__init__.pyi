@@ -107,6 +107,7 @@ from .real.join import Connection as Connection, join as join
 from .real.script import own_share as own_share, script_worker as script_worker
 from .real.training_loop import LoopSettings as LoopSettings, TrainingLoop as TrainingLoop
 from .recipes.baselines import edge_gossip as edge_gossip
+from .recipes.edge_squeeze import edge_squeeze as edge_squeeze
 from .recipes.published import as_published as as_published
 from .recipes.script_averaging import averaging as averaging
 from .report.export import export as export

@@ -15,7 +15,7 @@ from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.topology import complete
-from edgegossip.recipes.push_sum_comparison import compressor
+from edgegossip.recipes.edge_squeeze import LARGEST, edge_squeeze
 
 Machines: TypeAlias = Literal["all", "all and a server", "the fastest"]
 
@@ -82,7 +82,7 @@ def diloco(crew: Crew, local_steps: int) -> DoubleSqueeze:
 def squeezed(crew: Crew, local_steps: int) -> DoubleSqueeze:
     """The same with a tenth of the entries, in 4 bits."""
     return DoubleSqueeze(
-        **crew.peers, local_steps=local_steps, compressor=compressor(0.1, 4), seed=crew.seed
+        **crew.peers, local_steps=local_steps, compressor=LARGEST, seed=crew.seed
     )
 
 
@@ -115,6 +115,11 @@ SYSTEMS: Mapping[str, System] = {
     "double-squeeze": System(squeezed, STEPS, (8, 2, 32)),
     "edge-gossip-double-squeeze": System(
         lambda crew, n: EdgeGossip(inner=squeezed(crew, n)), STEPS, (16, 4, 64)
+    ),
+    "edge-squeeze": System(
+        lambda crew, n: edge_squeeze(crew.num_workers, local_steps=n, seed=crew.seed),
+        STEPS,
+        (8, 2, 32),
     ),
     "gosgd": System(pushing, PROBABILITY, (0.05, 0.01, 0.2)),
     "ad-psgd": System(asking, PROBABILITY, (0.2, 0.05, 1.0)),
