@@ -18,8 +18,10 @@ from edgegossip.algorithms.server.async_local_sgd import (
     FedBuff,
     MomentumServerState,
 )
+from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
 from edgegossip.algorithms.server.methods import ASP
 from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.protocol import (
@@ -59,7 +61,7 @@ def commit(
         "num_steps": 1,
         "num_trained": num_trained,
         "version": version,
-        "speed": speed,
+        "pace": speed,
     }
     return Message("commit", 0, {"update": update}, numbers)
 
@@ -175,6 +177,14 @@ def test_the_look_ahead_is_not_evaluated_by_wrappers_either(
     servers = [getattr(s, "server", None) or getattr(s, "inner", None) for s in world.states]
     models = [s.model for s in servers if isinstance(s, MomentumServerState)]
     assert torch.equal(joined(world.estimates()).flatten(), torch.cat(models))
+
+
+@pytest.mark.parametrize("inner", [AsyncLocalSGD, DecoupledDiLoCo])
+def test_batches_may_have_sizes_by_speed(inner: Callable[..., Any]) -> None:
+    algorithm = BatchTune(inner=inner(num_workers=NUM, num_rounds=5, local_steps=2))
+    world = make_world(algorithm, platforms=UNEVEN, links=LINKS)
+    assert world.run()
+    assert len({state.batch_ratio for state in world.states[1:]}) > 1
 
 
 def test_a_fast_worker_that_is_lost_keeps_no_blocks_short() -> None:

@@ -55,7 +55,7 @@ def commit(
         "num_steps": num_steps,
         "num_trained": 1,
         "version": 0,
-        "speed": 2.0,
+        "pace": 2.0,
         "num_samples": num_samples,
     }
     return Message("commit", 0, {"update": torch.tensor([update])}, numbers)

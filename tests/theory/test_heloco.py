@@ -39,7 +39,7 @@ def commit(algorithm: ParameterServer, state: Any, update: Tensor, number: int =
         "num_steps": 1,
         "num_trained": len(update),
         "version": 0,
-        "speed": 1.0,
+        "pace": 1.0,
     }
     message = Message("commit", 0, {"update": update}, numbers)
     algorithm.handle(state, Received(1, message), 1.0)
@@ -82,6 +82,13 @@ def test_a_change_against_the_momentum_loses_a_share_of_that_component(
 def test_a_long_momentum_softens_corrections() -> None:
     soft, hard = (corrected([-3.0, 4.0], damping=damping)[0] for damping in (9.0, 0.0))
     assert -3 < soft < hard
+
+
+def test_large_changes_stay_finite() -> None:
+    found = corrected([0.0, 1e30], turn=0.5)
+    torch.testing.assert_close(
+        found.norm(dtype=torch.float64).item(), 1e30, rtol=1e-5, atol=0.0
+    )
 
 
 def test_each_layer_is_corrected_by_itself() -> None:

@@ -176,7 +176,7 @@ class DecoupledDiLoCo(OuterServer):
 
     def _window(self, state: SyncerState) -> Seconds:
         """Length of the grace window, in seconds."""
-        speeds = [commit.numbers["speed"] for commit in state.waiting.values()]
+        speeds = [commit.numbers["pace"] for commit in state.waiting.values()]
         # All blocks last as long as that of the fastest worker. Until its speed is known,
         # nothing says how long that is.
         fastest = max([*speeds, self.settings(state, state.rank)["fastest"]])

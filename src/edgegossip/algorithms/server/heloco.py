@@ -133,7 +133,7 @@ class HeLoCo(OuterServer):
 
     def _corrected(self, change: Tensor, momentum: Tensor) -> Tensor:
         """Return the corrected change of one layer, [num_params of the layer]."""
-        length, reference = float(change.norm()), float(momentum.norm())
+        length, reference = _length(change), _length(momentum)
         if length == 0 or reference == 0:
             return change
         u, v = change / length, momentum / reference
@@ -145,4 +145,9 @@ class HeLoCo(OuterServer):
             share = min(self.shrink * -cosine * confidence, self.max_shrink)
             return change.sub(v, alpha=share * cosine * length)
         w = u.lerp(v, min(self.turn * (1 - cosine) * confidence, 1.0))
-        return w * (length / float(w.norm()))
+        return w * (length / _length(w))
+
+
+def _length(vector: Tensor) -> float:
+    # In float64, because squares of large entries do not fit in float32.
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))

@@ -112,7 +112,7 @@ class OuterServer(ParameterServer):
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         """The messages of `ParameterServer`; commits also carry a speed."""
         specs = super().schema(params)
-        numbers = {**specs["commit"].numbers, "speed": (0.0, _MAX_SPEED)}
+        numbers = {**specs["commit"].numbers, "pace": (0.0, _MAX_SPEED)}
         return {**specs, "commit": replace(specs["commit"], numbers=numbers)}
 
     # The worker.
@@ -145,7 +145,8 @@ class OuterServer(ParameterServer):
 
     def commit_numbers(self, state: CommitterState) -> Mapping[str, float]:
         assert isinstance(state, PacedCommitterState)
-        return {"speed": state.speed}
+        # Not "speed": `BatchTune` adds a number of that name, in samples per second.
+        return {"pace": state.speed}
 
     def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:
         # Asked while the commit is in flight, so that the forecast is there when the answer
@@ -181,7 +182,7 @@ class OuterServer(ParameterServer):
         assert isinstance(state, OuterServerState)
         ranks = sorted(state.waiting)
         for rank in ranks:
-            state.speeds[rank] = state.waiting[rank].numbers["speed"]
+            state.speeds[rank] = state.waiting[rank].numbers["pace"]
             state.count(rank, self.num_rounds)
         self.absorb(state, [state.waiting[rank] for rank in ranks])
         # All are absorbed before the first answer: commits that wait together get one model.
