@@ -17,7 +17,7 @@ from edgegossip.cli.main import main
 from edgegossip.contract.topology import complete
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.recipes.call import RecipeCall
-from edgegossip.recipes.environment_tasks import ByAuthor, num_bytes
+from edgegossip.recipes.environment_tasks import ByAuthor
 from edgegossip.recipes.environments import (
     HALOS_SPEEDS,
     EnvironmentSettings,
@@ -27,6 +27,7 @@ from edgegossip.recipes.environments import (
     phones,
     stragglers,
 )
+from edgegossip.recipes.push_sum_comparison import layer_sizes
 from edgegossip.recipes.systems import SYSTEMS, Crew
 from edgegossip.runs.experiment import Comparison, throughput_bound
 from edgegossip.runs.runner import run
@@ -45,7 +46,9 @@ def test_halos_keeps_the_published_ratio_of_communication_to_computation(
     # From region 1 to region 3, Pythia-70M takes 281.7 MB x 8 / 0.117 Gbit/s; a step 238 ms.
     published = 281.7e6 * 8 / 0.117e9 / 0.238391
     link = experiment.links.link(1, 3)
-    assert num_bytes(experiment.task) / link.bandwidth / step == pytest.approx(published)
+    assert 4 * sum(layer_sizes(experiment.task)) / link.bandwidth / step == pytest.approx(
+        published
+    )
     assert experiment.links.link(3, 1) == link
     assert experiment.links.link(0, 4).bandwidth > 100 * link.bandwidth  # within a region
 
@@ -155,7 +158,7 @@ def test_a_run_lasts_as_long_as_the_machines_would_need_without_waiting() -> Non
 def test_every_system_has_three_values_to_try_by_an_argument_of_the_recipe(name: str) -> None:
     system = SYSTEMS[name]
     assert len({*system.values}) == 3
-    crew = Crew(num_workers=3, seconds=10.0)
+    crew = Crew(num_workers=3, seconds=10.0, layer_sizes=(64,))
     assert system.build(crew) == system.build(crew, system.values[0])
     assert system.build(crew, system.values[1]) != system.build(crew)
     call = RecipeCall("environments/one-slow", {"task": "digits", "num_workers": 3})
@@ -166,7 +169,8 @@ def test_every_system_has_three_values_to_try_by_an_argument_of_the_recipe(name:
     assert tunable["lr"] == (0.1, 0.3, 0.0333)
     values = {system.setting: system.values[2], "lr": 0.3}
     changed = call.replace(**values).experiment(name)
-    crew = Crew(num_workers=3, seconds=changed.max_seconds or 0)
+    sizes = layer_sizes(changed.task)
+    crew = Crew(num_workers=3, seconds=changed.max_seconds or 0, layer_sizes=sizes)
     if system.machines == "the fastest":
         crew = replace(crew, num_workers=1)
     assert changed.algorithm == system.build(crew, system.values[2])

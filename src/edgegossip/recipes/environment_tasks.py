@@ -223,11 +223,3 @@ def learning_rate(task: Task) -> float:
     optimizer: Any = task.optimizer
     found = optimizer.keywords["lr"] if isinstance(optimizer, partial) else optimizer.lr
     return float(found)
-
-
-def num_bytes(task: Task) -> int:
-    """Bytes of the task's model in float32."""
-    with torch.random.fork_rng(devices=[]):
-        return 4 * sum(
-            each.numel() for make in task.models.values() for each in make().parameters()
-        )

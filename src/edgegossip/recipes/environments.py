@@ -16,9 +16,9 @@ from edgegossip.recipes.baselines import HOME_LINK, PHONE_LINK, phone_platforms
 from edgegossip.recipes.environment_tasks import (
     TaskSettings,
     learning_rate,
-    num_bytes,
     prepared,
 )
+from edgegossip.recipes.push_sum_comparison import layer_sizes
 from edgegossip.recipes.systems import BASELINE, SYSTEMS, Crew, Machines, System
 from edgegossip.recipes.tasks import CommonSettings, default_data_dir
 from edgegossip.runs.experiment import Comparison, Experiment
@@ -75,13 +75,13 @@ class Job:
 
     Args:
         seconds: Duration of the run.
-        num_bytes: Bytes of the model in float32.
+        layer_sizes: Number of entries of each tensor in the model, in order.
         step_seconds: Duration of a step on the fastest machine.
         seed: Seed of the run.
     """
 
     seconds: Seconds
-    num_bytes: int
+    layer_sizes: tuple[int, ...]
     step_seconds: Seconds
     seed: int
 
@@ -188,7 +188,7 @@ def compare_in(
     seconds = passes if settings.seconds is None else settings.seconds
     job = Job(
         seconds=seconds,
-        num_bytes=num_bytes(task),
+        layer_sizes=layer_sizes(task),
         step_seconds=task.batch_size / throughput,
         seed=settings.seed,
     )
@@ -219,7 +219,12 @@ def _experiment(
 ) -> Experiment:
     own = environment.machines(system.machines)
     number = len(own.platforms) - (system.machines == "all and a server")
-    crew = Crew(num_workers=number, seconds=job.seconds, seed=settings.seed)
+    crew = Crew(
+        num_workers=number,
+        seconds=job.seconds,
+        layer_sizes=job.layer_sizes,
+        seed=settings.seed,
+    )
     return Experiment(
         task=task,
         algorithm=system.build(crew, getattr(settings, system.setting)),
@@ -297,7 +302,8 @@ def halos(
     speeds = [HALOS_SPEEDS[region][rank // 4] for rank, region in enumerate(regions)]
 
     def connected(environment: Environment, job: Job) -> Environment:
-        scale = job.num_bytes / PYTHIA_BYTES * PYTHIA_STEP / job.step_seconds
+        num_bytes = 4 * sum(job.layer_sizes)
+        scale = num_bytes / PYTHIA_BYTES * PYTHIA_STEP / job.step_seconds
         between = tuple(
             tuple(Link(bandwidth=scale * gigabits * 1e9 / 8) for gigabits in row)
             for row in HALOS_GIGABITS

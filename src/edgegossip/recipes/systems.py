@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.server.adsp import ADSP
+from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
+from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
+from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.contract.protocol import Seconds
-from edgegossip.contract.topology import complete
+from edgegossip.contract.topology import complete, random_matching
 from edgegossip.recipes.edge_squeeze import LARGEST, edge_squeeze
 
 Machines: TypeAlias = Literal["all", "all and a server", "the fastest"]
@@ -27,11 +34,13 @@ class Crew:
     Args:
         num_workers: Number of workers, without a server.
         seconds: Duration of the run.
+        layer_sizes: Number of entries of each tensor in the model, in order.
         seed: Seeds random choices of algorithms.
     """
 
     num_workers: int
     seconds: Seconds
+    layer_sizes: tuple[int, ...]
     seed: int = 0
 
     @property
@@ -102,6 +111,23 @@ def asking(crew: Crew, probability: float) -> ADPSGD:
     return ADPSGD(**crew.peers, exchange_probability=probability, seed=crew.seed)
 
 
+def matched(crew: Crew, local_steps: int) -> GASLoC:
+    """GASLoC over random pairs."""
+    pairs = random_matching(crew.num_workers, period=_PERIOD, seed=crew.seed)
+    return GASLoC(topology=pairs, num_rounds=UNTIL_CUT_OFF, local_steps=local_steps)
+
+
+def served(make: Callable[..., Algorithm[Any]]) -> System:
+    """A system with a server that takes outer steps; slow workers take fewer local steps."""
+    return System(
+        lambda crew, n: make(**crew.served, local_steps=n),
+        STEPS,
+        (32, 8, 128),
+        "all and a server",
+    )
+
+
+_PERIOD = 1000  # rounds until pairs repeat
 STEPS = "local_steps"
 PROBABILITY = "exchange_probability"
 SYSTEMS: Mapping[str, System] = {
@@ -121,6 +147,25 @@ SYSTEMS: Mapping[str, System] = {
         STEPS,
         (8, 2, 32),
     ),
+    "gasloc": System(matched, STEPS, (16, 4, 64)),
+    "edge-gossip-gasloc": System(
+        lambda crew, n: EdgeGossip(inner=matched(crew, n)), STEPS, (32, 8, 128)
+    ),
+    "divshare": System(
+        lambda crew, n: DivShare(**crew.peers, local_steps=n, seed=crew.seed), STEPS, (4, 1, 16)
+    ),
+    "swift": System(
+        lambda crew, n: SWIFT(**crew.peers, local_steps=n, seed=crew.seed), STEPS, (4, 1, 16)
+    ),
+    "async-local-sgd": served(AsyncLocalSGD),
+    "fedbuff": served(partial(FedBuff, speeds="measured")),
+    "heloco": System(
+        lambda crew, n: HeLoCo(**crew.served, local_steps=n, sizes=crew.layer_sizes),
+        STEPS,
+        (32, 8, 128),
+        "all and a server",
+    ),
+    "decoupled-diloco": served(DecoupledDiLoCo),
     "gosgd": System(pushing, PROBABILITY, (0.05, 0.01, 0.2)),
     "ad-psgd": System(asking, PROBABILITY, (0.2, 0.05, 1.0)),
     "adsp": System(adsp, "windows", (20, 8, 50), "all and a server"),
