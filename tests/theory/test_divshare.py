@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS
 from tests.effects import of_type, only
+from tests.tiers import thorough
 from tests.trained import trained_event
 from tests.worlds import INITIAL, TARGETS, UNEVEN, Recorder, final_params, make_world
 
@@ -34,9 +36,8 @@ TWO = DivShare(topology=complete(2), num_rounds=99, num_fragments=3, num_receive
 
 
 def divshare(**arguments: Any) -> DivShare:  # noqa: ANN401
-    return DivShare(
-        **{"topology": complete(5), "num_rounds": 15, "num_fragments": 3} | arguments
-    )
+    defaults: dict[str, Any] = {"topology": complete(5), "num_rounds": 15, "num_fragments": 3}
+    return DivShare(**defaults | arguments)
 
 
 def started(algorithm: DivShare, *values: float, has_rejoined: bool = False) -> DivShareState:
@@ -121,6 +122,18 @@ def test_a_slow_link_carries_the_newest_model() -> None:
     assert effect.message.round == 4
 
 
+def test_the_queue_outlives_a_block_in_which_no_exchange_is_drawn() -> None:
+    algorithm = divshare(topology=complete(2), num_receivers=1)
+    state = started(algorithm, 0.0, 0.0, 0.0)
+    end_block(algorithm, state)
+    never = replace(algorithm, exchange_probability=0.0)
+    never.handle(state, trained_event(torch.full((3,), 5.0), state.params), 2.0)
+    [effect] = never.handle(state, Received(1, Message("ack", 1)), 2.5)
+    assert isinstance(effect, Send)
+    [values] = effect.message.payload.values()
+    assert values.tolist() == [5.0]
+
+
 def test_a_late_acknowledgement_of_a_fragment_that_was_given_up_frees_no_link() -> None:
     algorithm = divshare(topology=complete(2), num_receivers=1, timeout=2.0)
     state = started(algorithm, 0.0, 0.0, 0.0)
@@ -183,6 +196,7 @@ def test_exchange_alone_leads_to_agreement_near_the_mean() -> None:
     torch.testing.assert_close(after.mean(0), START.mean(0), atol=0.3, rtol=0.0)
 
 
+@thorough
 def test_training_comes_near_the_optimum_of_all() -> None:
     after = final_params(make_world(divshare(num_rounds=200), lr=0.02))
     torch.testing.assert_close(after.mean(0), TARGETS[:5].mean(0), atol=0.1, rtol=0.0)

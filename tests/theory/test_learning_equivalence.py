@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
+from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.contract.protocol import Epochs, Steps, Work
 from edgegossip.contract.topology import complete
@@ -122,10 +124,15 @@ def batches(workload: Workload, rank: int, works: Sequence[Work]) -> list[Tensor
         (lambda graph: GoSGD(topology=graph, num_rounds=12), [Steps(12)]),
         (lambda graph: EpochGossip(topology=graph, num_rounds=2), [Epochs(), Epochs()]),
         (lambda graph: ADPSGD(topology=graph, num_rounds=12), [Steps(12)]),
+        (lambda graph: DivShare(topology=graph, num_rounds=12), [Steps(12)]),
+        (lambda graph: SWIFT(topology=graph, num_rounds=12), [Steps(12)]),
         (lambda graph: ChocoGossip(topology=graph, num_rounds=12), [Steps(12)]),
         (lambda graph: StochasticGradientPush(topology=graph, num_rounds=12), [Steps(12)]),
     ],
-    ids=["gossip", "all-reduce", "gosgd", "epoch-gossip", "adpsgd", "choco-gossip", "sgp"],
+    ids=[
+        *("gossip", "all-reduce", "gosgd", "epoch-gossip", "adpsgd", "divshare", "swift"),
+        *("choco-gossip", "sgp"),
+    ],
 )
 def test_one_worker_is_plain_sgd_to_the_last_bit(
     make: Callable[..., AnyAlgorithm], works: list[Work], optimizer: SGD, dataset: Dataset

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.algorithms import MATCHINGS, NUM_WORKERS
 from tests.effects import of_type, only
+from tests.tiers import thorough
 from tests.trained import trained_event
 from tests.worlds import (
     EVEN,
@@ -46,7 +47,8 @@ PATH = SWIFT(topology=star(3), num_rounds=99, mixing=Uniform())
 
 
 def swift(**arguments: Any) -> SWIFT:  # noqa: ANN401
-    return SWIFT(**{"topology": ring(5), "num_rounds": 15} | arguments)
+    defaults: dict[str, Any] = {"topology": ring(5), "num_rounds": 15}
+    return SWIFT(**defaults | arguments)
 
 
 def started(algorithm: SWIFT, value: float, has_rejoined: bool = False) -> SWIFTState:
@@ -174,6 +176,7 @@ def test_exchange_alone_leads_to_agreement(topology: Topology) -> None:
     assert consensus_distance(mix_only(algorithm, START)) < 1e-3 * consensus_distance(START)
 
 
+@thorough
 def test_training_comes_near_the_optimum_of_all() -> None:
     links = Links(default=Link(latency=0.1))
     after = final_params(make_world(swift(num_rounds=300), lr=0.02, links=links))

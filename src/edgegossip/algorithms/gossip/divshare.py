@@ -163,7 +163,10 @@ class DivShare(Paced[DivShareState]):
             heard.pop(rank, None)
 
     def _fill_queue(self, state: DivShareState) -> None:
-        receivers, state.queue = self.reachable(state), {}
+        receivers = self.reachable(state)
+        if not receivers:
+            return  # what is left in the queue is sent from the newer model
+        state.queue = {}
         draws = generator(self.seed, state.rank, "fragments", state.round)
         for k in torch.randperm(self.num_fragments, generator=draws).tolist():
             part = self._entries(k, state.model.numel())
