@@ -85,10 +85,10 @@ class AsyncLocalSGD(OuterServer):
 
     References:
         Liu et al., "Asynchronous Local-SGD training for language modeling", 2024,
-        arXiv:2401.09135, with the formulas in the code of Chen et al., "HALoS", ICML 2025,
-        arXiv:2506.04531. Ajanthan et al., "Momentum look-ahead for asynchronous distributed
-        low-communication training", MCDC at ICLR 2025; its abstract alone was at hand, so the
-        length of the look-ahead is ours. Departures: :math:`\eta` is given relative to N and
+        arXiv:2401.09135, with the formulas in the code of "HALoS", ICML 2025, arXiv:2506.04531.
+        "Momentum look-ahead for asynchronous distributed low-communication training", MCDC at
+        ICLR 2025; its abstract alone was at hand, so the length of the look-ahead is ours.
+        Departures: :math:`\eta` is given relative to N and
         M; learning rates follow the run's progress, not the steps of all workers; speeds are
         measured all the time; running statistics have no momentum, and move by 1 / M.
     """
