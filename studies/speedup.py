@@ -53,6 +53,7 @@ CONTROLLED = 4.0
 _CONTROLLED: dict[str, Any] = {"control": 1.0, "balancing": {"correction": 0.0}}
 ALONE: Contenders = {
     "edge-gossip": EDGE_GOSSIP,
+    "edge-gossip-auto": replace(EDGE_GOSSIP, **{**_CONTROLLED, "control": "auto"}),
     "edge-gossip-controlled": replace(EDGE_GOSSIP, **_CONTROLLED),
 }
 UNSELECTED: Contenders = {"random-controlled": replace(CONTROLS["random"], **_CONTROLLED)}

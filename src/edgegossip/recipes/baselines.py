@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -148,7 +148,7 @@ def edge_gossip(
     experiment: Experiment,
     *,
     accuracy_aware: AccuracyAware = ACCURACY_AWARE,
-    control: float = 0.0,
+    control: float | Literal["auto"] = 0.0,
     **balancing: Any,  # noqa: ANN401 - of `EdgeGossip`
 ) -> Experiment:
     """Run `experiment` with all parts of EdgeGossip around its algorithm, with our defaults.
@@ -159,7 +159,8 @@ def edge_gossip(
     Args:
         experiment: An experiment with the base algorithm, such as `EpochGossip`.
         accuracy_aware: Choice of samples, with the aggregation that it needs.
-        control: Weight of `ControlVariates` around `EdgeGossip`, in [0, 1]; 0 for none.
+        control: Weight of `ControlVariates` around `EdgeGossip`, in [0, 1], or "auto"; 0 for
+            none.
         balancing: Arguments of `EdgeGossip`.
     """
     return replace(
@@ -171,7 +172,7 @@ def edge_gossip(
 
 def balanced(
     inner: Algorithm[Any],
-    control: float = 0.0,
+    control: float | Literal["auto"] = 0.0,
     **balancing: Any,  # noqa: ANN401 - of `EdgeGossip`
 ) -> Algorithm[Any]:
     """Put `EdgeGossip` around `inner`, and around that `ControlVariates` of weight `control`.
