@@ -135,8 +135,7 @@ class ControlVariates(Wrapper[ControlledState]):
     weight: float | Literal["auto"] = 1.0
 
     def __post_init__(self) -> None:
-        if self.weight != "auto":
-            check_ranges(self, weight='in [0, 1] or "auto"')
+        check_ranges(self, weight='in [0, 1] or "auto"')
 
     def role(self, rank: Rank) -> Role:
         """Role in the inner algorithm.
