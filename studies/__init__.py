@@ -25,6 +25,7 @@ STUDIES = {
     "sparse-push/cifar10": "cifar10_pushes",
     "sparse-push/consensus": "consensus",
     "systems/table": "systems",
+    "environments/waiting": "waiting",
     "language/authors": "language_models",
     "synthetic-gradients/methods": "stages",
     "synthetic-gradients/links": "stage_networks",

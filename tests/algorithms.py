@@ -13,11 +13,14 @@ from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -27,6 +30,9 @@ from edgegossip.algorithms.push_sum.sparse_push import SparsePush
 from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
 from edgegossip.algorithms.server.adacomm import ADACOMM
 from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
+from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
+from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
+from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.server.methods import ASP, BSP, SSP, FixedADACOMM
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.decoupled import Decoupled
@@ -76,12 +82,22 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     "adsp-waiting": ADSP(
         **COMMITTERS, window=6.0, min_interval=1.0, waits_for_answer=True, growth=1.0
     ),
+    "async-local-sgd": AsyncLocalSGD(
+        **COMMITTERS, local_steps=3, buffer_size=2, activation=0.25, outer_momentum=0.5
+    ),
+    "fedbuff": FedBuff(**COMMITTERS, local_steps=2, buffer_size=3),
+    "heloco": HeLoCo(**COMMITTERS, local_steps=2),
+    "decoupled-diloco": DecoupledDiLoCo(**COMMITTERS, local_steps=3, outer_momentum=0.5),
 }
 
 STANDBYS: dict[str, Standby] = {
     "bsp-standby": Standby(inner=PARAMETER_SERVERS["bsp"]),
     "asp-standby": Standby(inner=PARAMETER_SERVERS["asp"], num_standbys=2),
     "adsp-standby": Standby(inner=PARAMETER_SERVERS["adsp"]),
+    "async-local-sgd-standby": Standby(
+        inner=replace(PARAMETER_SERVERS["async-local-sgd"], speeds="forecast", look_ahead=1.0)
+    ),
+    "decoupled-diloco-standby": Standby(inner=PARAMETER_SERVERS["decoupled-diloco"]),
 }
 """Their workers elect another server where theirs is lost."""
 
@@ -109,6 +125,8 @@ SEVERAL_SERVERS: dict[str, Shards] = {
     "asp-servers": shared(PARAMETER_SERVERS["asp"], 3),
     "adacomm-servers": shared(PARAMETER_SERVERS["adacomm"]),
     "adsp-servers": shared(PARAMETER_SERVERS["adsp"]),
+    "async-local-sgd-servers": shared(PARAMETER_SERVERS["async-local-sgd"]),
+    "decoupled-diloco-servers": shared(PARAMETER_SERVERS["decoupled-diloco"]),
 }
 """Their model is cut into slices, of which each server holds one."""
 
@@ -126,12 +144,17 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "adpsgd": ADPSGD(
         topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5
     ),
+    "swift": SWIFT(topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS),
+    "divshare": DivShare(
+        topology=complete(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, num_fragments=3
+    ),
     "choco-gossip": ChocoGossip(
         topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, compressor=TopK(keep_ratio=0.3)
     ),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2
     ),
+    "gasloc": GASLoC(topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2),
     "stochastic-gradient-push": StochasticGradientPush(
         topology=directed_ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2
     ),
@@ -165,6 +188,13 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         local_steps=2,
         compressor=TopK(keep_ratio=0.3),
     ),
+    "double-squeeze-overlapping": DoubleSqueeze(
+        topology=complete(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+        compressor=TopK(keep_ratio=0.3),
+        overlap=True,
+    ),
 }
 """By name, each for `NUM_WORKERS` workers; `dataclasses.replace` varies them."""
 
@@ -172,9 +202,14 @@ OVERSHOOTING = (
     ADPSGD,
     ADSPPlus,
     ASP,
+    AsyncLocalSGD,
     ChocoGossip,
+    DecoupledDiLoCo,
     DiLoCo,
     DoubleSqueeze,
+    FedBuff,
+    HeLoCo,
+    GASLoC,
     PushSum,
     QuasiGlobalGossip,
     SSP,
@@ -185,7 +220,12 @@ Momentum leads out of it, and so do late steps and what compression has held bac
 """
 
 PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
+    AsyncLocalSGD: {"outer_momentum": 0.0},
+    DecoupledDiLoCo: {"outer_momentum": 0.0},
+    FedBuff: {"buffer_size": 1, "outer_lr": 1.0},
+    HeLoCo: {"outer_momentum": 0.0},
     QuasiGlobalGossip: {"momentum": 0.0},
+    GASLoC: {"outer_momentum": 0.0},
     DiLoCo: {"outer_momentum": 0.0, "compressor": Identity()},
     DoubleSqueeze: {"outer_momentum": 0.0, "compressor": Identity()},
 }

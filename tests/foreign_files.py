@@ -202,6 +202,9 @@ EVALUATED = (
     "busy_joules",
     "idle_joules",
     "link_joules",
+    "goodput",
+    "compute_used",
+    "node_seconds",
 )
 
 

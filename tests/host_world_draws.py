@@ -17,11 +17,15 @@ from tests.algorithms import (
     SEVERAL_SERVERS,
     STAGES,
     STANDBYS,
+    server_in,
     with_settings,
 )
 from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.virtual_network import Wire
 
+from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
+from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
+from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.server.worker import SERVER
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
@@ -91,7 +95,8 @@ def draw_server_world(seed: int) -> World:
         # Who comes when nobody else is there begins alone, and the server is not there to help.
         spared, starts = (*spared, killed), (0.0,) * len(starts)
     liar = None if world.liar == SERVER else world.liar
-    lasting: Any = longer(world.algorithm, 20)  # or the run is over before anything happens
+    # A longer one, or the run is over before anything happens.
+    lasting: Any = longer(adding(world.algorithm), 20)
     return replace(
         world,
         algorithm=with_settings(lasting, resend_after=2.0),
@@ -102,6 +107,20 @@ def draw_server_world(seed: int) -> World:
     )
 
 
+def adding(algorithm: Any) -> Any:  # noqa: ANN401 - its own type
+    """The same so that each commit adds 1 / M of its change, which the checks count."""
+    match server_in(algorithm):
+        case AsyncLocalSGD() | DecoupledDiLoCo():
+            return with_settings(algorithm, outer_momentum=0.0)
+        case FedBuff() as server:
+            rate = server.buffer_size / server.num_workers
+            return with_settings(algorithm, outer_lr=rate, staleness_power=0.0)
+        case HeLoCo():
+            still = {"aligned": 0.0, "max_shrink": 0.0}
+            return with_settings(algorithm, outer_momentum=0.0, **still)
+    return algorithm
+
+
 def draw_standby_world(seed: int) -> World:
     """The world of `seed` in which workers elect another server; anything may happen to any.
 
@@ -110,7 +129,7 @@ def draw_standby_world(seed: int) -> World:
     name = [*STANDBYS][seed % len(STANDBYS)]
     world = draw_world(seed, name)
     draw = random.Random(f"{seed} standby")
-    lasting: Any = longer(STANDBYS[name], 20)
+    lasting: Any = longer(adding(STANDBYS[name]), 20)
     changes: dict[str, Any] = {"algorithm": with_settings(lasting, resend_after=2.0)}
     if draw.random() < 0.5:
         killed = Disturbance(

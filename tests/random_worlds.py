@@ -16,6 +16,7 @@ from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
+from edgegossip.algorithms.gossip.paced import Paced
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.pipelined import Pipelined
@@ -195,7 +196,7 @@ def vary(
     varied = replace(algorithm, topology=topology, num_rounds=num_rounds)
     if isinstance(varied, PushSum) and draw.random() < 0.7:
         varied = replace(varied, topology=draw_directed(draw, num_workers))
-    if isinstance(varied, RoundBased) and is_lossy:
+    if isinstance(varied, RoundBased | Paced) and is_lossy:
         varied = replace(varied, timeout=draw.uniform(0.1, 10))
     if isinstance(varied, ADPSGD | PushSum) and is_lossy:
         varied = replace(varied, resend_after=draw.uniform(0.1, 10))

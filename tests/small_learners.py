@@ -17,7 +17,7 @@ from edgegossip.contract.protocol import Work
 from edgegossip.data.dataset import WorkerData
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.training.learner import Learner, LearnerSettings
-from edgegossip.training.optimizer import SGD
+from edgegossip.training.optimizer import SGD, AdamW, Muon
 from edgegossip.training.sampling.batches import BatchStream
 from edgegossip.training.sampling.sampler import Batch
 
@@ -55,6 +55,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.001, momentum=0.5),
     "fused": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, fused=True),
     "own": Slowing,
+    "adamw": AdamW(lr=0.01),
+    **({"muon": Muon(lr=0.01)} if hasattr(torch.optim, "Muon") else {}),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05),
 }
 

@@ -23,11 +23,14 @@ from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush,
@@ -54,6 +57,8 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "gosgd": GoSGD(topology=complete(NUM_WORKERS), num_rounds=8, exchange_probability=0.5),
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "adpsgd": ADPSGD(topology=ring(NUM_WORKERS), num_rounds=8, resend_after=0.3),
+    "swift": SWIFT(topology=ring(NUM_WORKERS), num_rounds=8, timeout=0.3),
+    "divshare": DivShare(topology=complete(NUM_WORKERS), num_rounds=8, timeout=0.3),
     "choco-gossip": ChocoGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, compressor=TopK(keep_ratio=0.1), timeout=0.5
     ),
@@ -75,6 +80,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         compressor=TopK(keep_ratio=0.1),
         timeout=0.5,
     ),
+    "gasloc": GASLoC(topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5
     ),

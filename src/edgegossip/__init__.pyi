@@ -6,11 +6,14 @@ from .algorithms.gossip.all_reduce import AllReduce as AllReduce
 from .algorithms.gossip.alone import Alone as Alone
 from .algorithms.gossip.choco_gossip import ChocoGossip as ChocoGossip
 from .algorithms.gossip.diloco import DiLoCo as DiLoCo
+from .algorithms.gossip.divshare import DivShare as DivShare
 from .algorithms.gossip.double_squeeze import DoubleSqueeze as DoubleSqueeze
 from .algorithms.gossip.epoch_gossip import EpochGossip as EpochGossip
+from .algorithms.gossip.gasloc import GASLoC as GASLoC
 from .algorithms.gossip.gosgd import GoSGD as GoSGD
 from .algorithms.gossip.gossip import Gossip as Gossip
 from .algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip as QuasiGlobalGossip
+from .algorithms.gossip.swift import SWIFT as SWIFT
 from .algorithms.push_sum.difference_push import DifferencePush as DifferencePush
 from .algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush as SkewCompensatedSparsePush,
@@ -21,6 +24,12 @@ from .algorithms.push_sum.stochastic_gradient_push import (
 )
 from .algorithms.server.adacomm import ADACOMM as ADACOMM
 from .algorithms.server.adsp import ADSP as ADSP, ADSPPlus as ADSPPlus
+from .algorithms.server.async_local_sgd import (
+    AsyncLocalSGD as AsyncLocalSGD,
+    FedBuff as FedBuff,
+)
+from .algorithms.server.decoupled_diloco import DecoupledDiLoCo as DecoupledDiLoCo
+from .algorithms.server.heloco import HeLoCo as HeLoCo
 from .algorithms.server.methods import (
     ASP as ASP,
     BSP as BSP,
@@ -48,6 +57,7 @@ from .contract.topology import (
     from_edges as from_edges,
     intermittent as intermittent,
     one_peer_exponential as one_peer_exponential,
+    random_matching as random_matching,
     random_one_peer as random_one_peer,
     random_regular as random_regular,
     ring as ring,
@@ -97,6 +107,7 @@ from .real.join import Connection as Connection, join as join
 from .real.script import own_share as own_share, script_worker as script_worker
 from .real.training_loop import LoopSettings as LoopSettings, TrainingLoop as TrainingLoop
 from .recipes.baselines import edge_gossip as edge_gossip
+from .recipes.edge_squeeze import edge_squeeze as edge_squeeze
 from .recipes.published import as_published as as_published
 from .recipes.script_averaging import averaging as averaging
 from .report.export import export as export
@@ -130,7 +141,12 @@ from .sim.platform import (
     uneven as uneven,
 )
 from .sim.simulator import Simulator as Simulator
-from .sim.traces import batch_jobs as batch_jobs, gpus as gpus, phones as phones
+from .sim.traces import (
+    batch_jobs as batch_jobs,
+    drift as drift,
+    gpus as gpus,
+    phones as phones,
+)
 from .training.loss import (
     TokenCrossEntropy as TokenCrossEntropy,
     model_and_batch as model_and_batch,
@@ -149,7 +165,9 @@ from .training.metrics import (
 )
 from .training.optimizer import (
     SGD as SGD,
+    AdamW as AdamW,
     Cosine as Cosine,
+    Muon as Muon,
     StepDecay as StepDecay,
     WarmUp as WarmUp,
 )

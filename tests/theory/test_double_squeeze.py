@@ -14,6 +14,7 @@ from tests.trained import trained_event
 from tests.worlds import (
     EVEN,
     NUM_PARAMS,
+    TARGETS,
     UNEVEN,
     Recorder,
     Watched,
@@ -26,7 +27,14 @@ from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.double_squeeze import CHECK_EVERY, DoubleSqueeze
 from edgegossip.compression.sparse import RandomK, TopK
 from edgegossip.compression.values import Quantize
-from edgegossip.contract.protocol import Event, Layout, Seconds, Started, Trained, WorkerState
+from edgegossip.contract.protocol import (
+    Event,
+    Layout,
+    Seconds,
+    Started,
+    Trained,
+    WorkerState,
+)
 from edgegossip.contract.topology import Topology, complete, ring, star
 from edgegossip.sim.fault import Crash, Drop, Fault, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
@@ -240,3 +248,32 @@ def test_other_topologies_than_the_complete_one_are_refused(topology: Topology) 
 def test_bad_numbers_are_refused(name: str, value: float, allowed: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be {allowed}, got {value}"):
         squeezed(**{name: value})
+
+
+# Exchanges beside training.
+
+
+def overlapped(**others: Any) -> DoubleSqueeze:  # noqa: ANN401
+    return squeezed(overlap=True, **others)
+
+
+def test_with_overlap_others_progress_counts_a_round_later() -> None:
+    after = final_params(make_world(overlapped(outer_momentum=0.0)))
+    targets, left = TARGETS[:NUM_WORKERS], 0.9**3  # each step of 0.1 leaves 0.9 of the way
+    model, progress = torch.zeros(NUM_PARAMS), torch.zeros(NUM_WORKERS, NUM_PARAMS)
+    for _ in range(NUM_ROUNDS):
+        learned = (1 - left) * (targets - (model + progress))
+        model, progress = model + progress.mean(0), learned
+    torch.testing.assert_close(after, (model + progress.mean(0)).expand_as(after))
+
+
+def test_with_overlap_nobody_waits_for_short_exchanges() -> None:
+    platforms, links = EVEN, Links(default=Link(latency=1.0))
+    ends = {}
+    for overlap in (False, True):
+        simulator = make_world(squeezed(overlap=overlap), platforms=platforms, links=links)
+        simulator.run()
+        ends[overlap] = simulator.now
+    training, exchanges = 3.0 * NUM_ROUNDS, 2.0
+    assert ends[False] == pytest.approx(training + NUM_ROUNDS * exchanges, rel=0.01)
+    assert ends[True] == pytest.approx(training + exchanges, rel=0.01)

@@ -133,7 +133,8 @@ def require_sgd_of_one_committer(algorithm: AnyServer) -> None:
     """Fail if the server's model is not what all committed steps make of the first one."""
     if isinstance(algorithm, Standby):
         algorithm = replace(algorithm, num_standbys=1)
-    lonely = with_settings(algorithm, num_workers=1)
+    plain = PLAIN.get(type(server_in(algorithm)), {})
+    lonely = with_settings(algorithm, num_workers=1, **plain)
     rank = getattr(algorithm, "num_servers", 1)
     platforms = EVEN[: rank + 1]
     world = make_world(lonely, platforms=platforms, links=Links(default=Link(latency=0.25)))

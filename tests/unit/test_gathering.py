@@ -23,6 +23,7 @@ from tests.worker_folders import (
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.machine.energy import Energy
+from edgegossip.machine.goodput import NodeUse
 from edgegossip.real import gathering as evaluations, worker_folder
 from edgegossip.real.gathering import WORKERS, Gathering
 from edgegossip.real.worker_files import snapshot_path
@@ -386,3 +387,38 @@ def test_energy_is_unknown_while_a_log_is_missing(out: Path) -> None:
     gathering.workers[1].has_ended = True
     assert gathering.measure_next()
     assert [each.energy for each in gathering.history] == [None]
+
+
+# Goodput, from what workers have logged.
+
+
+def test_use_of_real_workers_follows_from_their_logs(out: Path) -> None:
+    for rank in range(NUM_WORKERS):
+        training = {**trained(0.4, 8), "start": 0.1}  # at 8 / 0.3 samples a second
+        later = {"type": "recovered", "time": 0.45, "rank": rank}
+        write_lines(out, rank, training, {"type": "worker"}, *([later] if rank == 0 else []))
+    write_snapshots(out, 0, 1)  # at 0 and 0.5 s
+    gathering = Gathering(EXPERIMENT, out)
+    gathering.read()
+    while gathering.measure_next():
+        pass
+    first, second = (each.use for each in gathering.history)
+    assert first == NodeUse(goodput=0.0, compute_used=0.0, node_seconds=0.0)
+    assert second is not None
+    # Worker 0 was down from 0.4 s to 0.45 s, and had sent nothing.
+    share = 0.3 / 0.5
+    assert second.goodput == pytest.approx(share * (NUM_WORKERS - 1) / NUM_WORKERS)
+    on = 0.5 * NUM_WORKERS - 0.05
+    assert second.node_seconds == pytest.approx(on)
+    assert second.compute_used == pytest.approx(0.3 * NUM_WORKERS / on)
+
+
+def test_what_a_real_worker_has_sent_is_not_lost_in_its_crash(out: Path) -> None:
+    back = {"type": "recovered", "time": 2.0}
+    write_lines(
+        out, 1, trained(0.5, 8), sent(0.6, 0, 7), trained(0.9, 4), {"type": "worker"}, back
+    )
+    folder = WorkerFolder(out / WORKERS / "1", rank=1)
+    folder.read()
+    assert [folder.useful.at(index) for index in (1, 2)] == [8, 12]  # at 0.5 s and 1 s
+    assert (folder.useful.total, folder.samples.total) == (8, 12)

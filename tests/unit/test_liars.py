@@ -20,11 +20,14 @@ from tests.worlds import NUM_PARAMS, TARGETS, ObedientStage
 from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush,
@@ -65,6 +68,8 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "gossip": Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "gosgd": GoSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
     "adpsgd": ADPSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
+    "swift": SWIFT(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS),
+    "divshare": DivShare(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, num_fragments=3),
     "choco": ChocoGossip(**ROUNDS, compressor=TopK(0.5, Sign())),
     "push": StochasticGradientPush(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "sparse-push": SparsePush(**ROUNDS, compressor=TopK(0.5, BFloat16())),
@@ -76,6 +81,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         compensation_rounds=2,
         compensate_every=4,
     ),
+    "gasloc": GASLoC(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "quasi-global": QuasiGlobalGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "edge-gossip": EdgeGossip(inner=Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS)),
     "edge-gossip-epochs": EdgeGossip(

@@ -122,3 +122,32 @@ def test_random_crashes_repeat_and_are_healed() -> None:
         assert 0 <= crash.at < 10
         assert crash.at <= recovery.at <= crash.at + 5
     assert script[-1] == Drop(probability=0.1)
+
+
+def test_churn_is_drawn_by_worker_and_failure() -> None:
+    few = Faults.churn(num_workers=3, horizon=50.0, mean_up=10.0, mean_down=2.0, seed=4)
+    more = Faults.churn(num_workers=5, horizon=90.0, mean_up=10.0, mean_down=2.0, seed=4)
+    assert few.seed == 4
+    assert {*few.script} < {*more.script}
+    for rank in range(3):
+        mine = [fault for fault in few.script if getattr(fault, "rank", None) == rank]
+        assert [type(fault) for fault in mine] == [Crash, Recover] * (len(mine) // 2)
+        times = [fault.at for fault in mine if isinstance(fault, Crash | Recover)]
+        assert times == sorted(times)
+        assert all(time < 50.0 for time in times[::2])
+
+
+def test_churn_has_the_given_means() -> None:
+    faults = Faults.churn(num_workers=400, horizon=100.0, mean_up=20.0, mean_down=5.0)
+    crashes = [fault.at for fault in faults.script if isinstance(fault, Crash)]
+    back = [fault.at for fault in faults.script if isinstance(fault, Recover)]
+    assert len(crashes) / 400 == pytest.approx(100 / 25, rel=0.05)
+    away = [end - start for start, end in zip(crashes, back, strict=True)]
+    assert sum(away) / len(away) == pytest.approx(5.0, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["mean_up", "mean_down"])
+def test_churn_needs_times_above_0(name: str) -> None:
+    times = {"mean_up": 1.0, "mean_down": 1.0, name: 0.0}
+    with pytest.raises(ValueError, match=f"{name} must be above 0 and finite, got 0.0"):
+        Faults.churn(num_workers=1, horizon=1.0, **times)  # type: ignore[arg-type]

@@ -262,7 +262,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "nesterov": {"optimizer": SGD(lr=0.05, nesterov=True, weight_decay=0.01)},
     "no momentum": {"optimizer": SGD(lr=0.05, momentum=0.0)},
     "clipped": {"step": TrainingStep(max_grad_norm=0.1)},
-    **{name: {"optimizer": each} for name, each in OPTIMIZERS.items() if name != "own"},
+    **{
+        name: {"optimizer": each}
+        for name, each in OPTIMIZERS.items()
+        if name not in ("own", "muon")  # which no stack supports
+    },
     "augmented": {"augmentation": flipped},
 }
 

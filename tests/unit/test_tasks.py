@@ -30,6 +30,7 @@ from edgegossip.contract.protocol import Epochs, Train
 from edgegossip.contract.topology import complete
 from edgegossip.data.dataset import from_tensors
 from edgegossip.machine.energy import Energy
+from edgegossip.machine.goodput import NodeUse
 from edgegossip.report.folder import read_folder
 from edgegossip.report.page import write_report
 from edgegossip.report.prose import highlights, story
@@ -150,6 +151,7 @@ def test_fields_of_the_log_are_taken_names() -> None:
         bytes_sent=0,
         samples_processed=0,
         energy=Energy(),
+        use=NodeUse(goodput=0.0, compute_used=0.0, node_seconds=0.0),
     ).line()
     assert {"type", *line} == RESERVED
 

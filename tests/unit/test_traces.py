@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from edgegossip.contract.errors import DataError
 from edgegossip.machine.contention import Contention
-from edgegossip.sim.traces import batch_jobs, gpus, phones
+from edgegossip.sim.traces import batch_jobs, drift, gpus, phones
 
 PHONES = [
     {"Model": "fast", "CPU_F_AI_Score": 200.0},
@@ -184,3 +186,22 @@ def test_heavier_jobs_use_more_and_never_more_than_all() -> None:
 def test_jobs_out_of_range_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="phase and period must be above 0"):
         batch_jobs(**settings)  # type: ignore[arg-type]
+
+
+def test_a_speed_drifts_by_a_quarter_of_its_range_at_most() -> None:
+    trace = drift(seed=2, most=4.0, step=5.0, period=4000.0)
+    assert trace == drift(seed=2, most=4.0, step=5.0, period=4000.0)
+    assert trace != drift(seed=3, most=4.0, step=5.0, period=4000.0)
+    assert trace.times == tuple(5.0 * k for k in range(800))
+    places = [math.log(each, 4.0) for each in trace.slow_downs]
+    assert max(abs(b - a) for a, b in pairwise(places)) <= 0.25
+    assert min(places) < 0.1
+    assert max(places) > 0.9
+
+
+@pytest.mark.parametrize("wrong", [{"most": 0.9}, {"step": 0.0}, {"step": 9.0, "period": 9.0}])
+def test_a_drift_out_of_range_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(
+        ValueError, match="most must be at least 1, and step and period above 0"
+    ):
+        drift(**wrong)  # type: ignore[arg-type]

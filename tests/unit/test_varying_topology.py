@@ -19,12 +19,14 @@ from edgegossip.contract.topology import (
     directed_ring,
     intermittent,
     one_peer_exponential,
+    random_matching,
     random_one_peer,
     ring,
     torus,
 )
 
 ONE_PEER = [random_one_peer(n, period=6, seed=1) for n in (1, 2, 3, 8, 11)]
+MATCHINGS = [random_matching(n, 16, 1, k) for n in (1, 2, 3, 8, 11) for k in (1, 2)]
 BASES = [directed_ring(8), ring(5), torus(3, 4), one_peer_exponential(8), ring(1)]
 INTERMITTENT = [intermittent(base, availability=0.5, period=12, seed=1) for base in BASES]
 
@@ -46,7 +48,27 @@ def test_every_peer_is_as_likely() -> None:
     assert all(900 < count < 1100 for count in counts.values())
 
 
-@pytest.mark.parametrize("topology", [*ONE_PEER, *INTERMITTENT], ids=repr)
+@pytest.mark.parametrize("topology", MATCHINGS, ids=repr)
+def test_everybody_is_matched_with_one_or_two_others(topology: Topology) -> None:
+    n, num_peers = topology.num_workers, 2 - ("num_peers=1" in topology.name)
+    for round in range(topology.period):
+        degrees = sorted(topology.out_degree(rank, round) for rank in range(n))
+        left_out = [0] if num_peers == 1 and n % 2 else []
+        assert degrees == [*left_out, *[min(num_peers, n - 1)] * (n - len(left_out))]
+        for rank in range(n):
+            peers = topology.out_neighbors(rank, round)
+            assert peers == topology.in_neighbors(rank, round)
+            assert all(rank in topology.out_neighbors(peer, round) for peer in peers)
+
+
+def test_every_match_is_as_likely() -> None:
+    topology = random_matching(4, period=3000, seed=0)
+    counts = Counter(topology.out_neighbors(0, round) for round in range(3000))
+    assert len(counts) == 3
+    assert all(900 < count < 1100 for count in counts.values())
+
+
+@pytest.mark.parametrize("topology", [*ONE_PEER, *INTERMITTENT, *MATCHINGS], ids=repr)
 def test_all_reach_all_within_the_period(topology: Topology) -> None:
     topology.require_connected()
 
@@ -93,6 +115,7 @@ def test_links_that_are_always_available_are_always_there() -> None:
 def test_equal_seeds_draw_equal_graphs_and_others_do_not() -> None:
     makes: list[Callable[[int], Topology]] = [
         lambda seed: random_one_peer(8, period=4, seed=seed),
+        lambda seed: random_matching(8, period=8, seed=seed),
         lambda seed: intermittent(ring(8), availability=0.5, period=8, seed=seed),
     ]
     for make in makes:
@@ -133,6 +156,13 @@ def test_a_graph_in_parts_is_refused_with_what_to_do() -> None:
 def test_numbers_out_of_range_are_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         random_one_peer(**{"num_workers": 4, "period": 2, "seed": 0} | changes)
+    with pytest.raises(ValueError, match=message):
+        random_matching(**{"num_workers": 4, "period": 2, "seed": 0} | changes)
+
+
+def test_matchings_have_one_or_two_peers() -> None:
+    with pytest.raises(ValueError, match="num_peers must be 1 or 2, got 3"):
+        random_matching(8, period=4, seed=0, num_peers=3)
 
 
 @pytest.mark.parametrize("availability", [0.0, 1.5, float("nan")])

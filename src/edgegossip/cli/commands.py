@@ -172,22 +172,27 @@ def print_report(page: Path) -> None:
 
 def print_table(results: dict[str, Results]) -> None:
     """Print a table with one line for each run."""
-    table = Table(box=None, padding=(0, 1))  # fits 80 columns
+    table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
     names = {result.metric.name for result in results.values()}
     metric = names.pop() if len(names) == 1 else "metric"
     has_best = any(result.best is not None for result in results.values())
     chosen = ["by validation"] if has_best else []
-    for column in ("run", metric, *chosen, "worst worker", "sent", "energy", "time", "wall"):
-        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
+    titles = ("run", metric, *chosen, "worst\nworker", "goodput", "compute\nused", "sent")
+    for title in (*titles, "energy", "node\ntime", "time", "wall"):  # fits 80 columns
+        table.add_column(title, justify="left" if title == "run" else "right", no_wrap=True)
     for name, result in results.items():
+        use = result.history[-1].use
         best = None if result.best is None else result.best.value
         table.add_row(
             escape(name),
             units.metric_value(result.final_value, result.metric, 2),
             *([units.metric_value(best, result.metric, 2)] if has_best else []),
             units.metric_value(result.metric.worst(result.worker_values), result.metric, 2),
+            units.percent(None if use is None else use.goodput, is_in_column=True),
+            units.percent(None if use is None else use.compute_used, is_in_column=True),
             units.data_size(result.history[-1].bytes_sent),
             units.energy(result.history[-1].joules),
+            units.seconds(None if use is None else use.node_seconds),
             units.seconds(result.virtual_seconds),
             units.seconds(result.wall_seconds),
         )

@@ -8,6 +8,7 @@ for exchanges, and keeps track of lost workers. A derived algorithm handles fini
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -133,16 +134,23 @@ class Asynchronous(Algorithm[S], Generic[S]):
                 return self.welcome(state, event)
         return []
 
+    def reachable(self, state: S) -> Sequence[Rank]:
+        """Reachable neighbors in this round; none if no exchange is drawn.
+
+        The draw is keyed by (seed, rank, round), so it does not depend on speeds.
+        """
+        draw = uniform(self.seed, state.rank, "exchange", state.round)
+        if draw >= self.exchange_probability:
+            return ()
+        neighbors = self.topology.out_neighbors(state.rank, state.round)
+        return [j for j in neighbors if j not in state.lost] if state.lost else neighbors
+
     def draw_neighbor(self, state: S, purpose: str) -> Rank | None:
         """Draw the neighbor to exchange with in this round; None if there is none.
 
         Draws are keyed by (seed, rank, purpose, round), so they do not depend on speeds.
         """
-        draw = uniform(self.seed, state.rank, "exchange", state.round)
-        if draw >= self.exchange_probability:
-            return None
-        neighbors = self.topology.out_neighbors(state.rank, state.round)
-        reachable = [j for j in neighbors if j not in state.lost] if state.lost else neighbors
+        reachable = self.reachable(state)
         if not reachable:
             return None
         choice = uniform(self.seed, state.rank, purpose, state.round)

@@ -53,6 +53,7 @@ class RoundState(WorkerState):
         exchange: Number of completed exchanges; a round has one or more.
         is_exchanging: Whether the worker has sent its messages in this exchange and waits for
             those of its neighbors.
+        is_training: Whether a `Train` of a round that overlaps its exchanges is running.
         inbox: Messages of this exchange and later ones, by exchange and sender.
         first_exchange: By neighbor, the first exchange in which the worker waits for that
             neighbor; 0 by default, infinite while the neighbor is lost.
@@ -64,6 +65,7 @@ class RoundState(WorkerState):
 
     exchange: int = 0
     is_exchanging: bool = False
+    is_training: bool = False
     inbox: dict[int, dict[Rank, Payload]] = field(default_factory=dict)
     first_exchange: dict[Rank, float] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
@@ -190,6 +192,15 @@ class Synchronous(Algorithm[S], Generic[S]):
         return 1
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a round's exchanges begin with its training instead of after it.
+
+        They then carry what the worker has learned before. `mix` may come before or after
+        `learn`, which must add `Trained.delta` to the state as it is by then.
+        """
+        return False
+
+    @property
     def total_rounds(self) -> int:
         """Number of rounds until a worker finishes, including final rounds without training."""
         return self.num_rounds
@@ -227,8 +238,15 @@ class Synchronous(Algorithm[S], Generic[S]):
             case Trained():
                 # Before anything else: work that is done counts even if rounds are skipped.
                 self.learn(state, event)
+                state.is_training = False
+                if state.catch_up is not None:
+                    return []  # the training began before the worker noticed that it is behind
                 if self._is_behind(state):
                     return self._skip(state, now)
+                if self.overlaps:
+                    if state.is_exchanging:
+                        return self._set_timeout(now)  # from here on, it waits
+                    return self._begin_round(state, now)
                 return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
             case Received():
                 return self.receive(state, event.sender, event.message, now)
@@ -258,8 +276,14 @@ class Synchronous(Algorithm[S], Generic[S]):
         effects: list[Effect] = []
         # A loop: a worker without neighbors would otherwise recurse once for each round.
         while state.round < self.total_rounds:
+            begins = state.exchange % self.exchanges_per_round == 0
+            if begins and state.is_training:
+                return effects  # its end begins the round
             if (work := self.work(state)) is not None:
-                return [*effects, Train(self.start(state), work)]
+                effects.append(Train(self.start(state), work))
+                if not self.overlaps:
+                    return effects
+                state.is_training = True
             effects += self._exchange(state, now)
             if not self._is_complete(state):
                 return effects
@@ -272,10 +296,12 @@ class Synchronous(Algorithm[S], Generic[S]):
         state.is_exchanging = True
         neighbors = self.topology.out_neighbors(state.rank, state.exchange)
         effects = self.send(state, [j for j in neighbors if j not in state.lost], now)
-        if self.timeout is not None:
-            # The name is the same in each exchange, so this also cancels the previous timer.
-            effects.append(SetTimer("round", now + self.timeout))
-        return effects
+        # While it trains, a worker does not wait.
+        return effects if state.is_training else [*effects, *self._set_timeout(now)]
+
+    def _set_timeout(self, now: Seconds) -> list[Effect]:
+        # The name is the same in each exchange, so this also cancels the previous timer.
+        return [] if self.timeout is None else [SetTimer("round", now + self.timeout)]
 
     def _is_complete(self, state: S) -> bool:
         """Whether an exchange is under way and all awaited messages have arrived."""
@@ -338,7 +364,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         if state.catch_up is not None:
             return self._resume(state, now)
         # A timer may fire during the training after its exchange, which was completed in time.
-        return self._mix_and_go_on(state, now) if state.is_exchanging else []
+        waits = state.is_exchanging and not state.is_training
+        return self._mix_and_go_on(state, now) if waits else []
 
     def _go_on(self, state: S, now: Seconds) -> list[Effect]:
         if state.catch_up is not None:
@@ -362,8 +389,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         # Neighbors announce their rounds when they see the worker, without being asked: a
         # request could be lost, or overtaken by the loss of the worker before it.
         state.catch_up = {}
-        timer = [] if self.timeout is None else [SetTimer("round", now + self.timeout)]
-        return [*timer, *self._resume_if_complete(state, now)]
+        return [*self._set_timeout(now), *self._resume_if_complete(state, now)]
 
     def _receive_catch_up(
         self, state: S, sender: Rank, message: Message, now: Seconds

@@ -567,6 +567,52 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
     )
 
 
+def random_matching(num_workers: int, period: int, seed: int, num_peers: int = 1) -> Topology:
+    """In each round every worker exchanges messages with one or two random other workers.
+
+    A round's workers are put into a random order and, for one peer, paired along it; if their
+    number is odd, the last one has no peer. For two peers, they form a ring in this order.
+
+    Args:
+        num_workers: Number of workers; a single worker has no neighbors.
+        period: Number of rounds drawn, at least 1; few rounds may not connect the graph.
+        seed: Equal seeds produce equal graphs.
+        num_peers: 1 or 2.
+
+    Raises:
+        ValueError: If a number is out of range, or the drawn graph is not connected.
+
+    References:
+        Boyd et al., "Randomized Gossip Algorithms", IEEE Transactions on Information Theory
+        2006, doi:10.1109/TIT.2006.874516, average random pairs.
+
+    >>> pairs = random_matching(4, period=3, seed=0)
+    >>> [pairs.out_neighbors(0, round) for round in range(3)]
+    [(1,), (1,), (3,)]
+    """
+    check_range("num_workers", num_workers, "at least 1")
+    check_range("period", period, "at least 1")
+    if num_peers not in (1, 2):
+        raise ValueError(f"num_peers must be 1 or 2, got {num_peers!r}")
+    draws = generator(seed, "random_matching")
+    rounds = []
+    for _ in range(period):
+        order = torch.randperm(num_workers, generator=draws).tolist()
+        following = order[1:] + order[:1]
+        pairs = list(zip(order, following, strict=True))
+        if num_peers == 1:
+            pairs = pairs[: num_workers - 1 : 2]
+        # Two workers in a ring are each other's only peer, and one is its own.
+        rounds.append({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]})
+    return _joined(
+        f"random_matching({num_workers}, period={period}, seed={seed}, num_peers={num_peers})",
+        num_workers,
+        [sorted(edges) for edges in rounds],
+        "choose a longer period or another seed",
+        is_directed=False,
+    )
+
+
 def intermittent(base: Topology, availability: float, period: int, seed: int) -> Topology:
     """A graph with random links: chance decides in each round whether a link is present.
 

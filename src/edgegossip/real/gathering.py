@@ -20,6 +20,7 @@ from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.machine.energy import Energy, machine_energy
+from edgegossip.machine.goodput import MachineUse, NodeUse, node_use
 from edgegossip.real.agreement import disagreements, is_apart
 from edgegossip.real.worker_files import schedule
 from edgegossip.real.worker_folder import REASONS, RunningTotal, WorkerFolder, require_worker_of
@@ -248,6 +249,7 @@ class Gathering:
             samples=sum(worker.samples.at(index) for worker in self.workers),
             num_bytes=sum(worker.bytes_sent.at(index) for worker in self.workers),
             energy=self._energy(time, lambda total: total.at(index)),
+            use=self._use(time, lambda total: total.at(index)),
         )
 
     def _evaluate_end(self, estimates: Mapping[Rank, Tensor], time: Seconds) -> Evaluation:
@@ -257,6 +259,7 @@ class Gathering:
             samples=sum(worker.samples.total for worker in self.workers),
             num_bytes=sum(worker.bytes_sent.total for worker in self.workers),
             energy=self._energy(time, lambda total: total.total),
+            use=self._use(time, lambda total: total.total),
         )
         if evaluation is None:
             raise RunFolderError(
@@ -273,6 +276,7 @@ class Gathering:
         samples: int,
         num_bytes: int,
         energy: Energy | None,
+        use: NodeUse | None,
     ) -> Evaluation | None:
         mean, distance = self._average(estimates)
         if (score := self._score(mean)) is None:
@@ -288,6 +292,7 @@ class Gathering:
             bytes_sent=num_bytes,
             samples_processed=samples,
             energy=energy,
+            use=use,
         )
 
     def _energy(self, time: Seconds, so_far: Callable[[RunningTotal], float]) -> Energy | None:
@@ -310,6 +315,36 @@ class Gathering:
                 busy=so_far(worker.busy),
             )
         return found
+
+    def _use(self, time: Seconds, so_far: Callable[[RunningTotal], float]) -> NodeUse | None:
+        """Use of all machines up to `time`, at the speeds that the workers have reached so far.
+
+        Only training that has ended counts. None if a worker's log is missing.
+
+        Args:
+            time: Time in the run.
+            so_far: Reads a worker's total at that time.
+        """
+        if not all(worker.path.is_dir() for worker in self.workers):
+            return None
+        machines = []
+        for worker in self.workers:
+            on, busy, cost = (
+                time - worker.off_until(time),
+                so_far(worker.busy),
+                so_far(worker.cost),
+            )
+            speed = cost / busy if busy else 0.0
+            machines.append(
+                MachineUse(
+                    on=on,
+                    possible=speed * time,
+                    available=speed * on,
+                    worked=cost,
+                    useful=so_far(worker.useful),
+                )
+            )
+        return node_use(machines)
 
     def _average(self, estimates: Mapping[Rank, Tensor]) -> tuple[Tensor, float]:
         """The mean and the consensus distance; equal models are not averaged."""

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.protocol import Rank, Seconds, Span
+from edgegossip.machine.goodput import UsefulSamples
 from edgegossip.real.introduction import shared_settings, without_machine
 from edgegossip.real.worker_files import indices, read_params, schedule, snapshot_path
 from edgegossip.runs.describe import header
@@ -196,6 +197,8 @@ class WorkerFolder:
         bytes_sent: Bytes that the worker has sent.
         link_joules: Energy of these bytes.
         busy: Seconds of training that has ended.
+        cost: Cost of this training, in samples.
+        useful: Those of the `samples` whose results no crash has lost.
         links: Energy per byte to each receiver; nothing else of them counts here.
         num_rounds: Number of rounds in which parameters were sent.
         num_commits: Number of commits to a server.
@@ -212,6 +215,8 @@ class WorkerFolder:
     bytes_sent: RunningTotal = field(default_factory=RunningTotal)
     link_joules: RunningTotal = field(default_factory=RunningTotal)
     busy: RunningTotal = field(default_factory=RunningTotal)
+    cost: RunningTotal = field(default_factory=RunningTotal)
+    useful: RunningTotal = field(default_factory=RunningTotal)
     links: Links = field(default_factory=Links)
     num_rounds: int = 0
     num_commits: int = 0
@@ -230,6 +235,7 @@ class WorkerFolder:
     _crashes: dict[int, dict[str, Any]] = field(default_factory=dict)  # by what they precede
     _commits: Commits = field(default_factory=Commits)
     _outages: list[Span] = field(default_factory=list)
+    _useful: UsefulSamples = field(default_factory=UsefulSamples)
 
     def __post_init__(self) -> None:
         self._reader = EventReader(self.path / "events.jsonl")
@@ -350,25 +356,35 @@ class WorkerFolder:
                 crash = {"type": "crashed", "time": self._last_seen, "rank": self.rank}
                 self._crashes[self._reader.position] = crash
                 self._outages.append((self._last_seen, line["time"]))
+                self._useful.crash(self._last_seen)
+                self.useful.add(line["time"], self._useful.total - self.useful.total)
                 self._note(self._last_seen)
             case "trained":
-                self.samples.add(line["time"], line["num_samples"])
-                seconds = line["time"] - line["start"]
-                self.busy.add(line["time"], seconds)
-                if self._first is None:
-                    self._first = (line["cost"], seconds)
-                else:
-                    self._cost += line["cost"]
-                    self._training += seconds
+                self._count_training(line)
             case "sent":
                 joules = line["num_bytes"] * self._joules_per_byte(line)
                 self.bytes_sent.add(line["time"], line["num_bytes"])
                 self.link_joules.add(line["time"], joules)
+                self._useful.send(line["time"], line["time"])  # logged when it has left
                 self.num_rounds = max(self.num_rounds, line["round"] + 1)
                 self.num_commits += self._commits.add(
                     self.rank, line.get("kind", ""), line["round"]
                 )
         self._note(line["time"])
+
+    def _count_training(self, line: Mapping[str, Any]) -> None:
+        now, seconds = line["time"], line["time"] - line["start"]
+        self.samples.add(now, line["num_samples"])
+        self.useful.add(now, line["num_samples"])
+        self._useful.train(line["num_samples"])
+        self.busy.add(now, seconds)
+        self.cost.add(now, line["cost"])
+        # The first training of a process includes its preparation; see `throughput`.
+        if self._first is None:
+            self._first = (line["cost"], seconds)
+        else:
+            self._cost += line["cost"]
+            self._training += seconds
 
     def _joules_per_byte(self, sent: Mapping[str, Any]) -> float:
         """Mean over the receivers of a "sent" line, which get equally many bytes."""

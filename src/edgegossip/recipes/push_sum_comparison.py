@@ -176,9 +176,14 @@ def schedule(decay: Decay, num_epochs: int) -> Schedule:
 
 def per_layer(compressor: PartwiseCompressor, task: Task) -> PerLayer:
     """Make a compressor that treats each layer of the task's model separately."""
+    return PerLayer(compressor, layer_sizes(task))
+
+
+def layer_sizes(task: Task) -> tuple[int, ...]:
+    """Number of entries of each tensor in the task's model, in order."""
     with torch.random.fork_rng(devices=[]):
         (model,) = (make() for make in task.models.values())
-    return PerLayer(compressor, FlatModel(model, has_buffers=task.has_buffers).sizes)
+    return FlatModel(model, has_buffers=task.has_buffers).sizes
 
 
 def compressor(keep_ratio: float, value_bits: int) -> PartwiseCompressor:

@@ -93,6 +93,11 @@ RECIPES = _entries(
         "synthetic-gradients/eight-layers": "staged_training",
         "synthetic-gradients/cloud-edge": "cloud_edge",
         "language/books-gpt": "language",
+        "environments/halos": "environments",
+        "environments/stragglers": "environments",
+        "environments/churn": "environments",
+        "environments/phones": "environments",
+        "environments/one-slow": "environments",
     },
 )
 REPOSITORY = Path(__file__).parents[3]

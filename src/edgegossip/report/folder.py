@@ -13,7 +13,7 @@ from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.report.log import Activity, RunLog, activities, read_log
 from edgegossip.runs.files import is_number, read_json
-from edgegossip.runs.results import ALL_CRASHED, ENDS, Evaluation, joules_fields
+from edgegossip.runs.results import ALL_CRASHED, ENDS, Evaluation, joules_fields, use_fields
 
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
@@ -42,6 +42,10 @@ class Summary:
     idle_joules: float | None = None
     link_joules: float | None = None
     joules_to_target: float | None = None
+    goodput: float | None = None
+    compute_used: float | None = None
+    node_seconds: Seconds | None = None
+    node_seconds_to_target: Seconds | None = None
     bytes_per_worker: float | None = None
     bytes_ratio_same_graph: float | None = None
     bytes_ratio_complete_graph: float | None = None
@@ -238,8 +242,11 @@ def _summary(
             "samples_processed": last.samples_processed,
             "consensus_distance": _known(last.consensus_distance),
             "joules_to_target": reached.joules if reached else None,
+            "node_seconds_to_target": (
+                reached.use.node_seconds if reached and reached.use else None
+            ),
         }
-        numbers |= joules_fields(last.energy)
+        numbers |= joules_fields(last.energy) | use_fields(last.use)
     keys = {
         "final_value": f"final_{metric.key}",
         "best_value": f"best_{metric.key}",

@@ -146,6 +146,7 @@ def render_page(
         waiting={run.name: mean_waiting(run.trainers) for run in folder.runs},
         has_kept=any(run.summary.kept_value is not None for run in folder.runs),
         has_energy=any(run.summary.joules is not None for run in folder.runs),
+        has_use=any(run.summary.goodput is not None for run in folder.runs),
         default_watts=(IDLE_WATTS, BUSY_WATTS),
         has_ratios=any(run.summary.bytes_ratio_same_graph for run in folder.runs),
         curves=curves,

@@ -115,7 +115,7 @@ def _tried(task: Task, most_flops: float) -> Trial:
     settings = replace(task.learner_settings(model), accuracy_aware=PLAIN)
     copies = settings.copies()
     if not copies.can_be_lent:
-        return Trial(reason="the optimizer is neither edgegossip's nor PyTorch's own")
+        return Trial(reason="the optimizer is neither edgegossip's SGD nor PyTorch's own")
     steps = partial(_steps, task, settings, copies)
     try:
         if most_flops < math.inf:

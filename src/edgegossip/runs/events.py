@@ -58,6 +58,11 @@ Fields of `evaluated`, a measurement of the averaged model:
         the next three are absent from logs of versions before they were counted.
     busy_joules, idle_joules, link_joules: The same by cause: machines that work, machines that
         are on and do not work, and bytes sent.
+    goodput: Useful samples / samples that the machines which train could have processed so far,
+        work in progress included; see `edgegossip.machine.goodput.NodeUse`. This field and the
+        next two are absent from logs of versions before they were counted.
+    compute_used: Work / work that these machines could have done so far while they were on.
+    node_seconds: Seconds for which machines were on so far, added up.
 
 Fields of `noted`, numbers that the algorithm recorded (`Note`):
     time: Time of the note.

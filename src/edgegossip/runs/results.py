@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from edgegossip.contract.errors import TrainingError, require_extra
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Seconds
 from edgegossip.machine.energy import Energy
+from edgegossip.machine.goodput import NodeUse
 from edgegossip.runs.best import BestModel
 from edgegossip.runs.files import is_number
 
@@ -39,6 +40,11 @@ def joules_fields(energy: Energy | None) -> dict[str, float]:
     return {"joules": energy.total, **causes}
 
 
+def use_fields(use: NodeUse | None) -> dict[str, float]:
+    """The use of a run's machines as fields of a file; empty if unknown."""
+    return {} if use is None else asdict(use)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The averaged model at one moment of a run.
@@ -54,6 +60,7 @@ class Evaluation:
         validation_value: The metric of `KeepBest` on the validation split; None without it.
         energy: Energy of all machines and links so far, by the model of the platforms and
             links; None if unknown.
+        use: Goodput, share of compute used, and node-seconds so far; None if unknown.
     """
 
     time: Seconds
@@ -65,6 +72,7 @@ class Evaluation:
     samples_processed: int
     validation_value: float | None = None
     energy: Energy | None = None
+    use: NodeUse | None = None
 
     def line(self) -> dict[str, float]:
         """The fields of an "evaluated" line of the log, with a field for each metric."""
@@ -72,7 +80,7 @@ class Evaluation:
         before = {"time": self.time, "epochs": self.epochs}
         after = ("loss", "consensus_distance", "bytes_sent", "samples_processed")
         rest = {name: getattr(self, name) for name in after}
-        line = before | metrics | rest | joules_fields(self.energy)
+        line = before | metrics | rest | joules_fields(self.energy) | use_fields(self.use)
         if self.validation_value is not None:
             line["validation_value"] = self.validation_value
         return line
@@ -96,7 +104,7 @@ class Evaluation:
                 raise TypeError(f"{name} is {value!r}, not a number")
             return value
 
-        left_out = ["metrics", "energy"]
+        left_out = ["metrics", "energy", "use"]
         if "validation_value" not in line:
             left_out.append("validation_value")
         names = [name for name in cls.__dataclass_fields__ if name not in left_out]
@@ -106,7 +114,11 @@ class Evaluation:
             energy = Energy(
                 **{cause: number(field) for cause, field in _JOULES.items()},
             )
-        return cls(metrics=read, energy=energy, **{name: number(name) for name in names})
+        use = None
+        if "goodput" in line:  # absent from logs of versions without it
+            use = NodeUse(**{field: number(field) for field in NodeUse.__dataclass_fields__})
+        rest = {name: number(name) for name in names}
+        return cls(metrics=read, energy=energy, use=use, **rest)
 
     @property
     def joules(self) -> float | None:
@@ -215,7 +227,8 @@ class Results:
 
         Columns are `time`, `epochs`, each metric by its key, `loss`, `consensus_distance`,
         `bytes_sent`, `samples_processed`, if known `joules`, `busy_joules`, `idle_joules` and
-        `link_joules`, as in `events.jsonl`, and `validation_value` with `Experiment.keep`.
+        `link_joules`, `goodput`, `compute_used` and `node_seconds`, as in `events.jsonl`, and
+        `validation_value` with `Experiment.keep`.
 
         Raises:
             UsageError: If pandas is missing.
@@ -245,6 +258,13 @@ class Results:
     def joules_to(self, target: float) -> float | None:
         """Joules until the averaged model first reached `target`; None if never or unknown."""
         return None if (first := self._first_at(target)) is None else first.joules
+
+    def node_seconds_to(self, target: float) -> Seconds | None:
+        """Node-seconds until the averaged model first reached `target`; None if never or
+        unknown.
+        """
+        first = self._first_at(target)
+        return None if first is None or first.use is None else first.use.node_seconds
 
     def _first_at(self, target: float) -> Evaluation | None:
         reached = (e for e in self.history if self.metric.is_reached(e.value, target))
@@ -283,14 +303,21 @@ class Results:
                 `edgegossip.machine.energy.Energy`. Absent if unknown.
             joules_to_target: Joules until the first evaluation at the target; absent if unknown
                 or not reached, and in the file of a single run.
+            goodput, compute_used, node_seconds: At the last evaluation; see
+                `edgegossip.machine.goodput.NodeUse`. Absent if unknown.
+            node_seconds_to_target: Node-seconds until the first evaluation at the target;
+                absent if unknown or not reached, and in the file of a single run.
             mean_staleness: Mean over received messages of the receiver's round minus the
                 message's, at least 0. If workers count rounds at different speeds (GoSGD), it
                 mostly measures this difference.
         """
         last, key = self.history[-1], self.metric.key
-        time = reference = joules = None
+        time = reference = None
+        until: dict[str, float | None] = {}
         if target is not None:
-            time, joules = self.time_to(target), self.joules_to(target)
+            time = self.time_to(target)
+            until["joules_to_target"] = self.joules_to(target)
+            until["node_seconds_to_target"] = self.node_seconds_to(target)
             reference = baseline.time_to(target) if baseline else None
         others = [*last.metrics.items()][1:]
         return {
@@ -313,7 +340,8 @@ class Results:
             "consensus_distance": last.consensus_distance,
             "mean_staleness": self.mean_staleness,
             **joules_fields(last.energy),
-            **({} if joules is None else {"joules_to_target": joules}),
+            **use_fields(last.use),
+            **{name: amount for name, amount in until.items() if amount is not None},
         }
 
 

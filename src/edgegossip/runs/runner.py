@@ -270,6 +270,7 @@ class _Run:
             samples_processed=samples,
             validation_value=validated,
             energy=self.simulator.energy(now),
+            use=self.simulator.use(now),
         )
         self._history.append(evaluation)
         self._log.write("evaluated", **evaluation.line())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -172,6 +173,50 @@ class Faults:
             script += [Crash(at=at, rank=rank), Recover(at=at + downtime, rank=rank)]
         if drop_probability > 0:
             script.append(Drop(probability=drop_probability))
+        return cls(script=tuple(script), detection_time=detection_time, seed=seed)
+
+    @classmethod
+    def churn(
+        cls,
+        *,
+        num_workers: int,
+        horizon: Seconds,
+        mean_up: Seconds,
+        mean_down: Seconds,
+        seed: int = 0,
+        detection_time: Seconds = 1.0,
+    ) -> Faults:
+        """Let each worker fail after exponential times, and return after exponential times.
+
+        Each draw is keyed by worker and failure, so more workers or a later horizon leave the
+        other failures as they were.
+
+        Args:
+            num_workers: Number of workers.
+            horizon: Time after which no worker fails.
+            mean_up: Mean seconds from a start or return to the next failure, above 0.
+            mean_down: Mean seconds from a failure to the return, above 0.
+            seed: Seed of the draws.
+            detection_time: As in `Faults`.
+
+        Raises:
+            ValueError: If a time is out of range.
+
+        >>> faults = Faults.churn(num_workers=100, horizon=10.0, mean_up=5.0, mean_down=0.1)
+        >>> 150 < sum(isinstance(fault, Crash) for fault in faults.script) < 250
+        True
+        """
+        check_range("mean_up", mean_up, "above 0 and finite")
+        check_range("mean_down", mean_down, "above 0 and finite")
+        script: list[Fault] = []
+        for rank in range(num_workers):
+            back = 0.0
+            for k in itertools.count():
+                at = back - mean_up * math.log1p(-uniform(seed, "churn", rank, k, "up"))
+                if at >= horizon:
+                    break
+                back = at - mean_down * math.log1p(-uniform(seed, "churn", rank, k, "down"))
+                script += [Crash(at=at, rank=rank), Recover(at=back, rank=rank)]
         return cls(script=tuple(script), detection_time=detection_time, seed=seed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -16,6 +16,7 @@ from edgegossip.contract.randomness import generator
 from edgegossip.contract.trainer import Trainer
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.energy import Energy, machine_energy
+from edgegossip.machine.goodput import MachineUse, NodeUse, UsefulSamples, node_use
 from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profile import MIN_ROWS, Profile
 from edgegossip.machine.watch import Predictor, Watch
@@ -130,6 +131,41 @@ class Usage:
         return self.off if self.off_since is None else self.off + now - self.off_since
 
 
+@dataclass(slots=True)
+class Work:
+    """Work of one platform, in training samples.
+
+    Attributes:
+        until: Time up to which `possible` is known.
+        possible: Samples that the platform could have processed by then, outages included.
+        missed: Those of them that fell into outages that are over.
+        worked: Cost of all work, including scheduled work.
+        trained: Cost of all training that has ended.
+        samples: Samples of this training.
+        useful: The useful ones of these samples.
+    """
+
+    until: Seconds = 0.0
+    possible: float = 0.0
+    missed: float = 0.0
+    worked: float = 0.0
+    trained: float = 0.0
+    samples: int = 0
+    useful: UsefulSamples = field(default_factory=UsefulSamples)
+
+    def end_training(self, cost: float, num_samples: int) -> None:
+        """Count a training that has ended."""
+        self.trained += cost
+        self.samples += num_samples
+        self.useful.train(num_samples)
+
+    def useful_with(self, ongoing: float) -> float:
+        """Useful samples, with those of an ongoing training of which `ongoing` is done."""
+        # Choosing samples costs something, and only the first of several stages counts samples.
+        per_cost = self.samples / self.trained if self.trained else 1.0
+        return self.useful.total + per_cost * ongoing
+
+
 # The trainer and the monitor on each worker's platform; a crash of the worker ends both.
 
 
@@ -143,6 +179,8 @@ class Machines:
 
     Attributes:
         knows_energy: Whether `energy` covers the whole run.
+        knows_use: Whether `use` covers the whole run.
+        work: Work of each platform.
     """
 
     def __init__(
@@ -158,7 +196,8 @@ class Machines:
         # By data preparation, training or evaluation.
         self._busy_until: list[Seconds] = [0.0] * len(platforms)
         self._usage = [Usage() for _ in platforms]
-        self.knows_energy = True
+        self.knows_energy = self.knows_use = True
+        self.work = [Work() for _ in platforms]
         self._trainers: dict[Rank, Trainer] = {}
         self._monitors = [self._new_monitor(rank) for rank in range(len(platforms))]
 
@@ -187,6 +226,7 @@ class Machines:
         end = start + self._platforms[rank].duration(start, cost)
         self._busy_until[rank] = end
         self._usage[rank].busy += end - start
+        self.work[rank].worked += cost
         return start, end
 
     def energy(self, now: Seconds) -> Energy:
@@ -204,9 +244,49 @@ class Machines:
             )
         return total
 
+    def use(
+        self,
+        now: Seconds,
+        trains: Sequence[bool],
+        training: Mapping[Rank, tuple[Seconds, float]],
+    ) -> NodeUse:
+        """Use of all platforms up to `now`, which is not before the last event.
+
+        Args:
+            now: Present time.
+            trains: For each platform, whether it has data of its own. Platforms without data
+                count as training once they have trained.
+            training: Start and cost of the training in progress, by rank.
+        """
+        return node_use(
+            self._use_of(rank, now, training.get(rank))
+            if trains[rank] or self.work[rank].trained
+            else MachineUse(on=now - self._usage[rank].off_until(now))
+            for rank in range(len(self._platforms))
+        )
+
+    def _use_of(
+        self, rank: Rank, now: Seconds, training: tuple[Seconds, float] | None
+    ) -> MachineUse:
+        platform, usage, work = self._platforms[rank], self._usage[rank], self.work[rank]
+        # Piece by piece, because a trace of loads may have thousands of steps.
+        work.possible += platform.work(work.until, now)
+        work.until = now
+        outage = 0.0 if usage.off_since is None else platform.work(usage.off_since, now)
+        began, cost = training or (now, 0.0)
+        return MachineUse(
+            on=now - usage.off_until(now),
+            possible=work.possible,
+            available=work.possible - work.missed - outage,
+            worked=work.worked - platform.work(now, self._busy_until[rank]),
+            useful=work.useful_with(min(cost, platform.work(began, now))),
+        )
+
     def stop(self, rank: Rank, now: Seconds) -> None:
         """Drop the trainer and the monitor after a crash at `now`; the platform is off."""
-        usage = self._usage[rank]
+        usage, work = self._usage[rank], self.work[rank]
+        work.worked -= self._platforms[rank].work(now, self._busy_until[rank])
+        work.useful.crash(now)
         usage.busy -= max(0.0, self._busy_until[rank] - now)
         usage.off_since = now
         # A crashed worker loses its optimizer, its random streams and its measurements. The
@@ -219,6 +299,8 @@ class Machines:
     def restart(self, rank: Rank, now: Seconds) -> None:
         """Watch a recovered platform, which is on again from `now` on."""
         usage = self._usage[rank]
+        if usage.off_since is not None:
+            self.work[rank].missed += self._platforms[rank].work(usage.off_since, now)
         usage.off, usage.off_since = usage.off_until(now), None
         self._monitors[rank] = self._new_monitor(rank, now)
 
@@ -228,6 +310,7 @@ class Machines:
             "incarnations": list(self._incarnations),
             "busy_until": list(self._busy_until),
             "usage": [replace(each) for each in self._usage],
+            "work": [replace(each, useful=each.useful.copy()) for each in self.work],
             "trainers": {rank: each.state_dict() for rank, each in self._trainers.items()},
             "monitors": [monitor.state_dict() for monitor in self._monitors],
         }
@@ -240,6 +323,9 @@ class Machines:
         self.knows_energy = "usage" in state
         if self.knows_energy:
             self._usage = list(state["usage"])
+        self.knows_use = "work" in state
+        if self.knows_use:
+            self.work = list(state["work"])
         self._trainers = {}
         # Only trainers that were in use; the others are made when they are needed.
         for rank, trainer_state in state["trainers"].items():

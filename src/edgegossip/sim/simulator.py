@@ -34,6 +34,7 @@ from edgegossip.contract.protocol import (
     Train,
 )
 from edgegossip.machine.energy import Energy
+from edgegossip.machine.goodput import NodeUse
 from edgegossip.sim.agenda import (
     Agenda,
     Alarm,
@@ -223,6 +224,18 @@ class Simulator(Generic[State]):
             return None
         return self._machines.energy(now) + Energy(links=self._network.joules)
 
+    def use(self, now: Seconds) -> NodeUse | None:
+        """Use of all platforms up to `now`, as in `energy`; the training in progress counts."""
+        if not self._machines.knows_use:
+            return None
+        training = {
+            rank: (record.training.began, record.training.cost)
+            for rank, record in enumerate(self._records)
+            if record.training
+        }
+        has_data = [self._algorithm.role(rank).has_data for rank in range(len(self._records))]
+        return self._machines.use(now, has_data, training)
+
     def estimates(self) -> dict[Rank, Tensor]:
         """The parameters to evaluate, for the ranks that `Membership.evaluated` selects."""
         ranks = self._membership.evaluated(self._algorithm.role, self.states)
@@ -314,6 +327,7 @@ class Simulator(Generic[State]):
         event = training.finish(self.now)
         # From when the platform was free, or waiting would look like slow training.
         self._machines.monitor(rank).trained(training.began, self.now)
+        self._machines.work[rank].end_training(training.cost, event.num_samples)
         self._observer.trained(self.now, rank, training.start, event)
         self._handle(rank, event)
 
@@ -348,6 +362,8 @@ class Simulator(Generic[State]):
         else:
             # Open until it arrives or is found to be lost: it may carry mass.
             self._num_open += 1
+            if message.payload:  # forecasts and the like carry nothing that was learned
+                self._machines.work[rank].useful.send(self.now, delivery.end)
             at, item = self._network.arrival(delivery)
             self._agenda.push(at, receiver, item)
 

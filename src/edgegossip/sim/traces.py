@@ -16,7 +16,7 @@ from edgegossip.contract.errors import DataError, unknown_name
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.randomness import generator, uniform
 from edgegossip.machine.contention import Contention
-from edgegossip.sim.platform import ContentionTrace, Platform
+from edgegossip.sim.platform import ContentionTrace, Platform, ThrottlingTrace
 
 BatchJob: TypeAlias = Literal["word-count", "sort"]
 
@@ -154,6 +154,41 @@ def batch_jobs(
                 contentions.append(Contention(cores, factor * load.network, factor * load.disk))
             now += phase * float(torch.empty(1).exponential_(generator=random))
     return ContentionTrace(tuple(times), tuple(contentions), period)
+
+
+def drift(
+    seed: int = 0, *, most: float = 2.0, step: Seconds = 60.0, period: Seconds = 3600.0
+) -> ThrottlingTrace:
+    """A speed that drifts: a slowdown that walks at random between 1 and `most`.
+
+    The logarithm of the slowdown starts anywhere in its range, moves by up to a quarter of the
+    range in each step, and is reflected at the ends.
+
+    Args:
+        seed: Seed of the draws; use a different one for each platform.
+        most: Largest slowdown, at least 1.
+        step: Seconds between two changes.
+        period: Seconds after which the trace repeats, above `step`.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    >>> trace = drift(seed=1, most=4.0, step=1.0, period=100.0)
+    >>> len(trace.times), 1 <= min(trace.slow_downs) <= max(trace.slow_downs) <= 4
+    (100, True)
+    """
+    if not 1 <= most < math.inf or not 0 < step < period < math.inf:
+        raise ValueError(
+            "most must be at least 1, and step and period above 0, step the smaller, got "
+            f"{most}, {step} and {period}"
+        )
+    times = [k * step for k in range(math.ceil(period / step))]
+    place, slow_downs = uniform(seed, "drift"), []
+    for k in range(len(times)):
+        slow_downs.append(most**place)
+        moved = abs(place + (uniform(seed, "drift", k) - 0.5) / 2)
+        place = min(moved, 2 - moved)
+    return ThrottlingTrace(tuple(times), tuple(slow_downs), period)
 
 
 def _positive(value: Any) -> float:  # noqa: ANN401

@@ -23,6 +23,7 @@ from edgegossip.training.loss import IGNORED
 RESERVED = {
     *("type", "time", "epochs", "loss", "consensus_distance", "bytes_sent"),
     *("samples_processed", "joules", "busy_joules", "idle_joules", "link_joules"),
+    *("goodput", "compute_used", "node_seconds"),
 }
 """Names of other fields in a run's log, which no metric may have."""
 

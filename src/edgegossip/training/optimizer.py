@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
@@ -56,6 +56,119 @@ class SGD:
             weight_decay=self.weight_decay,
             nesterov=self.nesterov,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """PyTorch's AdamW, with PyTorch's defaults.
+
+    Args:
+        lr: Learning rate, at least 0.
+        betas: Decay of the first and the second moment, each in [0, 1).
+        weight_decay: Decoupled weight decay on all parameters, at least 0.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    References:
+        Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
+        arXiv:1711.05101.
+    """
+
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_ranges(self, lr="in [0, inf)", weight_decay="in [0, inf)")
+        for beta in self.betas:
+            check_range("betas", beta, "in [0, 1)")
+
+    def __call__(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            params, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon:
+    """Muon for matrices, AdamW for all other parameters; needs PyTorch 2.9 or later.
+
+    Muon moves a matrix by about the nearest semi-orthogonal matrix to its momentum. Its steps
+    are scaled to be about as long as those of AdamW, so that both use the same learning rate
+    and weight decay. Vectors, scalars and convolution kernels are not matrices in this sense.
+    Embeddings and output layers are matrices; the authors train these with AdamW, too, but an
+    optimizer does not know which parameters they are.
+
+    Args:
+        lr: Learning rate of both, at least 0.
+        momentum: Momentum of Muon, in [0, 1).
+        betas: Decay of AdamW's moments, each in [0, 1).
+        weight_decay: Decoupled weight decay on all parameters, at least 0.
+
+    Raises:
+        ValueError: If a number is out of range or, when the optimizer is made, if PyTorch has
+            no Muon.
+
+    References:
+        Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; the
+        scale of Liu et al., "Muon is Scalable for LLM Training", 2025, arXiv:2502.16982.
+        Therien et al., "MuLoCo", 2025, arXiv:2505.23725, use it within DiLoCo.
+    """
+
+    lr: float = 0.001
+    momentum: float = 0.95
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_ranges(self, lr="in [0, inf)", weight_decay="in [0, inf)", momentum="in [0, 1)")
+        for beta in self.betas:
+            check_range("betas", beta, "in [0, 1)")
+
+    def __call__(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        make_muon = getattr(torch.optim, "Muon", None)
+        if make_muon is None:
+            raise ValueError(
+                f"Muon needs PyTorch 2.9 or later, got {torch.__version__}; update PyTorch or "
+                "choose AdamW"
+            )
+        params = list(params)
+        matrices = [each for each in params if each.ndim == 2]
+        others = [each for each in params if each.ndim != 2]
+        parts: list[torch.optim.Optimizer] = []
+        if matrices:  # PyTorch makes no optimizer of nothing
+            muon = make_muon(
+                matrices,
+                lr=self.lr,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            parts.append(muon)
+        if others:
+            adamw = AdamW(lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+            parts.append(adamw(others))
+        return PartwiseOptimizer(parts)
+
+
+class PartwiseOptimizer(torch.optim.Optimizer):
+    """Several optimizers, each of its own parameters, as one.
+
+    Args:
+        parts: The optimizers; this one shares their groups, and they its state.
+    """
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = parts
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters."""
+        for part in self._parts:
+            part.step()
 
 
 Rise = Literal["constant", "linear"]

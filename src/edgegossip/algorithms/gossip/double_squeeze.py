@@ -19,6 +19,7 @@ from edgegossip.contract import (
     RoundState,
     TensorSpec,
     Trained,
+    Work,
     by_origin,
     check_ranges,
 )
@@ -32,6 +33,7 @@ class HeldChunk:
     """A chunk at its holder, besides its entries in the model.
 
     Attributes:
+        own: The holder's own progress, taken when it sends the rest to other holders, [chunk].
         velocity: :math:`u`, [chunk].
         error: :math:`s`, steps that nobody has heard of yet, [chunk].
         update: :math:`p` of the last round, compressed; empty before there is one.
@@ -39,6 +41,7 @@ class HeldChunk:
         is_new: Whether the other workers' copies may differ, because this holder is new.
     """
 
+    own: Tensor
     velocity: Tensor
     error: Tensor
     update: Payload = field(default_factory=dict)
@@ -86,6 +89,13 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     compression: its :math:`q_i` is :math:`v_i`. Without faults, all progress arrives in the
     end, and all workers have the same :math:`x`, bit for bit.
 
+    With `overlap`, a round's messages are sent when its training begins, and carry what was
+    learned in the round before. Training starts from all of the worker's own progress, and the
+    others' arrives while it runs: :math:`x \leftarrow x + p` changes what the next training
+    starts from, and nothing of the worker's own is lost. Nobody waits unless an exchange takes
+    longer than a round's training. Others' progress then counts a round later, and one more
+    round without training brings the last of it.
+
     While an owner is lost, another worker *holds* its chunk. :doc:`Algorithms
     </docs/algorithms>` describes how copies that differ after faults become equal again.
 
@@ -101,6 +111,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         outer_momentum: :math:`\beta`, in [0, 1). Momentum lengthens steps by a factor of
             :math:`1 / (1 - \beta)`, so reduce the learning rate.
         outer_lr: :math:`\alpha`, above 0.
+        overlap: Whether workers train while they exchange.
         timeout: See `Synchronous`.
         seed: Seeds compressors that draw at random.
 
@@ -113,7 +124,9 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         Departures: every worker is the server of a chunk, and does not compress its own
         progress there; progress of local steps in place of gradients, and training from
         :math:`x + e_i`; Nesterov's momentum and a learning rate at the owners, as in DiLoCo
-        (Douillard et al., 2023, arXiv:2311.08105), but not for statistics; holders.
+        (Douillard et al., 2023, arXiv:2311.08105), but not for statistics; holders;
+        the overlap, with a delay of one round as in DiLoCo with eager updates (Kale et al.,
+        2025, arXiv:2502.12996).
 
     >>> from edgegossip.compression.sparse import TopK
     >>> from edgegossip.contract.topology import complete
@@ -128,7 +141,20 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     compressor: Compressor = Identity()
     outer_momentum: float = 0.7
     outer_lr: float = 1.0
+    overlap: bool = False
     seed: int = 0
+
+    @property
+    def overlaps(self) -> bool:
+        return self.overlap
+
+    @property
+    def total_rounds(self) -> int:
+        # What was learned in the last round of training is sent in one more.
+        return self.num_rounds + self.overlap
+
+    def work(self, state: DoubleSqueezeState) -> Work | None:
+        return super().work(state) if state.round < self.num_rounds else None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,7 +166,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             rank=rank,
             params=params,
             error=torch.zeros_like(params),
-            held={rank: HeldChunk(velocity=nothing, error=nothing, is_new=False)},
+            held={rank: HeldChunk(own=nothing, velocity=nothing, error=nothing, is_new=False)},
             holders={each: each for each in range(self.num_workers)},
         )
 
@@ -183,8 +209,15 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
                 state.outdated.pop(chunk, None)
                 if chunk not in state.held:
                     nothing = torch.zeros_like(self._view(state.params, chunk))
-                    state.held[chunk] = HeldChunk(velocity=nothing, error=nothing)
+                    state.held[chunk] = HeldChunk(own=nothing, velocity=nothing, error=nothing)
             state.holders[chunk] = holder
+        if self.is_first(state):
+            for chunk, held in state.held.items():
+                # It needs no compression, so nothing is held back. Taken now, not when others'
+                # progress has arrived, as training may end in between.
+                own = self._view(state.error, chunk)
+                held.own = own.clone()
+                own.zero_()
 
     # The two exchanges.
 
@@ -259,11 +292,10 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     def _step(self, state: DoubleSqueezeState, chunk: Rank, arrived: Sequence[Tensor]) -> None:
         """Step by the mean progress in a chunk that this worker holds; compress the step."""
         held = state.held[chunk]
-        own, numel = self._view(state.error, chunk), state.params.numel()
+        numel = state.params.numel()
         # Over those that arrived: a missing worker's progress stays in its error memory only if
         # its message was never sent.
-        mean = torch.stack([own, *arrived]).mean(0)
-        own.zero_()  # it needs no compression, so nothing is held back
+        mean = torch.stack([held.own, *arrived]).mean(0)
         held.velocity = torch.add(mean, held.velocity, alpha=self.outer_momentum)
         step = torch.add(mean, held.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
         if state.layout is not None:

@@ -1,4 +1,4 @@
-"""A parameter server and workers that commit to it: base of BSP, SSP, ASP, ADACOMM and ADSP.
+"""A parameter server and workers that commit to it: base of BSP, ADSP and all others.
 
 Rank 0 is the server. Workers train from the server's model, *commit* their change, and get the
 new model in return. The base class delivers each commit, counts it exactly once, and survives
@@ -149,6 +149,8 @@ class ParameterServer(Committer, Algorithm[CommitState]):
     """
 
     evaluates: ClassVar[bool] = False
+    is_elementwise: ClassVar[bool] = True
+    """Whether an entry of the model depends only on the same entry of commits."""
     num_workers: int
 
     def __post_init__(self) -> None:
@@ -445,7 +447,7 @@ class ParameterServer(Committer, Algorithm[CommitState]):
 
     def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
         """Add `share` of each waiting commit of `ranks` to the model, in this order."""
-        changes = (_change(state.waiting[j], state.params) for j in ranks)
+        changes = (change_of(state.waiting[j], state.params) for j in ranks)
         # A new tensor: answers that are in flight and evaluations have the old one.
         state.params = state.params.add(reduce(torch.add, changes), alpha=share)
         for rank in ranks:
@@ -504,7 +506,7 @@ def believed(copies: Mapping[Rank, Message], workers: range) -> dict[Rank, dict[
     }
 
 
-def _change(commit: Message, params: Tensor) -> Tensor:
+def change_of(commit: Message, params: Tensor) -> Tensor:
     """Return a commit's change of `params`, [num_params]; statistics stay as measured."""
     update, num_trained = commit.payload["update"], int(commit.numbers["num_trained"])
     if num_trained == update.numel():

@@ -128,6 +128,10 @@ class Committer:
         """Return whether a worker trains while its commit is in flight."""
         return False
 
+    def commit_numbers(self, state: CommitterState) -> Mapping[str, float]:
+        """Numbers of the algorithm's own in a commit."""
+        return {}
+
     def committed(self, state: CommitterState, now: Seconds) -> list[Effect]:
         """React to a commit that was just sent."""
         return []
@@ -269,6 +273,7 @@ class Committer:
             "num_steps": state.num_steps,
             "num_trained": layout.num_trained,
             "version": int(state.counts.sum()),
+            **self.commit_numbers(state),
         }
         state.commit = Message("commit", state.round, {"update": update}, numbers)
         # Kept, because what the worker learns from here on is not part of this commit.

@@ -63,7 +63,7 @@ _CLOCKS_DIFFER: Seconds = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class ShardServerState(WorkerState):
-    """State of a server that holds a slice; `params` is the slice once it is known.
+    """State of a server that holds a slice; `params` is the evaluated slice.
 
     Attributes:
         inner: State of the algorithm, as if this were the only server and its slice were the
@@ -300,7 +300,7 @@ class ShardServer:
         effects = self.algorithm.handle_as_server(state.inner, event, at)
         # In a new epoch the old slice is still the best estimate, until a model is adopted.
         if not state.inner.is_new:
-            state.params = state.inner.params
+            state.params = state.inner.estimate
         state.round = max(state.round, state.inner.round)
         return [each for effect in effects for each in self._pass_on(state, effect)]
 

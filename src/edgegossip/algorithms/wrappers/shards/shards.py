@@ -84,11 +84,12 @@ class Shards(Wrapper[ShardsState]):
     has lost counts as lost. `docs/parameter-servers.md` describes failures and costs.
 
     Args:
-        inner: Any parameter server.
+        inner: Any parameter server whose rule is elementwise; that of `HeLoCo` is not.
         num_servers: Number of servers that share the model, at least 2.
 
     Raises:
-        ValueError: If `num_servers` is out of range, or `inner` is no parameter server.
+        ValueError: If `num_servers` is out of range, or `inner` is no parameter server or not
+            elementwise.
     """
 
     keeps_name: ClassVar[bool] = True
@@ -97,6 +98,13 @@ class Shards(Wrapper[ShardsState]):
 
     def __post_init__(self) -> None:
         require_server("Shards", self.inner)
+        if not self.inner.is_elementwise:
+            name = type(self.inner).__name__
+            raise ValueError(
+                f"Shards needs a parameter server that treats each entry of the model by "
+                f"itself, got {name}, which needs whole layers; leave out Shards, or take "
+                "AsyncLocalSGD"
+            )
         check_ranges(self, num_servers="at least 2")
 
     @cached_property

@@ -102,7 +102,7 @@ class StandbyState(WorkerState):
     def estimate(self) -> Tensor:
         """The newest server model that this rank knows, [num_params]."""
         if self.server is not None:
-            return self.server.params
+            return self.server.estimate
         return self.params if self.worker is None else self.worker.base
 
     @property

@@ -1,0 +1,343 @@
+"""Systems in the environments: what becomes of the machines' time where some are slow or fail.
+
+Fields of a row:
+    algorithm: The algorithm, described.
+    value: Value of the system's own setting.
+    times, accuracies or values, bytes, samples, joules, node_seconds: One number per
+        evaluation; bytes are per machine, joules and node-seconds those of all machines.
+    metric: Metric of the values, unless it is accuracy.
+    worst_worker: The metric of the worst worker's own model at the end.
+    goodput, compute_used: See `edgegossip.machine.goodput.NodeUse`.
+    total_speed, barrier_speed: Sum of the speeds of the environment's machines, and number of
+        machines x the lowest speed, relative to the fastest machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import edgegossip as eg
+from edgegossip.contract.errors import UsageError, unknown_name
+from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_range
+from edgegossip.recipes.call import RecipeCall
+from edgegossip.recipes.environment_tasks import PRESETS, TaskName
+from edgegossip.recipes.problems import Problem
+from edgegossip.recipes.systems import BASELINE, SYSTEMS
+from edgegossip.runs.describe import describe
+from edgegossip.runs.exhibits import Exhibits, Figure, Unit
+from edgegossip.runs.scoreboard import (
+    Measures,
+    bars,
+    grouped,
+    last_looks,
+    learning_curve,
+    metric_of,
+    middle,
+    score_table,
+    scores,
+    unit_of,
+    values_of,
+)
+from edgegossip.runs.study import Row, Session, Study
+from edgegossip.runs.tuning import slug, without_test_data
+from studies.contest import Attempt, StudySettings, Tried, TunedContest, contest_study
+from studies.exhibits import front_panel, table
+
+TASKS: Mapping[str, tuple[TaskName, ...]] = {
+    "halos": ("gpt-books", "gpt-books-by-author"),
+    "stragglers": ("cifar10-dirichlet",),
+    "churn": ("mnist",),
+    "phones": ("har",),
+    "one-slow": ("mnist",),
+}
+"""Tasks by environment."""
+FACTORS = (1.0, 3.0, 1 / 3)
+"""Learning rates to try, relative to the task's own."""
+NUM_EVALUATIONS = 60
+NUM_TUNING_EVALUATIONS = 15
+HELD_OUT = 0.1
+SHORT: Mapping[str, Any] = {"num_epochs": 8.0, "num_workers": 3}
+SHORT_RUNS = (BASELINE, "alone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingContest(TunedContest):
+    """All systems in one environment on one task, for the same time.
+
+    Args:
+        task: Task of the environment.
+        names: Names of the systems.
+        tuning_share: Length of a run that tries settings, as a share of a result's length.
+        arguments: Other arguments of the environment's recipe.
+    """
+
+    task: TaskName
+    names: tuple[str, ...]
+    tuning_share: float
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    tuned: ClassVar[tuple[str, ...]] = ("lr", "value")
+
+    @property
+    def held_out(self) -> float:
+        return HELD_OUT
+
+    def trials(self) -> Mapping[str, Mapping[str, Tried]]:
+        own = PRESETS[self.task].lr
+        rates = [float(f"{factor * own:.3g}") for factor in FACTORS]
+        tried: dict[str, dict[str, Tried]] = {}
+        for name in self.names:
+            system, tried[name] = SYSTEMS[name], {}
+            for value, lr in product(system.values, rates):
+                settings = slug(f"lr = {lr:g}, {system.setting} = {value:g}")
+                place = f"{self.folder}/tuning/{settings}/{name}"
+                tried[name][place] = {"lr": lr, "value": value}
+        return tried
+
+    def merit(self, trial: Row) -> Any:  # noqa: ANN401
+        value = last_looks(values_of(trial))
+        return value if metric_of(trial).higher_is_better else -value
+
+    def comparison(self, data_dir: Path, attempt: Attempt) -> eg.Comparison:
+        """The environment with the settings of an attempt; a trial is shorter."""
+        num_epochs = self.arguments.get("num_epochs", PRESETS[self.task].num_epochs)
+        given: dict[str, Any] = {
+            **self.arguments,
+            "task": self.task,
+            "num_epochs": num_epochs * (self.tuning_share if attempt.is_tuning else 1.0),
+            "num_evaluations": NUM_TUNING_EVALUATIONS if attempt.is_tuning else NUM_EVALUATIONS,
+            "lr": attempt.settings["lr"],
+            SYSTEMS[attempt.run].setting: attempt.settings["value"],
+            "seed": attempt.seed,
+            "data_dir": data_dir,
+        }
+        made = RecipeCall(f"environments/{self.group}", given).make()
+        assert isinstance(made, eg.Comparison)
+        return made
+
+    def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
+        comparison = self.comparison(data_dir, attempt)
+        experiment = comparison.experiments[attempt.run]
+        if attempt.is_tuning:  # measured on held-out samples
+            held = without_test_data(experiment.task.dataset, self.held_out)
+            task = replace(experiment.task, dataset=held)
+            experiment = replace(experiment, task=task)
+        results = session.run(experiment)
+        history, last = results.history, results.history[-1]
+        assert last.use is not None  # known to this version
+        return {
+            "algorithm": describe(experiment.algorithm),
+            **learning_curve(results),
+            "bytes": [each.bytes_sent / experiment.num_workers for each in history],
+            "samples": [each.samples_processed for each in history],
+            "joules": [each.joules for each in history],
+            "node_seconds": [each.use.node_seconds if each.use else None for each in history],
+            "worst_worker": results.metric.worst(results.worker_values),
+            "goodput": last.use.goodput,
+            "compute_used": last.use.compute_used,
+            # Of all machines of the environment, also for a system that uses one of them.
+            **_speeds(comparison.experiments[BASELINE].platforms),
+        }
+
+
+def _speeds(platforms: Sequence[eg.Platform]) -> Row:
+    speeds = [each.total_throughput for each in platforms]
+    fastest = max(speeds)
+    return {
+        "total_speed": sum(speeds) / fastest,
+        "barrier_speed": len(speeds) * min(speeds) / fastest,
+    }
+
+
+def waiting(
+    settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
+    *,
+    environments: tuple[str, ...] = tuple(TASKS),
+    tasks: tuple[TaskName, ...] = (),
+    tuning_share: float = 0.25,
+    target: float | None = None,
+) -> Study:
+    """Equally tuned systems in five environments: time, bytes, energy, goodput.
+
+    Each system tries three learning rates with three values of its own setting, for a part of a
+    run's time, on held-out data and with a seed that no result has. These trials fix the
+    target: the best value of `diloco`. The report shows the Pareto fronts.
+
+    Data: books, CIFAR-10, MNIST, HAR and the list of phones. Duration: days; `--only halos`
+    runs one environment.
+
+    Args:
+        settings: Settings of the study.
+        environments: Environments, such as halos churn.
+        tasks: Tasks for each of them; by default each environment's own.
+        tuning_share: Length of a trial, as a share of a result's length, in (0, 1].
+        target: Target of the metric; by default the best value of the baseline's trials.
+    """
+    check_range("tuning_share", tuning_share, "in (0, 1]")
+    for given, known in ((environments, TASKS), (tasks, get_args(TaskName))):
+        if unknown := [each for each in given if each not in known]:
+            raise UsageError(unknown_name("environment or task", unknown[0], known))
+    names = tuple(SYSTEMS)
+    if settings.short:
+        environments, tasks, names = ("one-slow",), ("digits",), SHORT_RUNS
+    contests = [
+        WaitingContest(
+            problem=Problem(name=environment, dataset=task, model=eg.mlp),
+            setting=task,
+            task=task,
+            names=names,
+            tuning_share=tuning_share,
+            arguments=SHORT if settings.short else {},
+            seeds=settings.seeds,
+        )
+        for environment in environments
+        for task in tasks or TASKS[environment]
+    ]
+    return contest_study(
+        "environments/waiting",
+        "Who is soonest where machines are uneven, links are slow and workers fail?",
+        settings,
+        contests,
+        partial(_exhibits, target),
+        printed=(
+            "HALoS (arXiv:2506.04531) is 7.5 times sooner at a loss than synchronous DiLoCo, "
+            "and 2.1 times sooner than Async Local-SGD, in its environment.",
+            "DivShare (arXiv:2410.12918) is 3.9 times sooner at an accuracy than AD-PSGD, with "
+            "communication stragglers.",
+            "Decoupled DiLoCo (arXiv:2604.21428) keeps a goodput of 88 to 93 % under failures.",
+        ),
+        environments=environments,
+        tasks=[each.task for each in contests],
+        factors=FACTORS,
+        tuning_share=tuning_share,
+        held_out=HELD_OUT,
+        target=target,
+    )  # without the systems, so that `--resume` can add new ones
+
+
+NOTE = (
+    "Medians over the seeds; a dash: never, or not known. The value is the mean of the last "
+    "five of sixty evaluations of the averaged model on test data; the worst worker is the "
+    "worst of the models that are averaged. The target is fixed before the results: the best "
+    "value of the trials of diloco, on held-out data, or one that was given. Bytes are the "
+    "total sent, divided by the number of machines. Energy and node-seconds are those of all "
+    "machines; a server is an additional machine, and alone uses one. The speed-up is "
+    "diloco's time to its own best value with the same seed / the run's time to that value; "
+    "the bound is that in the environment, with the same seed."
+)
+AXES: tuple[tuple[str, str, Unit], ...] = (
+    ("times", "virtual time", "seconds"),
+    ("bytes", "sent per machine", "bytes"),
+)
+
+
+def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
+    results = [row for row in rows.values() if not row["is_tuning"]]
+    if not results:
+        return Exhibits()
+    trials = [row for row in rows.values() if row["is_tuning"]]
+    contests = grouped(results, "group", "setting")
+    figures, tables = [], [_bounds(contests)]
+    for (environment, task), mine in contests.items():
+        own = [row for row in trials if (row["group"], row["setting"]) == (environment, task)]
+        goal = target if target is not None else _target(own)
+        found = scores(mine, BASELINE, 0.0, partial(_measures, goal))
+        first = [row for row in mine if row["seed"] == min(each["seed"] for each in mine)]
+        figures.append(
+            Figure(
+                name=f"{environment}-{task}",
+                heading=f"{environment}, {task}",
+                caption="Curves: one seed; dashed, the Pareto front: the best value of any "
+                "system for at most this much. Bars: median and range over the seeds.",
+                panels=(
+                    *(front_panel(first, *axis) for axis in AXES),
+                    bars(found, "time to target", y_label="seconds"),
+                    bars(found, "goodput", y_label="goodput"),
+                ),
+            )
+        )
+        tables.append(score_table(found, heading=f"{environment}, {task}", note=NOTE))
+    return Exhibits(figures=tuple(figures), tables=tuple(tables))
+
+
+def _target(trials: Sequence[Row]) -> float | None:
+    """The best value of the baseline's trials; None before there is one."""
+    mine = [row for row in trials if row["run"] == BASELINE]
+    if not mine:
+        return None
+    return metric_of(mine[0]).best(last_looks(values_of(row)) for row in mine)
+
+
+def _bounds(contests: Mapping[tuple[Any, ...], Sequence[Row]]) -> Any:  # noqa: ANN401
+    lines = []
+    for (environment, task), rows in contests.items():
+        total, left = middle(rows, "total_speed"), middle(rows, "barrier_speed")
+        share = middle([row for row in rows if row["run"] == BASELINE], "goodput")
+        assert total is not None
+        assert left is not None
+        lines.append(
+            {
+                "environment": ("text", environment),
+                "task": ("text", task),
+                "sum of speeds": ("number", total),
+                "left by a barrier": ("number", left),
+                "bound of a barrier": ("times", total / left),
+                "bound in the environment": ("times", 1 / share if share else None),
+            }
+        )
+    return table(
+        "Bounds",
+        lines,  # type: ignore[arg-type]
+        "Speeds of all machines, without loads, relative to the fastest. A barrier after equal "
+        "amounts of work leaves the number of machines x the lowest speed; its bound is the "
+        "gain in samples per second from not waiting, without communication. The bound in the "
+        "environment is 1 / the goodput of diloco: the gain over it, with its messages and "
+        "failures, of machines that always train.",
+    )
+
+
+def _measures(
+    goal: float | None,
+    row: Row,
+    baseline: Row | None,
+    time: Seconds | None,
+    speedup: float | None,
+) -> Measures:
+    metric, values = metric_of(row), values_of(row)
+    at = None
+    if goal is not None:
+        at = next((i for i, each in enumerate(values) if metric.is_reached(each, goal)), None)
+
+    def until(name: str) -> float | None:
+        found: float | None = None if at is None else row[name][at]
+        return found
+
+    # At best, machines always train: 1 / goodput times as many samples a second as here.
+    share = None if baseline is None or row["run"] == BASELINE else baseline["goodput"]
+    return {
+        metric.name: (unit_of(metric), last_looks(values)),
+        "worst worker": (unit_of(metric), row["worst_worker"]),
+        "target": (unit_of(metric), goal),
+        "time to target": ("seconds", until("times")),
+        "samples to target": ("number", until("samples")),
+        "bytes to target": ("bytes", until("bytes")),
+        "energy to target": ("joules", until("joules")),
+        "node-seconds to target": ("seconds", until("node_seconds")),
+        "speed-up": ("times", speedup),
+        "of the bound": (
+            "percent",
+            None if speedup is None or share is None else speedup * share,
+        ),
+        "goodput": ("percent", row["goodput"]),
+        "compute used": ("percent", row["compute_used"]),
+        "bytes in all": ("bytes", row["bytes"][-1]),
+        "samples in all": ("number", row["samples"][-1]),
+        "learning rate": ("number", row["lr"]),
+        "own setting": ("number", row["value"]),
+    }

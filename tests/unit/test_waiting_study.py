@@ -1,0 +1,166 @@
+"""The study of the environments: equal trials, a target fixed before the results, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies.contest import Attempt, StudySettings
+from studies.waiting import TASKS, WaitingContest, waiting
+from tests.tiers import thorough
+
+import edgegossip as eg
+from edgegossip.contract.errors import UsageError
+from edgegossip.recipes.problems import Problem
+from edgegossip.recipes.registry import RECIPES
+from edgegossip.recipes.systems import BASELINE, SYSTEMS
+from edgegossip.report.study_page import write_study_report
+from edgegossip.runs.exhibits import Exhibits, Table
+from edgegossip.runs.study import Row, run_study
+from edgegossip.runs.tuning import TUNING_SEED
+
+CONTEST = WaitingContest(
+    problem=Problem(name="churn", dataset="digits", model=eg.mlp),
+    setting="digits",
+    task="digits",
+    names=tuple(SYSTEMS),
+    tuning_share=0.25,
+    arguments={"num_workers": 3},
+    seeds=(0, 1),
+)
+
+
+def test_every_system_tries_nine_settings_with_a_seed_that_no_result_has() -> None:
+    study = waiting(StudySettings(seeds=(0, 1)))
+    assert {f"environments/{name}" for name in TASKS} <= RECIPES.keys()
+    number = sum(map(len, TASKS.values()))
+    for name in SYSTEMS:
+        mine = [cell.name for cell in study.cells if cell.run == name]
+        assert len([cell for cell in mine if "/tuning/" in cell]) == 9 * number
+        assert len(mine) == (9 + 2) * number
+    assert {cell.group for cell in study.with_runs(["alone"]).cells} == {*TASKS}
+    assert CONTEST.seed == TUNING_SEED
+
+
+def test_a_trial_is_shorter_and_its_settings_reach_the_recipe() -> None:
+    attempt = Attempt("gosgd", {"lr": 0.3, "value": 0.01}, seed=3, is_tuning=False)
+    result = CONTEST.comparison(Path(), attempt).experiments["gosgd"]
+    trial = CONTEST.comparison(Path(), replace(attempt, is_tuning=True)).experiments["gosgd"]
+    assert trial.max_seconds == pytest.approx(0.25 * (result.max_seconds or 0), rel=0.01)
+    for each in (result, trial):
+        assert isinstance(each.algorithm, eg.GoSGD)
+        assert each.algorithm.exchange_probability == 0.01
+        assert getattr(each.task.optimizer, "lr", None) == 0.3
+        assert each.seed == 3
+    assert len(result.faults.script) == len(trial.faults.script) > 0
+
+
+def row(run: str, values: list[float], *, is_tuning: bool = False, **others: Any) -> Row:  # noqa: ANN401
+    number = len(values)
+    return {
+        "group": "churn",
+        "setting": "digits",
+        "run": run,
+        "seed": TUNING_SEED if is_tuning else 0,
+        "is_tuning": is_tuning,
+        "times": [10.0 * k for k in range(number)],
+        "accuracies": values,
+        "bytes": [100.0 * k for k in range(number)],
+        "samples": [8 * k for k in range(number)],
+        "joules": [5.0 * k for k in range(number)],
+        "node_seconds": [40.0 * k for k in range(number)],
+        "worst_worker": values[-1] - 0.1,
+        "goodput": 0.5,
+        "compute_used": 0.6,
+        "total_speed": 3.1,
+        "barrier_speed": 0.4,
+        "lr": 0.1,
+        "value": 8,
+        **others,
+    }
+
+
+def lines(exhibits: Exhibits) -> dict[str, Mapping[str, Any]]:
+    found: Table = exhibits.tables[1]
+    titles = [title for title, _ in found.columns]
+    return {str(line[0]): dict(zip(titles, line, strict=True)) for line in found.rows}
+
+
+ROWS = {
+    "trial": row(BASELINE, [0.1, 0.7, 0.7, 0.7, 0.7, 0.7], is_tuning=True),
+    "worse": row(BASELINE, [0.1, 0.2, 0.2, 0.2, 0.2, 0.2], is_tuning=True),
+    "own": row(BASELINE, [0.1, 0.6, 0.8, 0.9], goodput=0.2),
+    "fast": row("gosgd", [0.1, 0.95, 0.95, 0.95]),
+    "control": row("alone", [0.1, 0.5, 0.5, 0.5], bytes=[0.0] * 4),
+}
+
+
+def test_the_target_is_what_the_baselines_best_trial_reached() -> None:
+    exhibits = waiting(StudySettings(short=True)).exhibit(ROWS)
+    found = lines(exhibits)
+    assert found[BASELINE]["target"] == pytest.approx(0.7)
+    to_target = {
+        "time to target": 20.0,
+        "samples to target": 16,
+        "bytes to target": 200.0,
+        "energy to target": 10.0,
+        "node-seconds to target": 80.0,
+    }
+    assert {title: found[BASELINE][title] for title in to_target} == to_target
+    assert found["gosgd"]["time to target"] == 10.0
+    assert found["alone"]["time to target"] is None
+    # To the best value of the baseline, three times as soon; always training gives five times.
+    assert found["gosgd"]["speed-up"] == 3.0
+    assert found["gosgd"]["of the bound"] == pytest.approx(3 / 5)
+    assert found[BASELINE]["of the bound"] is None
+    assert found["gosgd"]["worst worker"] == pytest.approx(0.85)
+    assert exhibits.tables[0].rows == (("churn", "digits", 3.1, 0.4, 3.1 / 0.4, 1 / 0.2),)
+
+
+def test_a_given_target_needs_no_trials() -> None:
+    study = waiting(StudySettings(short=True), target=0.85)
+    found = lines(study.exhibit({name: ROWS[name] for name in ("own", "fast")}))
+    assert (found[BASELINE]["target"], found[BASELINE]["time to target"]) == (0.85, 30.0)
+    assert study.settings["target"] == 0.85
+
+
+def test_a_front_has_the_best_value_for_at_most_as_much() -> None:
+    figure = waiting(StudySettings(short=True)).exhibit(ROWS).figures[0]
+    time, sent = figure.panels[:2]
+    front = next(each for each in time.series if each.is_mark)
+    assert front.x == (10.0,)
+    assert front.y == pytest.approx((0.05,))
+    assert [each.name for each in sent.series] == [BASELINE, "gosgd", "Pareto front"]
+
+
+def test_unknown_environments_and_tasks_are_refused() -> None:
+    with pytest.raises(UsageError, match="unknown environment or task 'halo'"):
+        waiting(environments=("halo",))
+    with pytest.raises(ValueError, match=r"tuning_share must be in \(0, 1\], got 2.0"):
+        waiting(tuning_share=2.0)
+
+
+@thorough
+def test_the_short_form_runs_and_its_trials_are_not_measured_on_test_data(
+    tmp_path: Path,
+) -> None:
+    study = waiting(StudySettings(short=True, seeds=(0,)))
+    rows = run_study(study, out=tmp_path, num_threads=0)
+    assert len(rows) == len(study.cells) == 20
+    results = {each["run"]: each for each in rows.values() if not each["is_tuning"]}
+    assert results["alone"]["goodput"] == pytest.approx(1.0)
+    assert results[BASELINE]["goodput"] < 0.5
+    bound = results[BASELINE]["total_speed"] / results[BASELINE]["barrier_speed"]
+    assert bound == pytest.approx(7.0)
+    assert "<h1>" in write_study_report(tmp_path).read_text()
+    # A tenth of the training samples, whose number no accuracy on 360 test pictures has.
+    held_out = [
+        accuracy * 139
+        for each in rows.values()
+        if each["is_tuning"]
+        for accuracy in each["accuracies"]
+    ]
+    assert held_out == pytest.approx([round(number) for number in held_out], abs=1e-6)
