@@ -106,7 +106,9 @@ def compare_baselines(
         Experiment, platforms=platforms, links=Links(default=link), seed=settings.seed
     )
     timed = partial(run, max_seconds=max_seconds)
-    served = partial(averaged, window=settings.window)
+    # The paper averages no models over rounds.
+    is_published = settings.as_published is not None and settings.window == "auto"
+    served = partial(averaged, window=None if is_published else settings.window)
     everyone = complete(len(platforms))
     epochs = partial(EpochGossip, topology=everyone)
     gossip = timed(task=task, algorithm=epochs(num_rounds=UNTIL_CUT_OFF))

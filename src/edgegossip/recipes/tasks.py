@@ -73,12 +73,13 @@ class Settings(CommonSettings):
             (`TrailingAverage`), if machines are idle and shards equal; "auto" averages over the
             last third of the run so far, None evaluates the newest models.
         as_published: Reading of Algorithm 2 with which EdgeGossip is the paper's whole system
-            (`as_published`); None for our defaults. It has no control variates.
+            (`as_published`); None for our defaults. It has no control variates, and then no run
+            is averaged unless there is a `window`.
     """
 
     exchange_probability: float = 0.02
     control: float | Literal["auto"] = "auto"
-    window: Window = None
+    window: Window = "auto"
     as_published: Reading | None = None
 
 

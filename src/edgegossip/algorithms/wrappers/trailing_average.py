@@ -64,8 +64,8 @@ class TrailingAverage(Wrapper[TrailingState]):
     Args:
         inner: Any algorithm that counts rounds.
         window: :math:`w`, at least 1, in rounds, or "auto". 1 uses the inner algorithm alone.
-            Under `EdgeGossip`, a round visits only a share of the data, on average the mean keep
-            ratio; for a window of one epoch, give the inverse of that ratio.
+            Under `EdgeGossip`, a round visits only a share of the data, on average the mean
+            keep ratio; for a window of one epoch, give the inverse of that ratio.
 
     Raises:
         ValueError: If `window` is out of range.
