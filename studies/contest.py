@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import edgegossip as eg
 from edgegossip.contract.errors import TrainingError
@@ -91,7 +91,7 @@ class Contender:
         accuracy_aware: Choice of samples; None for random ones and no `EdgeGossip`.
         is_balanced: Whether an `EdgeGossip` is around an algorithm with a choice of samples.
         balancing: Other arguments of that `EdgeGossip`.
-        control: Weight of `ControlVariates` around that `EdgeGossip`; 0 for none.
+        control: See `balanced`.
         has_profiles: Whether forecasts start from a profile of each platform.
         is_proportional: Whether shards are in proportion to the platforms' speeds.
         draws_exchanges: Whether the algorithm takes the problem's `exchange_probability` and a
@@ -110,7 +110,7 @@ class Contender:
     accuracy_aware: eg.AccuracyAware | None = None
     is_balanced: bool = True
     balancing: Mapping[str, Any] = field(default_factory=dict)
-    control: float = 0.0
+    control: float | Literal["auto"] = 0.0
     has_profiles: bool = False
     is_proportional: bool = False
     draws_exchanges: bool = False

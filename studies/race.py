@@ -32,7 +32,7 @@ from edgegossip.recipes.baselines import HOME_LINK, averaged, rounds_per_epoch
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.published import BALANCING, READINGS, published_samples
 from edgegossip.recipes.rehearsal import epoch_gossip_seconds
-from edgegossip.recipes.tasks import ACCURACY_AWARE
+from edgegossip.recipes.tasks import ACCURACY_AWARE, Window
 from edgegossip.runs.describe import describe
 from edgegossip.runs.events import EventReader
 from edgegossip.runs.exhibits import Exhibits
@@ -268,10 +268,10 @@ class Race(Contest):
 
     setups: tuple[Setup, ...]
     max_work: float | None = None
-    window: float | None = None
+    window: Window = None
 
     def __post_init__(self) -> None:
-        check_ranges(self, window="above 0 or None")
+        check_ranges(self, window='above 0, "auto" or None')
 
     @property
     def num_workers(self) -> int:
@@ -435,7 +435,7 @@ def races_of(
     setups: Callable[[Problem], tuple[Setup, ...]],
     settings: StudySettings,
     max_work: float | None = MAX_WORK,
-    window: float | None = None,
+    window: Window = None,
     *,
     loaded: bool = False,
 ) -> list[Race]:

@@ -11,7 +11,7 @@ import edgegossip as eg
 from edgegossip.contract.ranges import check_range
 from edgegossip.data.partition import LabelSkew
 from edgegossip.recipes.problems import Problem
-from edgegossip.recipes.tasks import ACCURACY_AWARE
+from edgegossip.recipes.tasks import ACCURACY_AWARE, Window
 from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.scoreboard import bars
 from edgegossip.runs.study import Row, Study
@@ -53,6 +53,7 @@ CONTROLLED = 4.0
 _CONTROLLED: dict[str, Any] = {"control": 1.0, "balancing": {"correction": 0.0}}
 ALONE: Contenders = {
     "edge-gossip": EDGE_GOSSIP,
+    "edge-gossip-auto": replace(EDGE_GOSSIP, **{**_CONTROLLED, "control": "auto"}),
     "edge-gossip-controlled": replace(EDGE_GOSSIP, **_CONTROLLED),
 }
 UNSELECTED: Contenders = {"random-controlled": replace(CONTROLS["random"], **_CONTROLLED)}
@@ -74,7 +75,7 @@ def speedup(
     *,
     controls: Controls = "at-4",
     max_work: float | None = MAX_WORK,
-    window: float | None = None,
+    window: Window = None,
     speeds: tuple[float, ...] = (),
     num_epochs: int | None = None,
 ) -> Study:
@@ -220,7 +221,7 @@ SKEW_RUNS: Contenders = {
 def skew(
     settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
     *,
-    window: float | None = None,
+    window: Window = None,
     speeds: tuple[float, ...] = (),
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points on skewed data.
@@ -289,7 +290,7 @@ LOADED_RUNS: Contenders = {**with_profiles(WITH_PAPER), "no-profile": EDGE_GOSSI
 def contention(
     settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4)),
     *,
-    window: float | None = None,
+    window: Window = None,
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points while other jobs run.
 

@@ -175,3 +175,50 @@ def test_ranks_that_train_no_whole_model_are_refused(inner: Algorithm[Any], rank
 def test_weights_are_checked(weight: float) -> None:
     with pytest.raises(ValueError, match="weight must be in"):
         ControlVariates(inner=balanced(), weight=weight)
+
+
+# The rule for the weight.
+
+
+def gauged(losses: list[float], steps: list[float]) -> Tensor:
+    """What the inner algorithm's average tells a worker about all workers."""
+    told = torch.tensor([losses, steps]).double()
+    loss, num_steps = told
+    return torch.stack([loss, num_steps, loss * num_steps, num_steps**2]).mean(1)
+
+
+RULE = ControlVariates(inner=Told(num_rounds=1), weight="auto")
+
+
+@pytest.mark.parametrize(
+    ("losses", "steps", "weight"),
+    [
+        # Two workers: the one with more steps has the loss that is lower by 1 % of the mean.
+        ([0.99, 1.01], [8.0, 2.0], 0.3 + 8 * 0.01),
+        ([1.01, 0.99], [8.0, 2.0], 0.3 - 8 * 0.01),
+        ([0.5, 1.5], [8.0, 2.0], 0.3 + 8 * 0.025),
+        ([0.9, 1.1], [5.0, 5.0], 0.3),
+        ([0.0, 0.0], [8.0, 2.0], 0.3),
+    ],
+    ids=["memorized", "the opposite", "at most 0.2 a round", "equal steps", "no loss"],
+)
+def test_weight_rises_while_those_who_train_more_have_the_lower_loss(
+    losses: list[float], steps: list[float], weight: float
+) -> None:
+    assert RULE._next_weight(0.3, gauged(losses, steps)) == pytest.approx(weight)
+
+
+def test_weight_stays_between_0_and_1() -> None:
+    assert RULE._next_weight(0.95, gauged([0.5, 1.5], [8.0, 2.0])) == 1.0
+    assert RULE._next_weight(0.05, gauged([1.5, 0.5], [8.0, 2.0])) == 0.0
+
+
+@thorough
+def test_by_rule_equally_fast_workers_are_left_alone() -> None:
+    def end(weight: Any) -> Tensor:  # noqa: ANN401
+        algorithm = ControlVariates(inner=balanced(), weight=weight)
+        world = make_world(algorithm, platforms=[Platform(throughput=1.0)] * NUM_WORKERS)
+        assert world.run()
+        return world.estimates()[0]
+
+    assert torch.equal(end("auto"), end(0.0))

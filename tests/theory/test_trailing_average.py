@@ -13,7 +13,7 @@ from tests.worlds import UNEVEN, Recorder, final_params, make_world
 
 from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage, TrailingState
-from edgegossip.contract.protocol import Started
+from edgegossip.contract.protocol import Started, Trained
 from edgegossip.contract.randomness import generator
 
 
@@ -97,5 +97,20 @@ def test_an_average_that_was_handed_over_never_changes() -> None:
 
 
 def test_a_window_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"window must be at least 1, got 0\.5"):
+    with pytest.raises(ValueError, match=r'window must be at least 1 or "auto", got 0\.5'):
         TrailingAverage(inner=Alone(num_rounds=NUM_ROUNDS), window=0.5)
+
+
+def test_a_window_by_itself_has_the_mean_age_of_a_third_of_the_run() -> None:
+    weights = torch.zeros(0, dtype=torch.float64)
+    for number in range(1, 301):
+        newest = 5 / (number + 4)
+        weights = torch.cat([weights * (1 - newest), torch.tensor([newest])])
+    ages = torch.arange(300, 0, -1, dtype=torch.float64) - 1
+    assert float(weights @ ages) == pytest.approx(300 / 6, rel=0.03)
+    served = TrailingAverage(inner=Alone(num_rounds=300), window="auto")
+    state = served.init(0, torch.zeros(300))
+    for number in range(300):
+        after = torch.eye(300)[number]
+        served.handle(state, Trained.skipped(after), now=0.0)
+    torch.testing.assert_close(state.estimate.double(), weights, rtol=1e-4, atol=1e-7)

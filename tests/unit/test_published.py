@@ -52,7 +52,10 @@ def test_our_defaults_are_under_one_name_too() -> None:
     balanced = EdgeGossip(inner=gossip().algorithm, correction=0, block_share=0.25)
     assert made.algorithm == ControlVariates(inner=balanced, weight=0.5)
     assert made.task.accuracy_aware == AccuracyAware()
-    assert edge_gossip(gossip()).algorithm == EdgeGossip(inner=gossip().algorithm)
+    assert edge_gossip(gossip()).algorithm == ControlVariates(
+        inner=EdgeGossip(inner=gossip().algorithm, correction=0), weight="auto"
+    )
+    assert edge_gossip(gossip(), control=0).algorithm == EdgeGossip(inner=gossip().algorithm)
 
 
 def test_measured_profiles_are_kept() -> None:

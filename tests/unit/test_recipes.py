@@ -52,7 +52,7 @@ def test_getting_ready_takes_no_worker_of_the_quickstart_a_tenth_of_the_run() ->
 
 def test_all_models_are_averaged_over_as_many_samples() -> None:
     averaged = quickstart(replace(DEFAULTS, window=2.0)).experiments
-    plain = quickstart().experiments
+    plain = quickstart(replace(DEFAULTS, window=None)).experiments
     windows = {}
     for name, experiment in averaged.items():
         algorithm = experiment.algorithm
@@ -67,8 +67,8 @@ def test_all_models_are_averaged_over_as_many_samples() -> None:
 
 
 def test_control_variates_take_the_place_of_edge_gossips_correction() -> None:
-    experiments = quickstart(replace(DEFAULTS, control=0.5)).experiments
-    plain = quickstart().experiments
+    experiments = quickstart(replace(DEFAULTS, control=0.5, window=None)).experiments
+    plain = quickstart(replace(DEFAULTS, control=0.0, window=None)).experiments
     assert list(experiments) == list(plain)
     balanced = plain["edge-gossip"].algorithm
     assert isinstance(balanced, EdgeGossip)

@@ -71,11 +71,12 @@ def check_type(name: str, value: object, kind: type, example: str) -> None:
         )
 
 
-def check_range(name: str, value: float | None, words: str) -> None:
+def check_range(name: str, value: float | str | None, words: str) -> None:
     """Check that `value` is in the range that `words` describe.
 
     >>> check_range("momentum", 0.9, "in [0, 1)")
     >>> check_range("timeout", None, "above 0 or None")
+    >>> check_range("weight", "auto", 'in [0, 1] or "auto"')
     >>> check_range("bandwidth", float("nan"), "above 0 bytes/s and finite")
     Traceback (most recent call last):
         ...
@@ -83,15 +84,20 @@ def check_range(name: str, value: float | None, words: str) -> None:
 
     Args:
         name: Name of the argument.
-        value: Any number.
+        value: Any number, or a word.
         words: "at least 1", "above 0" or "in [0, 1)", optionally followed by a unit, "and
-            finite" and "or None".
+            finite", words in quotation marks, and "or None".
 
     Raises:
         ValueError: If `value` is out of range.
     """
-    low, high = _limits(words)
-    is_within = words.endswith(" or None") if value is None else low <= value <= high
+    if value is None:
+        is_within = words.endswith(" or None")
+    elif isinstance(value, str):
+        is_within = f'"{value}"' in words
+    else:
+        low, high = _limits(words)
+        is_within = low <= value <= high
     if not is_within:
         raise ValueError(f"{name} must be {words}, got {value!r}")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -35,6 +35,7 @@ from edgegossip.recipes.tasks import (
     ACCURACY_AWARE,
     CommonSettings,
     Settings,
+    Window,
     default_data_dir,
     make_task,
 )
@@ -89,7 +90,7 @@ def compare_baselines(
         ValueError: If a setting is out of range, or settings contradict each other.
     """
     check_range("num_epochs", settings.num_epochs, "at least 1")
-    check_ranges(settings, control="in [0, 1]", window="above 0 or None")
+    check_ranges(settings, control='in [0, 1] or "auto"', window='above 0, "auto" or None')
     task = make_task(
         dataset,
         model,
@@ -105,7 +106,9 @@ def compare_baselines(
         Experiment, platforms=platforms, links=Links(default=link), seed=settings.seed
     )
     timed = partial(run, max_seconds=max_seconds)
-    served = partial(averaged, window=settings.window)
+    # The paper averages no models over rounds.
+    is_published = settings.as_published is not None and settings.window == "auto"
+    served = partial(averaged, window=None if is_published else settings.window)
     everyone = complete(len(platforms))
     epochs = partial(EpochGossip, topology=everyone)
     gossip = timed(task=task, algorithm=epochs(num_rounds=UNTIL_CUT_OFF))
@@ -136,10 +139,10 @@ def _whole_system(
     """All parts of EdgeGossip around `gossip`: the paper's, or ours."""
     if settings.as_published is None:
         return edge_gossip(gossip, accuracy_aware=accuracy_aware, control=settings.control)
-    if settings.control:
+    if settings.control not in (0, "auto"):
         raise ValueError(
             f"as_published is the paper's system, which has no control variates; leave out "
-            f"control={settings.control:g} or as_published={settings.as_published!r}"
+            f"control={settings.control} or as_published={settings.as_published!r}"
         )
     return as_published(gossip, settings.as_published)
 
@@ -148,7 +151,7 @@ def edge_gossip(
     experiment: Experiment,
     *,
     accuracy_aware: AccuracyAware = ACCURACY_AWARE,
-    control: float = 0.0,
+    control: float | Literal["auto"] = "auto",
     **balancing: Any,  # noqa: ANN401 - of `EdgeGossip`
 ) -> Experiment:
     """Run `experiment` with all parts of EdgeGossip around its algorithm, with our defaults.
@@ -159,7 +162,8 @@ def edge_gossip(
     Args:
         experiment: An experiment with the base algorithm, such as `EpochGossip`.
         accuracy_aware: Choice of samples, with the aggregation that it needs.
-        control: Weight of `ControlVariates` around `EdgeGossip`, in [0, 1]; 0 for none.
+        control: Weight of `ControlVariates` around `EdgeGossip`, in [0, 1], or "auto"; 0 for
+            none.
         balancing: Arguments of `EdgeGossip`.
     """
     return replace(
@@ -171,15 +175,15 @@ def edge_gossip(
 
 def balanced(
     inner: Algorithm[Any],
-    control: float = 0.0,
+    control: float | Literal["auto"] = "auto",
     **balancing: Any,  # noqa: ANN401 - of `EdgeGossip`
 ) -> Algorithm[Any]:
     """Put `EdgeGossip` around `inner`, and around that `ControlVariates` of weight `control`.
 
     Args:
         inner: See `EdgeGossip`.
-        control: 0 for no control variates. Both control variates and EdgeGossip's correction
-            remove the bias towards the data of fast workers, so by default only one is used.
+        control: 0 for no control variates, but EdgeGossip's correction: both remove the bias
+            towards the data of fast workers, so by default only one is used.
         balancing: Other arguments of `EdgeGossip`.
     """
     if not control:
@@ -188,17 +192,19 @@ def balanced(
     return ControlVariates(inner=EdgeGossip(inner=inner, **balancing), weight=control)
 
 
-def averaged(algorithm: Algorithm[Any], window: float | None, rounds: float) -> Algorithm[Any]:
+def averaged(algorithm: Algorithm[Any], window: Window, rounds: float) -> Algorithm[Any]:
     """Put `TrailingAverage` around `algorithm`, so that all runs average as many samples.
 
     Args:
         algorithm: Any algorithm that counts rounds.
-        window: In epochs' worth of samples, at least a round; None for no average.
+        window: In epochs' worth of samples, at least a round; "auto" for a third of the run,
+            None for no average.
         rounds: Number of the algorithm's rounds per epoch's worth of samples.
     """
     if window is None:
         return algorithm
-    return TrailingAverage(inner=algorithm, window=max(1.0, window * rounds))
+    own = window if window == "auto" else max(1.0, window * rounds)
+    return TrailingAverage(inner=algorithm, window=own)
 
 
 def rounds_per_epoch(platforms: tuple[Platform, ...]) -> float:

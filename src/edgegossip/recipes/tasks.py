@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import nn
 
@@ -57,23 +57,29 @@ class CommonSettings:
     torch_device: str = "cpu"
 
 
+Window: TypeAlias = float | Literal["auto"] | None
+"""Epochs' worth of samples that are averaged, a third of the run so far, or none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings(CommonSettings):
     """Settings of recipes that compare EdgeGossip with baselines.
 
     Args:
         exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
-        control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none.
+        control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none, "auto" as
+            the run needs it.
         window: Epochs' worth of samples over which all models are averaged before evaluation
-            (`TrailingAverage`), if machines are idle and shards equal; None evaluates the
-            newest models.
+            (`TrailingAverage`), if machines are idle and shards equal; "auto" averages over the
+            last third of the run so far, None evaluates the newest models.
         as_published: Reading of Algorithm 2 with which EdgeGossip is the paper's whole system
-            (`as_published`); None for our defaults. It excludes `control`.
+            (`as_published`); None for our defaults. It has no control variates, and then no run
+            is averaged unless there is a `window`.
     """
 
     exchange_probability: float = 0.02
-    control: float = 0.0
-    window: float | None = None
+    control: float | Literal["auto"] = "auto"
+    window: Window = "auto"
     as_published: Reading | None = None
 
 

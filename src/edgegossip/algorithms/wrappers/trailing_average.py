@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -53,15 +54,18 @@ class TrailingAverage(Wrapper[TrailingState]):
     stored. Averaging removes the noise that a large learning rate and few steps between
     exchanges leave in the parameters, as decaying the learning rate would.
 
+    The window "auto" grows with the run. With the factor :math:`5/(k + 4)`, the mean age is a
+    sixth of the run so far, which is that of an unweighted average over its last third.
+
     A model that arrives between two rounds counts at the end of the next round. A worker that
     has lost its memory begins a new average, as does a worker whose parameters were unsound.
     Running statistics of normalization layers are averaged like parameters.
 
     Args:
         inner: Any algorithm that counts rounds.
-        window: :math:`w`, at least 1, in rounds. 1 uses the inner algorithm alone. Under
-            `EdgeGossip`, a round visits only a share of the data, on average the mean keep
-            ratio; for a window of one epoch, give the inverse of that ratio.
+        window: :math:`w`, at least 1, in rounds, or "auto". 1 uses the inner algorithm alone.
+            Under `EdgeGossip`, a round visits only a share of the data, on average the mean
+            keep ratio; for a window of one epoch, give the inverse of that ratio.
 
     Raises:
         ValueError: If `window` is out of range.
@@ -69,7 +73,8 @@ class TrailingAverage(Wrapper[TrailingState]):
     References:
         Latest-weight averaging: Kaddour, "Stop Wasting My Time!", 2022, arXiv:2209.14981;
         Ajroldi et al., 2025, arXiv:2502.06761. Departures: an exponential average in place of
-        stored checkpoints, of each worker's own estimates.
+        stored checkpoints, of each worker's own estimates. "auto": polynomial-decay averaging
+        with :math:`\eta = 4`, Shamir & Zhang, ICML 2013, arXiv:1212.1824.
 
     >>> import torch
     >>> from edgegossip.algorithms.gossip.alone import Alone
@@ -82,10 +87,10 @@ class TrailingAverage(Wrapper[TrailingState]):
     (6.0, 4.5)
     """
 
-    window: float
+    window: float | Literal["auto"]
 
     def __post_init__(self) -> None:
-        check_ranges(self, window="at least 1")
+        check_ranges(self, window='at least 1 or "auto"')
 
     def init(self, rank: Rank, params: Tensor) -> TrailingState:
         inner = self.inner.init(rank, params)
@@ -96,7 +101,7 @@ class TrailingAverage(Wrapper[TrailingState]):
         # After the inner algorithm: the event may have completed a round, which counts.
         if isinstance(event, Trained) and event.has_gone_back:
             state.average, state.num_averaged = None, 0
-        elif state.inner.round > state.round and self.window > 1:
+        elif state.inner.round > state.round and self.window != 1:
             self._update(state)
         state.params, state.round = state.inner.params, state.inner.round
         return effects
@@ -104,7 +109,10 @@ class TrailingAverage(Wrapper[TrailingState]):
     def _update(self, state: TrailingState) -> None:
         """Update the average in a new tensor; the old tensor may be in use elsewhere."""
         state.num_averaged += 1
-        weight = max(1 / state.num_averaged, 2 / (self.window + 1))
+        if self.window == "auto":
+            weight = 5 / (state.num_averaged + 4)
+        else:
+            weight = max(1 / state.num_averaged, 2 / (self.window + 1))
         newest = state.inner.estimate
         if state.average is None or state.average.shape != newest.shape:
             state.average = newest
