@@ -145,7 +145,7 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5
     ),
     "swift": SWIFT(topology=ring(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS),
-    "divshare": DivShare(
+    "div-share": DivShare(
         topology=complete(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, num_fragments=3
     ),
     "choco-gossip": ChocoGossip(

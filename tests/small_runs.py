@@ -58,7 +58,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "adpsgd": ADPSGD(topology=ring(NUM_WORKERS), num_rounds=8, resend_after=0.3),
     "swift": SWIFT(topology=ring(NUM_WORKERS), num_rounds=8, timeout=0.3),
-    "divshare": DivShare(topology=complete(NUM_WORKERS), num_rounds=8, timeout=0.3),
+    "div-share": DivShare(topology=complete(NUM_WORKERS), num_rounds=8, timeout=0.3),
     "choco-gossip": ChocoGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, compressor=TopK(keep_ratio=0.1), timeout=0.5
     ),

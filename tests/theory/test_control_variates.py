@@ -181,7 +181,7 @@ def test_weights_are_checked(weight: float) -> None:
 
 
 def gauged(losses: list[float], steps: list[float]) -> Tensor:
-    """What the inner algorithm's average tells a worker about all workers."""
+    """Means over all workers, as the inner algorithm's average tells a worker."""
     told = torch.tensor([losses, steps]).double()
     loss, num_steps = told
     return torch.stack([loss, num_steps, loss * num_steps, num_steps**2]).mean(1)

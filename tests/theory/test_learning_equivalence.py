@@ -130,7 +130,7 @@ def batches(workload: Workload, rank: int, works: Sequence[Work]) -> list[Tensor
         (lambda graph: StochasticGradientPush(topology=graph, num_rounds=12), [Steps(12)]),
     ],
     ids=[
-        *("gossip", "all-reduce", "gosgd", "epoch-gossip", "adpsgd", "divshare", "swift"),
+        *("gossip", "all-reduce", "gosgd", "epoch-gossip", "adpsgd", "div-share", "swift"),
         *("choco-gossip", "sgp"),
     ],
 )

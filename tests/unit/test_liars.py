@@ -69,7 +69,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "gosgd": GoSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
     "adpsgd": ADPSGD(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, exchange_probability=0.5),
     "swift": SWIFT(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS),
-    "divshare": DivShare(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, num_fragments=3),
+    "div-share": DivShare(topology=COMPLETE, num_rounds=4 * NUM_ROUNDS, num_fragments=3),
     "choco": ChocoGossip(**ROUNDS, compressor=TopK(0.5, Sign())),
     "push": StochasticGradientPush(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "sparse-push": SparsePush(**ROUNDS, compressor=TopK(0.5, BFloat16())),

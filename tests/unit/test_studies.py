@@ -191,6 +191,7 @@ def test_a_race_takes_place_on_machines_of_given_speeds() -> None:
     assert names == [
         "digits-mlp/2-workers/seed0/epoch-gossip",
         "digits-mlp/2-workers/seed0/speeds-1-0.5/edge-gossip",
+        "digits-mlp/2-workers/seed0/speeds-1-0.5/edge-gossip-auto",
         "digits-mlp/2-workers/seed0/speeds-1-0.5/edge-gossip-controlled",
     ]
     assert any(cell.name.endswith("random") for cell in speedup(short, speeds=(1, 0.1)).cells)
@@ -213,7 +214,7 @@ def test_a_race_is_as_long_as_it_is_told() -> None:
 
 
 def test_a_window_of_no_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="window must be above 0 or None, got 0"):
+    with pytest.raises(ValueError, match='window must be above 0, "auto" or None, got 0'):
         load_study("edgegossip/speedup")(SHORT, window=0.0)
 
 

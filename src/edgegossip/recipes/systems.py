@@ -151,7 +151,7 @@ SYSTEMS: Mapping[str, System] = {
     "edge-gossip-gasloc": System(
         lambda crew, n: EdgeGossip(inner=matched(crew, n)), STEPS, (32, 8, 128)
     ),
-    "divshare": System(
+    "div-share": System(
         lambda crew, n: DivShare(**crew.peers, local_steps=n, seed=crew.seed), STEPS, (4, 1, 16)
     ),
     "swift": System(
