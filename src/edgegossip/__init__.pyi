@@ -39,6 +39,7 @@ from .compression.compressor import PerLayer as PerLayer
 from .compression.sparse import RandomK as RandomK, TopK as TopK
 from .compression.values import BFloat16 as BFloat16, Quantize as Quantize, Sign as Sign
 from .contract.algorithm import UNTIL_CUT_OFF as UNTIL_CUT_OFF, Algorithm as Algorithm
+from .contract.base_graph import base_graph as base_graph
 from .contract.errors import EdgeGossipError as EdgeGossipError, Interrupted as Interrupted
 from .contract.mixing import mixing_matrix as mixing_matrix, spectral_gap as spectral_gap
 from .contract.topology import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -142,6 +142,16 @@ class ListedTopology(Topology):
 
     def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
         return self.incoming[round % self.period][rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WeightedTopology(ListedTopology):
+    """An undirected graph that has a weight for each edge (i, j), i < j, in each round.
+
+    `EdgeWeights` mixes by these weights.
+    """
+
+    edge_weights: tuple[Mapping[Edge, float], ...] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -380,6 +390,23 @@ def from_edges_by_round(
 # Building and checking.
 
 
+def weighted(
+    name: str, num_workers: int, rounds: Sequence[Mapping[Edge, float]]
+) -> WeightedTopology:
+    """Make an undirected topology from the weights of each round's edges (i, j), i < j."""
+    phases = [[edge for i, j in weights for edge in ((i, j), (j, i))] for weights in rounds]
+    listed = _listed(name, num_workers, phases, is_directed=False)
+    return WeightedTopology(
+        name=name,
+        num_workers=num_workers,
+        is_directed=False,
+        period=len(rounds),
+        outgoing=listed.outgoing,
+        incoming=listed.incoming,
+        edge_weights=tuple(rounds),
+    )
+
+
 def _name_without(topology: Topology, absent: Collection[int]) -> str:
     return f"{topology.name}.without({sorted(absent)})"
 
@@ -401,7 +428,7 @@ def _hopping(name: str, num_workers: int, hops_by_round: Iterable[Sequence[int]]
 
 def _listed(
     name: str, num_workers: int, phases: Sequence[Collection[Edge]], is_directed: bool
-) -> Topology:
+) -> ListedTopology:
     """The topology of the edges i -> j in `phases[round % period]`."""
 
     def by_first(edges: Iterable[Edge]) -> NeighborLists:
