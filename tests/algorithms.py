@@ -17,6 +17,7 @@ from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.push_sum import PushSum
@@ -48,6 +49,7 @@ from edgegossip.contract.topology import (
     directed_ring,
     from_edges_by_round,
     one_peer_exponential,
+    random_matching,
     ring,
 )
 
@@ -132,6 +134,11 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2
     ),
+    "noloco": NoLoCo(
+        topology=random_matching(NUM_WORKERS, period=NUM_ROUNDS, seed=0),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+    ),
     "stochastic-gradient-push": StochasticGradientPush(
         topology=directed_ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2
     ),
@@ -175,6 +182,7 @@ OVERSHOOTING = (
     ChocoGossip,
     DiLoCo,
     DoubleSqueeze,
+    NoLoCo,
     PushSum,
     QuasiGlobalGossip,
     SSP,
@@ -188,6 +196,7 @@ PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     QuasiGlobalGossip: {"momentum": 0.0},
     DiLoCo: {"outer_momentum": 0.0, "compressor": Identity()},
     DoubleSqueeze: {"outer_momentum": 0.0, "compressor": Identity()},
+    NoLoCo: {"outer_momentum": 0.0, "outer_lr": 1.0},
 }
 """With what one worker alone is plain SGD, where it is not with everything."""
 

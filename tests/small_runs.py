@@ -27,6 +27,7 @@ from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -35,7 +36,13 @@ from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
 from edgegossip.compression.sparse import TopK
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.randomness import generator
-from edgegossip.contract.topology import complete, directed_ring, one_peer_exponential, ring
+from edgegossip.contract.topology import (
+    complete,
+    directed_ring,
+    one_peer_exponential,
+    random_matching,
+    ring,
+)
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.runs.experiment import Experiment
@@ -74,6 +81,9 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         num_rounds=6,
         compressor=TopK(keep_ratio=0.1),
         timeout=0.5,
+    ),
+    "noloco": NoLoCo(
+        topology=random_matching(NUM_WORKERS, period=6, seed=0), num_rounds=6, timeout=0.5
     ),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5

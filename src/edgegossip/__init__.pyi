@@ -10,6 +10,7 @@ from .algorithms.gossip.double_squeeze import DoubleSqueeze as DoubleSqueeze
 from .algorithms.gossip.epoch_gossip import EpochGossip as EpochGossip
 from .algorithms.gossip.gosgd import GoSGD as GoSGD
 from .algorithms.gossip.gossip import Gossip as Gossip
+from .algorithms.gossip.noloco import NoLoCo as NoLoCo
 from .algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip as QuasiGlobalGossip
 from .algorithms.push_sum.difference_push import DifferencePush as DifferencePush
 from .algorithms.push_sum.skew_compensated_sparse_push import (
@@ -49,6 +50,7 @@ from .contract.topology import (
     from_edges as from_edges,
     intermittent as intermittent,
     one_peer_exponential as one_peer_exponential,
+    random_matching as random_matching,
     random_one_peer as random_one_peer,
     random_regular as random_regular,
     ring as ring,

@@ -24,6 +24,7 @@ from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -77,6 +78,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         compensate_every=4,
     ),
     "quasi-global": QuasiGlobalGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
+    "noloco": NoLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "edge-gossip": EdgeGossip(inner=Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS)),
     "edge-gossip-epochs": EdgeGossip(
         inner=EpochGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS), block_share=0.5

@@ -19,11 +19,13 @@ from edgegossip.contract.topology import (
     directed_ring,
     intermittent,
     one_peer_exponential,
+    random_matching,
     random_one_peer,
     ring,
     torus,
 )
 
+MATCHED = [random_matching(n, period=6, seed=1) for n in (1, 2, 3, 8, 11)]
 ONE_PEER = [random_one_peer(n, period=6, seed=1) for n in (1, 2, 3, 8, 11)]
 BASES = [directed_ring(8), ring(5), torus(3, 4), one_peer_exponential(8), ring(1)]
 INTERMITTENT = [intermittent(base, availability=0.5, period=12, seed=1) for base in BASES]
@@ -61,6 +63,21 @@ def test_who_sends_is_heard(topology: Topology) -> None:
             assert list(topology.in_neighbors(rank, round)) == heard
 
 
+@pytest.mark.parametrize("topology", MATCHED, ids=repr)
+def test_each_has_one_partner_except_one_of_an_odd_number(topology: Topology) -> None:
+    for round in range(topology.period):
+        partners = [topology.out_neighbors(k, round) for k in range(topology.num_workers)]
+        assert sum(pair == () for pair in partners) == topology.num_workers % 2
+        for rank, pair in enumerate(partners):
+            assert pair == () or (len(pair) == 1 and partners[pair[0]] == (rank,))
+
+
+def test_all_pairs_are_equally_likely() -> None:
+    topology = random_matching(4, period=3000, seed=0)
+    found = [topology.out_neighbors(0, round)[0] for round in range(3000)]
+    assert all(900 < found.count(rank) < 1100 for rank in (1, 2, 3))
+
+
 def test_random_peers_average_faster_than_a_ring_and_keep_the_mean() -> None:
     topology = random_one_peer(8, period=8, seed=0)
     rule = ColumnStochastic()
@@ -92,6 +109,7 @@ def test_links_that_are_always_available_are_always_there() -> None:
 
 def test_equal_seeds_draw_equal_graphs_and_others_do_not() -> None:
     makes: list[Callable[[int], Topology]] = [
+        lambda seed: random_matching(8, period=4, seed=seed),
         lambda seed: random_one_peer(8, period=4, seed=seed),
         lambda seed: intermittent(ring(8), availability=0.5, period=8, seed=seed),
     ]
@@ -121,6 +139,8 @@ def test_a_graph_in_parts_is_refused_with_what_to_do() -> None:
     # Three of the nine permutations without fixed points are two pairs.
     with pytest.raises(ValueError, match=r"choose a longer period or another seed"):
         [random_one_peer(4, period=1, seed=seed) for seed in range(20)]
+    with pytest.raises(ValueError, match=r"random_matching.*choose a longer period"):
+        random_matching(4, period=1, seed=0)
 
 
 @pytest.mark.parametrize(

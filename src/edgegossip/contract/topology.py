@@ -594,6 +594,43 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
     )
 
 
+def random_matching(num_workers: int, period: int, seed: int) -> Topology:
+    """In each round random pairs of workers exchange messages; all pairings are equally likely.
+
+    If the number of workers is odd, one of them has no partner in a round.
+
+    Args:
+        num_workers: Number of workers; a single worker has no neighbors.
+        period: Number of rounds drawn, at least 1; few rounds may not connect the graph.
+        seed: Equal seeds produce equal graphs.
+
+    Raises:
+        ValueError: If a number is out of range, or the drawn graph is not connected.
+
+    References:
+        Boyd et al., "Randomized gossip algorithms", IEEE Transactions on Information Theory
+        2006, average in random pairs; there, one pair at a time.
+
+    >>> pairs = random_matching(4, period=3, seed=0)
+    >>> [pairs.out_neighbors(0, round) for round in range(4)]
+    [(1,), (1,), (3,), (1,)]
+    """
+    check_range("num_workers", num_workers, "at least 1")
+    check_range("period", period, "at least 1")
+    draws = generator(seed, "random_matching")
+    rounds = []
+    for _ in range(period):
+        order = torch.randperm(num_workers, generator=draws).tolist()
+        rounds.append(list(zip(order[::2], order[1::2], strict=False)))
+    return _joined(
+        f"random_matching({num_workers}, period={period}, seed={seed})",
+        num_workers,
+        rounds,
+        "choose a longer period or another seed",
+        is_directed=False,
+    )
+
+
 def intermittent(base: Topology, availability: float, period: int, seed: int) -> Topology:
     """A graph with random links: chance decides in each round whether a link is present.
 
