@@ -19,6 +19,7 @@ from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -39,8 +40,9 @@ from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
-from edgegossip.compression.compressor import Identity
+from edgegossip.compression.compressor import Identity, PerChunk
 from edgegossip.compression.sparse import TopK
+from edgegossip.compression.values import Quantize
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.asynchronous import Asynchronous
 from edgegossip.contract.rounds import Synchronous
@@ -166,6 +168,13 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         compressor=TopK(keep_ratio=0.3),
         repair_rounds=2,
     ),
+    "sparseloco": SparseLoCo(
+        topology=complete(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+        compressor=PerChunk(TopK(keep_ratio=0.3, values=Quantize(2)), chunk_size=3),
+        repair_rounds=2,
+    ),
     "double-squeeze": DoubleSqueeze(
         topology=complete(NUM_WORKERS),
         num_rounds=NUM_ROUNDS,
@@ -197,6 +206,7 @@ PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     DiLoCo: {"outer_momentum": 0.0, "compressor": Identity()},
     DoubleSqueeze: {"outer_momentum": 0.0, "compressor": Identity()},
     NoLoCo: {"outer_momentum": 0.0, "outer_lr": 1.0},
+    SparseLoCo: {"compressor": Identity()},
 }
 """With what one worker alone is plain SGD, where it is not with everything."""
 

@@ -29,6 +29,7 @@ from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush,
@@ -85,6 +86,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "noloco": NoLoCo(
         topology=random_matching(NUM_WORKERS, period=6, seed=0), num_rounds=6, timeout=0.5
     ),
+    "sparseloco": SparseLoCo(topology=complete(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5
     ),

@@ -12,6 +12,7 @@ from .algorithms.gossip.gosgd import GoSGD as GoSGD
 from .algorithms.gossip.gossip import Gossip as Gossip
 from .algorithms.gossip.noloco import NoLoCo as NoLoCo
 from .algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip as QuasiGlobalGossip
+from .algorithms.gossip.sparseloco import SparseLoCo as SparseLoCo
 from .algorithms.push_sum.difference_push import DifferencePush as DifferencePush
 from .algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush as SkewCompensatedSparsePush,
@@ -36,7 +37,7 @@ from .algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip as EdgeGossi
 from .algorithms.wrappers.shards.shards import Shards as Shards
 from .algorithms.wrappers.standby.standby import Standby as Standby
 from .algorithms.wrappers.trailing_average import TrailingAverage as TrailingAverage
-from .compression.compressor import PerLayer as PerLayer
+from .compression.compressor import PerChunk as PerChunk, PerLayer as PerLayer
 from .compression.sparse import RandomK as RandomK, TopK as TopK
 from .compression.values import BFloat16 as BFloat16, Quantize as Quantize, Sign as Sign
 from .contract.algorithm import UNTIL_CUT_OFF as UNTIL_CUT_OFF, Algorithm as Algorithm

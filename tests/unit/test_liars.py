@@ -26,6 +26,7 @@ from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush,
@@ -84,6 +85,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         inner=EpochGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS), block_share=0.5
     ),
     "diloco": DiLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)),
+    "sparseloco": SparseLoCo(**ROUNDS, compressor=TopK(0.5)),
     "double-squeeze": DoubleSqueeze(**ROUNDS, compressor=TopK(0.5)),
 }
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
