@@ -14,6 +14,7 @@ from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
@@ -52,6 +53,7 @@ from edgegossip.contract.topology import (
     from_edges_by_round,
     one_peer_exponential,
     random_matching,
+    random_one_peer,
     ring,
 )
 
@@ -123,6 +125,11 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2),
     "gossip-varying": Gossip(topology=MATCHINGS, num_rounds=NUM_ROUNDS),
     "epoch-gossip": EpochGossip(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),
+    "epidemic-learning": EpidemicLearning(
+        topology=random_one_peer(NUM_WORKERS, period=NUM_ROUNDS, seed=0),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+    ),
     "all-reduce": AllReduce(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),
     "gosgd": GoSGD(
         topology=complete(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5

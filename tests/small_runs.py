@@ -24,6 +24,7 @@ from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
@@ -42,6 +43,7 @@ from edgegossip.contract.topology import (
     directed_ring,
     one_peer_exponential,
     random_matching,
+    random_receivers,
     ring,
 )
 from edgegossip.data.dataset import ArraySplit, Dataset
@@ -85,6 +87,11 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     ),
     "noloco": NoLoCo(
         topology=random_matching(NUM_WORKERS, period=6, seed=0), num_rounds=6, timeout=0.5
+    ),
+    "epidemic-learning": EpidemicLearning(
+        topology=random_receivers(NUM_WORKERS, num_receivers=1, period=6, seed=0),
+        num_rounds=6,
+        timeout=0.5,
     ),
     "sparseloco": SparseLoCo(topology=complete(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "quasi-global-gossip": QuasiGlobalGossip(

@@ -7,6 +7,7 @@ from .algorithms.gossip.alone import Alone as Alone
 from .algorithms.gossip.choco_gossip import ChocoGossip as ChocoGossip
 from .algorithms.gossip.diloco import DiLoCo as DiLoCo
 from .algorithms.gossip.double_squeeze import DoubleSqueeze as DoubleSqueeze
+from .algorithms.gossip.epidemic_learning import EpidemicLearning as EpidemicLearning
 from .algorithms.gossip.epoch_gossip import EpochGossip as EpochGossip
 from .algorithms.gossip.gosgd import GoSGD as GoSGD
 from .algorithms.gossip.gossip import Gossip as Gossip
@@ -53,6 +54,7 @@ from .contract.topology import (
     one_peer_exponential as one_peer_exponential,
     random_matching as random_matching,
     random_one_peer as random_one_peer,
+    random_receivers as random_receivers,
     random_regular as random_regular,
     ring as ring,
     star as star,

@@ -21,6 +21,7 @@ from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
@@ -80,6 +81,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     ),
     "quasi-global": QuasiGlobalGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "noloco": NoLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS),
+    "epidemic-learning": EpidemicLearning(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "edge-gossip": EdgeGossip(inner=Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS)),
     "edge-gossip-epochs": EdgeGossip(
         inner=EpochGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS), block_share=0.5

@@ -21,6 +21,7 @@ from edgegossip.contract.topology import (
     one_peer_exponential,
     random_matching,
     random_one_peer,
+    random_receivers,
     ring,
     torus,
 )
@@ -72,6 +73,21 @@ def test_each_has_one_partner_except_one_of_an_odd_number(topology: Topology) ->
             assert pair == () or (len(pair) == 1 and partners[pair[0]] == (rank,))
 
 
+@pytest.mark.parametrize(("num_workers", "num_receivers"), [(1, 1), (2, 1), (8, 3), (5, 4)])
+def test_each_sends_to_so_many_others(num_workers: int, num_receivers: int) -> None:
+    topology = random_receivers(num_workers, num_receivers, period=20, seed=0)
+    for round in range(topology.period):
+        for rank in range(num_workers):
+            receivers = topology.out_neighbors(rank, round)
+            assert len(set(receivers) - {rank}) == min(num_receivers, num_workers - 1)
+
+
+@pytest.mark.parametrize("num_receivers", [0, 4])
+def test_more_receivers_than_others_are_refused(num_receivers: int) -> None:
+    with pytest.raises(ValueError, match=r"num_receivers must be in 1\.\.3 for 4 workers, got"):
+        random_receivers(4, num_receivers, period=2, seed=0)
+
+
 def test_all_pairs_are_equally_likely() -> None:
     topology = random_matching(4, period=3000, seed=0)
     found = [topology.out_neighbors(0, round)[0] for round in range(3000)]
@@ -111,6 +127,7 @@ def test_equal_seeds_draw_equal_graphs_and_others_do_not() -> None:
     makes: list[Callable[[int], Topology]] = [
         lambda seed: random_matching(8, period=4, seed=seed),
         lambda seed: random_one_peer(8, period=4, seed=seed),
+        lambda seed: random_receivers(8, num_receivers=2, period=4, seed=seed),
         lambda seed: intermittent(ring(8), availability=0.5, period=8, seed=seed),
     ]
     for make in makes:

@@ -594,6 +594,53 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
     )
 
 
+def random_receivers(num_workers: int, num_receivers: int, period: int, seed: int) -> Topology:
+    """In each round every worker sends to so many random others, each drawing on its own.
+
+    The number of workers that it receives from varies, with `num_receivers` as its mean.
+
+    Args:
+        num_workers: Number of workers; a single worker has no neighbors.
+        num_receivers: Receivers of each worker in a round, in ``1 .. num_workers - 1``; with a
+            single worker, any number.
+        period: Number of rounds drawn, at least 1; few rounds may not connect the graph.
+        seed: Equal seeds produce equal graphs.
+
+    Raises:
+        ValueError: If a number is out of range, or the drawn graph is not connected.
+
+    References:
+        de Vos et al., "Epidemic Learning", NeurIPS 2023, arXiv:2310.01972 (EL-Local).
+
+    >>> rounds = random_receivers(5, num_receivers=2, period=3, seed=0)
+    >>> [rounds.out_neighbors(0, round) for round in range(4)]
+    [(3, 4), (1, 3), (1, 3), (3, 4)]
+    """
+    check_range("num_workers", num_workers, "at least 1")
+    check_range("period", period, "at least 1")
+    if num_workers > 1 and not 1 <= num_receivers < num_workers:
+        raise ValueError(
+            f"num_receivers must be in 1..{num_workers - 1} for {num_workers} workers, got "
+            f"{num_receivers}"
+        )
+    draws = generator(seed, "random_receivers")
+    rounds = []
+    for _ in range(period):
+        edges = []
+        for rank in range(num_workers):
+            others = [other for other in range(num_workers) if other != rank]
+            order = torch.randperm(len(others), generator=draws)[:num_receivers].tolist()
+            edges += [(rank, others[place]) for place in order]
+        rounds.append(edges)
+    return _joined(
+        f"random_receivers({num_workers}, num_receivers={num_receivers}, period={period}, "
+        f"seed={seed})",
+        num_workers,
+        rounds,
+        "choose a longer period, more receivers or another seed",
+    )
+
+
 def random_matching(num_workers: int, period: int, seed: int) -> Topology:
     """In each round random pairs of workers exchange messages; all pairings are equally likely.
 
