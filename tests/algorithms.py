@@ -15,11 +15,14 @@ from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
 from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.push_sum import PushSum
@@ -44,8 +47,9 @@ from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
-from edgegossip.compression.compressor import Identity
+from edgegossip.compression.compressor import Identity, PerChunk
 from edgegossip.compression.sparse import TopK
+from edgegossip.compression.values import Quantize
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.asynchronous import Asynchronous
 from edgegossip.contract.rounds import Synchronous
@@ -54,6 +58,8 @@ from edgegossip.contract.topology import (
     directed_ring,
     from_edges_by_round,
     one_peer_exponential,
+    random_matching,
+    random_one_peer,
     ring,
 )
 
@@ -137,6 +143,11 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2),
     "gossip-varying": Gossip(topology=MATCHINGS, num_rounds=NUM_ROUNDS),
     "epoch-gossip": EpochGossip(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),
+    "epidemic-learning": EpidemicLearning(
+        topology=random_one_peer(NUM_WORKERS, period=NUM_ROUNDS, seed=0),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+    ),
     "all-reduce": AllReduce(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),
     "gosgd": GoSGD(
         topology=complete(NUM_WORKERS), num_rounds=3 * NUM_ROUNDS, exchange_probability=0.5
@@ -155,6 +166,11 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2
     ),
     "gasloc": GASLoC(topology=MATCHINGS, num_rounds=NUM_ROUNDS, local_steps=2),
+    "noloco": NoLoCo(
+        topology=random_matching(NUM_WORKERS, period=NUM_ROUNDS, seed=0),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+    ),
     "stochastic-gradient-push": StochasticGradientPush(
         topology=directed_ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2
     ),
@@ -180,6 +196,13 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         num_rounds=NUM_ROUNDS,
         local_steps=2,
         compressor=TopK(keep_ratio=0.3),
+        repair_rounds=2,
+    ),
+    "sparseloco": SparseLoCo(
+        topology=complete(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+        compressor=PerChunk(TopK(keep_ratio=0.3, values=Quantize(2)), chunk_size=3),
         repair_rounds=2,
     ),
     "double-squeeze": DoubleSqueeze(
@@ -210,6 +233,7 @@ OVERSHOOTING = (
     FedBuff,
     HeLoCo,
     GASLoC,
+    NoLoCo,
     PushSum,
     QuasiGlobalGossip,
     SSP,
@@ -228,6 +252,8 @@ PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     GASLoC: {"outer_momentum": 0.0},
     DiLoCo: {"outer_momentum": 0.0, "compressor": Identity()},
     DoubleSqueeze: {"outer_momentum": 0.0, "compressor": Identity()},
+    NoLoCo: {"outer_momentum": 0.0, "outer_lr": 1.0},
+    SparseLoCo: {"compressor": Identity()},
 }
 """With what one worker alone is plain SGD, where it is not with everything."""
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgegossip.compression.compressor import Compressor, Identity, PartwiseCompressor, PerLayer
+from edgegossip.compression.compressor import (
+    Compressor,
+    Identity,
+    PartwiseCompressor,
+    PerChunk,
+    PerLayer,
+)
 from edgegossip.compression.sparse import RandomK, TopK
 from edgegossip.compression.values import BFloat16, Quantize, Sign
 
@@ -24,14 +30,21 @@ PARTWISE: dict[str, PartwiseCompressor] = {
     "random-quantize-8": RandomK(keep_ratio=0.2, values=Quantize(bits=8)),
 }
 PER_LAYER = ["identity", "sign", "quantize-4", "top", "top-quantize-4", "random-quantize-8"]
-NAMES = [*PARTWISE, *(f"{name}-per-layer" for name in PER_LAYER)]
+PER_CHUNK = ["quantize-2", "top-quantize-4"]
+NAMES = [
+    *PARTWISE,
+    *(f"{name}-per-layer" for name in PER_LAYER),
+    *(f"{name}-per-chunk" for name in PER_CHUNK),
+]
 
 
 def compressor_for(name: str, numel: int) -> Compressor:
     """The compressor `name` for vectors [numel], cut into up to three parts if per layer."""
-    inner = PARTWISE[name.removesuffix("-per-layer")]
+    inner = PARTWISE[name.removesuffix("-per-layer").removesuffix("-per-chunk")]
     if name in PARTWISE:
         return inner
+    if name.endswith("-per-chunk"):
+        return PerChunk(inner, chunk_size=1 + numel // 3)
     sizes = (1, (numel - 1) // 3, numel - 1 - (numel - 1) // 3)
     return PerLayer(inner, tuple(size for size in sizes if size))
 

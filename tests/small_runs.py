@@ -25,11 +25,14 @@ from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
 from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -38,7 +41,14 @@ from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
 from edgegossip.compression.sparse import TopK
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.randomness import generator
-from edgegossip.contract.topology import complete, directed_ring, one_peer_exponential, ring
+from edgegossip.contract.topology import (
+    complete,
+    directed_ring,
+    one_peer_exponential,
+    random_matching,
+    random_receivers,
+    ring,
+)
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.runs.experiment import Experiment
@@ -81,6 +91,15 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         timeout=0.5,
     ),
     "gasloc": GASLoC(topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5),
+    "noloco": NoLoCo(
+        topology=random_matching(NUM_WORKERS, period=6, seed=0), num_rounds=6, timeout=0.5
+    ),
+    "epidemic-learning": EpidemicLearning(
+        topology=random_receivers(NUM_WORKERS, num_receivers=1, period=6, seed=0),
+        num_rounds=6,
+        timeout=0.5,
+    ),
+    "sparseloco": SparseLoCo(topology=complete(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5
     ),

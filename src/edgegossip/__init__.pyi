@@ -8,11 +8,14 @@ from .algorithms.gossip.choco_gossip import ChocoGossip as ChocoGossip
 from .algorithms.gossip.diloco import DiLoCo as DiLoCo
 from .algorithms.gossip.divshare import DivShare as DivShare
 from .algorithms.gossip.double_squeeze import DoubleSqueeze as DoubleSqueeze
+from .algorithms.gossip.epidemic_learning import EpidemicLearning as EpidemicLearning
 from .algorithms.gossip.epoch_gossip import EpochGossip as EpochGossip
 from .algorithms.gossip.gasloc import GASLoC as GASLoC
 from .algorithms.gossip.gosgd import GoSGD as GoSGD
 from .algorithms.gossip.gossip import Gossip as Gossip
+from .algorithms.gossip.noloco import NoLoCo as NoLoCo
 from .algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip as QuasiGlobalGossip
+from .algorithms.gossip.sparseloco import SparseLoCo as SparseLoCo
 from .algorithms.gossip.swift import SWIFT as SWIFT
 from .algorithms.push_sum.difference_push import DifferencePush as DifferencePush
 from .algorithms.push_sum.skew_compensated_sparse_push import (
@@ -44,10 +47,11 @@ from .algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip as EdgeGossi
 from .algorithms.wrappers.shards.shards import Shards as Shards
 from .algorithms.wrappers.standby.standby import Standby as Standby
 from .algorithms.wrappers.trailing_average import TrailingAverage as TrailingAverage
-from .compression.compressor import PerLayer as PerLayer
+from .compression.compressor import PerChunk as PerChunk, PerLayer as PerLayer
 from .compression.sparse import RandomK as RandomK, TopK as TopK
 from .compression.values import BFloat16 as BFloat16, Quantize as Quantize, Sign as Sign
 from .contract.algorithm import UNTIL_CUT_OFF as UNTIL_CUT_OFF, Algorithm as Algorithm
+from .contract.base_graph import base_graph as base_graph
 from .contract.errors import EdgeGossipError as EdgeGossipError, Interrupted as Interrupted
 from .contract.mixing import mixing_matrix as mixing_matrix, spectral_gap as spectral_gap
 from .contract.topology import (
@@ -59,6 +63,7 @@ from .contract.topology import (
     one_peer_exponential as one_peer_exponential,
     random_matching as random_matching,
     random_one_peer as random_one_peer,
+    random_receivers as random_receivers,
     random_regular as random_regular,
     ring as ring,
     star as star,

@@ -22,11 +22,14 @@ from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
+from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
 from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -83,11 +86,14 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     ),
     "gasloc": GASLoC(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "quasi-global": QuasiGlobalGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS),
+    "noloco": NoLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS),
+    "epidemic-learning": EpidemicLearning(topology=COMPLETE, num_rounds=NUM_ROUNDS),
     "edge-gossip": EdgeGossip(inner=Gossip(topology=COMPLETE, num_rounds=NUM_ROUNDS)),
     "edge-gossip-epochs": EdgeGossip(
         inner=EpochGossip(topology=COMPLETE, num_rounds=NUM_ROUNDS), block_share=0.5
     ),
     "diloco": DiLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)),
+    "sparseloco": SparseLoCo(**ROUNDS, compressor=TopK(0.5)),
     "double-squeeze": DoubleSqueeze(**ROUNDS, compressor=TopK(0.5)),
 }
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)

@@ -21,6 +21,7 @@ from edgegossip.contract.topology import (
     one_peer_exponential,
     random_matching,
     random_one_peer,
+    random_receivers,
     ring,
     torus,
 )
@@ -83,6 +84,21 @@ def test_who_sends_is_heard(topology: Topology) -> None:
             assert list(topology.in_neighbors(rank, round)) == heard
 
 
+@pytest.mark.parametrize(("num_workers", "num_receivers"), [(1, 1), (2, 1), (8, 3), (5, 4)])
+def test_each_sends_to_so_many_others(num_workers: int, num_receivers: int) -> None:
+    topology = random_receivers(num_workers, num_receivers, period=20, seed=0)
+    for round in range(topology.period):
+        for rank in range(num_workers):
+            receivers = topology.out_neighbors(rank, round)
+            assert len(set(receivers) - {rank}) == min(num_receivers, num_workers - 1)
+
+
+@pytest.mark.parametrize("num_receivers", [0, 4])
+def test_more_receivers_than_others_are_refused(num_receivers: int) -> None:
+    with pytest.raises(ValueError, match=r"num_receivers must be in 1\.\.3 for 4 workers, got"):
+        random_receivers(4, num_receivers, period=2, seed=0)
+
+
 def test_random_peers_average_faster_than_a_ring_and_keep_the_mean() -> None:
     topology = random_one_peer(8, period=8, seed=0)
     rule = ColumnStochastic()
@@ -114,8 +130,9 @@ def test_links_that_are_always_available_are_always_there() -> None:
 
 def test_equal_seeds_draw_equal_graphs_and_others_do_not() -> None:
     makes: list[Callable[[int], Topology]] = [
+        lambda seed: random_matching(8, period=4, seed=seed),
         lambda seed: random_one_peer(8, period=4, seed=seed),
-        lambda seed: random_matching(8, period=8, seed=seed),
+        lambda seed: random_receivers(8, num_receivers=2, period=4, seed=seed),
         lambda seed: intermittent(ring(8), availability=0.5, period=8, seed=seed),
     ]
     for make in makes:
@@ -144,6 +161,8 @@ def test_a_graph_in_parts_is_refused_with_what_to_do() -> None:
     # Three of the nine permutations without fixed points are two pairs.
     with pytest.raises(ValueError, match=r"choose a longer period or another seed"):
         [random_one_peer(4, period=1, seed=seed) for seed in range(20)]
+    with pytest.raises(ValueError, match=r"random_matching.*choose a longer period"):
+        random_matching(4, period=1, seed=0)
 
 
 @pytest.mark.parametrize(

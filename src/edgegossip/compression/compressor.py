@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgegossip.compression.packing import Bytes, padded
 from edgegossip.contract.protocol import Payload, Rank
+from edgegossip.contract.ranges import check_counts, check_ranges
 from edgegossip.contract.schema import TensorSpec
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -264,11 +265,41 @@ class Identity(Values):
         return 4 * sum(sizes)
 
 
-# Compression of each layer of a model separately.
+# Compression of each part of a vector separately.
 
 
 @dataclass(frozen=True)
-class PerLayer(Compressor):
+class PerPart(Compressor):
+    """Base of the compressors that let another one compress each part of a vector."""
+
+    inner: PartwiseCompressor
+
+    @abstractmethod
+    def parts(self, numel: int) -> Sizes:
+        """Number of entries in each part of a vector [numel]."""
+
+    def compress(self, vector: Tensor, *key: int | str) -> Payload:
+        return self.inner.compress_parts(vector, self.parts(vector.numel()), *key)
+
+    def decompress(self, payload: Payload, numel: int) -> Tensor:
+        return self.inner.decompress_parts(payload, self.parts(numel))
+
+    def contraction(self, numel: int) -> float:
+        return self.inner.contraction_of_parts(self.parts(numel))
+
+    def consensus_step(self, numel: int) -> float:
+        return self.inner.consensus_step_of_parts(self.parts(numel))
+
+    @property
+    def divergence_factor(self) -> float:
+        return self.inner.divergence_factor
+
+    def schema(self, numel: int) -> Mapping[str, TensorSpec]:
+        return self.inner.schema_of_parts(self.parts(numel))
+
+
+@dataclass(frozen=True)
+class PerLayer(PerPart):
     """Compresses each part of a vector separately, and sends the parts together.
 
     Layers differ in the magnitude of their entries, so choosing the largest entries overall
@@ -290,7 +321,6 @@ class PerLayer(Compressor):
     tensor([ 0.,  9., -1.,  0.])
     """
 
-    inner: PartwiseCompressor
     sizes: Sizes
 
     def __post_init__(self) -> None:
@@ -300,29 +330,46 @@ class PerLayer(Compressor):
                 "those of the model's parameters"
             )
 
-    def compress(self, vector: Tensor, *key: int | str) -> Payload:
-        return self.inner.compress_parts(vector, self._checked(vector.numel()), *key)
-
-    def decompress(self, payload: Payload, numel: int) -> Tensor:
-        return self.inner.decompress_parts(payload, self._checked(numel))
-
-    def contraction(self, numel: int) -> float:
-        return self.inner.contraction_of_parts(self._checked(numel))
-
-    def consensus_step(self, numel: int) -> float:
-        return self.inner.consensus_step_of_parts(self._checked(numel))
-
-    @property
-    def divergence_factor(self) -> float:
-        return self.inner.divergence_factor
-
-    def schema(self, numel: int) -> Mapping[str, TensorSpec]:
-        return self.inner.schema_of_parts(self._checked(numel))
-
-    def _checked(self, numel: int) -> Sizes:
+    def parts(self, numel: int) -> Sizes:
         if sum(self.sizes) != numel:
             raise ValueError(
                 f"sizes of {len(self.sizes)} parts add up to {sum(self.sizes)}, but the vector "
                 f"has {numel} entries; take the sizes of the same model's parameters"
             )
         return self.sizes
+
+
+@dataclass(frozen=True)
+class PerChunk(PerPart):
+    """Compresses chunks of equal size separately; the last one may be shorter.
+
+    Every chunk keeps its share of entries (at least one) and has its own scale, whatever the
+    layers of the model.
+
+    Args:
+        inner: Compressor of each chunk.
+        chunk_size: Number of entries in a chunk, at least 1.
+
+    Raises:
+        ValueError: If `chunk_size` is less than 1.
+
+    References:
+        Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
+        arXiv:2508.15706, choose the largest entries of each chunk.
+
+    >>> import torch
+    >>> from edgegossip.compression.sparse import TopK
+    >>> compressor = PerChunk(TopK(keep_ratio=0.5), chunk_size=2)
+    >>> compressor.decompress(compressor.compress(torch.tensor([8.0, 9.0, -1.0])), 3)
+    tensor([ 0.,  9., -1.])
+    """
+
+    chunk_size: int = 4096
+
+    def __post_init__(self) -> None:
+        check_counts(self, "chunk_size")
+        check_ranges(self, chunk_size="at least 1")
+
+    def parts(self, numel: int) -> Sizes:
+        whole, rest = divmod(numel, self.chunk_size)
+        return (self.chunk_size,) * whole + ((rest,) if rest else ())

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from edgegossip.contract.topology import Topology
+from edgegossip.contract.topology import RemainingTopology, Topology, WeightedTopology
 
 
 class MixingRule(ABC):
@@ -114,6 +114,38 @@ class Uniform(MixingRule):
     def _row(self, topology: Topology, rank: int, round: int) -> dict[int, float]:
         ranks = [*topology.in_neighbors(rank, round), rank]
         return dict.fromkeys(ranks, 1 / len(ranks))
+
+
+@dataclass(frozen=True)
+class EdgeWeights(MixingRule):
+    """The weights that the topology itself has for its edges, as `base_graph` does.
+
+    A worker keeps the remaining weight itself. W is symmetric and doubly stochastic, so mixing
+    never changes the workers' mean. A worker also keeps the weight of an absent neighbor: the
+    mean of those present is kept, but no longer reached within a period.
+
+    >>> from edgegossip.contract.base_graph import base_graph
+    >>> graph = base_graph(5, max_degree=1)
+    >>> dict(EdgeWeights().weights(graph, rank=4, round=2))
+    {0: 0.8, 4: 0.19999999999999996}
+    """
+
+    def _row(self, topology: Topology, rank: int, round: int) -> dict[int, float]:
+        whole = topology
+        while isinstance(whole, RemainingTopology):
+            whole = whole.whole
+        if not isinstance(whole, WeightedTopology):
+            raise ValueError(
+                f"EdgeWeights needs a topology with weights, such as base_graph(8, 1), got "
+                f"{topology!r}; choose MetropolisHastings() for one without"
+            )
+        weights = whole.edge_weights[round % whole.period]
+        row = {
+            neighbor: weights[min(rank, neighbor), max(rank, neighbor)]
+            for neighbor in topology.in_neighbors(rank, round)
+        }
+        row[rank] = 1 - math.fsum(row.values())
+        return row
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -142,6 +142,16 @@ class ListedTopology(Topology):
 
     def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
         return self.incoming[round % self.period][rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WeightedTopology(ListedTopology):
+    """An undirected graph that has a weight for each edge (i, j), i < j, in each round.
+
+    `EdgeWeights` mixes by these weights.
+    """
+
+    edge_weights: tuple[Mapping[Edge, float], ...] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -380,6 +390,23 @@ def from_edges_by_round(
 # Building and checking.
 
 
+def weighted(
+    name: str, num_workers: int, rounds: Sequence[Mapping[Edge, float]]
+) -> WeightedTopology:
+    """Make an undirected topology from the weights of each round's edges (i, j), i < j."""
+    phases = [[edge for i, j in weights for edge in ((i, j), (j, i))] for weights in rounds]
+    listed = _listed(name, num_workers, phases, is_directed=False)
+    return WeightedTopology(
+        name=name,
+        num_workers=num_workers,
+        is_directed=False,
+        period=len(rounds),
+        outgoing=listed.outgoing,
+        incoming=listed.incoming,
+        edge_weights=tuple(rounds),
+    )
+
+
 def _name_without(topology: Topology, absent: Collection[int]) -> str:
     return f"{topology.name}.without({sorted(absent)})"
 
@@ -401,7 +428,7 @@ def _hopping(name: str, num_workers: int, hops_by_round: Iterable[Sequence[int]]
 
 def _listed(
     name: str, num_workers: int, phases: Sequence[Collection[Edge]], is_directed: bool
-) -> Topology:
+) -> ListedTopology:
     """The topology of the edges i -> j in `phases[round % period]`."""
 
     def by_first(edges: Iterable[Edge]) -> NeighborLists:
@@ -564,6 +591,53 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
         num_workers,
         rounds,
         "choose a longer period or another seed",
+    )
+
+
+def random_receivers(num_workers: int, num_receivers: int, period: int, seed: int) -> Topology:
+    """In each round every worker sends to so many random others, each drawing on its own.
+
+    The number of workers that it receives from varies, with `num_receivers` as its mean.
+
+    Args:
+        num_workers: Number of workers; a single worker has no neighbors.
+        num_receivers: Receivers of each worker in a round, in ``1 .. num_workers - 1``; with a
+            single worker, any number.
+        period: Number of rounds drawn, at least 1; few rounds may not connect the graph.
+        seed: Equal seeds produce equal graphs.
+
+    Raises:
+        ValueError: If a number is out of range, or the drawn graph is not connected.
+
+    References:
+        de Vos et al., "Epidemic Learning", NeurIPS 2023, arXiv:2310.01972 (EL-Local).
+
+    >>> rounds = random_receivers(5, num_receivers=2, period=3, seed=0)
+    >>> [rounds.out_neighbors(0, round) for round in range(4)]
+    [(3, 4), (1, 3), (1, 3), (3, 4)]
+    """
+    check_range("num_workers", num_workers, "at least 1")
+    check_range("period", period, "at least 1")
+    if num_workers > 1 and not 1 <= num_receivers < num_workers:
+        raise ValueError(
+            f"num_receivers must be in 1..{num_workers - 1} for {num_workers} workers, got "
+            f"{num_receivers}"
+        )
+    draws = generator(seed, "random_receivers")
+    rounds = []
+    for _ in range(period):
+        edges = []
+        for rank in range(num_workers):
+            others = [other for other in range(num_workers) if other != rank]
+            order = torch.randperm(len(others), generator=draws)[:num_receivers].tolist()
+            edges += [(rank, others[place]) for place in order]
+        rounds.append(edges)
+    return _joined(
+        f"random_receivers({num_workers}, num_receivers={num_receivers}, period={period}, "
+        f"seed={seed})",
+        num_workers,
+        rounds,
+        "choose a longer period, more receivers or another seed",
     )
 
 

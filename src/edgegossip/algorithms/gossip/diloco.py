@@ -96,8 +96,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         2023, arXiv:2311.08105, Algorithm 1, with compressed updates and error feedback as in
         Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
         arXiv:2508.15706. Departures: no server and no all-reduce, but flooding over any graph;
-        the inner optimizer is the task's; the outer one is Nesterov's momentum as in DiLoCo,
-        while SparseLoCo uses only the error memory, which decays and does not affect training;
+        the inner optimizer is the task's; the outer one is Nesterov's momentum as in DiLoCo;
+        the error memory is that of `SparseLoCo`, but it affects training and does not decay;
         repairs.
     """
 
