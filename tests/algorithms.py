@@ -75,6 +75,13 @@ MATCHINGS = from_edges_by_round(NUM_WORKERS, [[(0, 1), (2, 3)], [(1, 2), (3, 4)]
 COMMITTERS: dict[str, Any] = {"num_workers": NUM_WORKERS - 1, "num_rounds": NUM_ROUNDS}
 """One of the ranks is the server."""
 
+OUTER: dict[str, Any] = {
+    "local_steps": 3,
+    "buffer_size": 2,
+    "activation": 0.25,
+    "outer_momentum": 0.5,
+}
+
 PARAMETER_SERVERS: dict[str, ParameterServer] = {
     "bsp": BSP(**COMMITTERS),
     "ssp": SSP(**COMMITTERS, slack=2),
@@ -88,9 +95,7 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     "adsp-waiting": ADSP(
         **COMMITTERS, window=6.0, min_interval=1.0, waits_for_answer=True, growth=1.0
     ),
-    "async-local-sgd": AsyncLocalSGD(
-        **COMMITTERS, local_steps=3, buffer_size=2, activation=0.25, outer_momentum=0.5
-    ),
+    "async-local-sgd": AsyncLocalSGD(**COMMITTERS, **OUTER),
     "fedbuff": FedBuff(**COMMITTERS, local_steps=2, buffer_size=3),
     "heloco": HeLoCo(**COMMITTERS, local_steps=2),
     "decoupled-diloco": DecoupledDiLoCo(**COMMITTERS, local_steps=3, outer_momentum=0.5),
@@ -101,7 +106,7 @@ STANDBYS: dict[str, Standby] = {
     "asp-standby": Standby(inner=PARAMETER_SERVERS["asp"], num_standbys=2),
     "adsp-standby": Standby(inner=PARAMETER_SERVERS["adsp"]),
     "async-local-sgd-standby": Standby(
-        inner=replace(PARAMETER_SERVERS["async-local-sgd"], speeds="forecast", look_ahead=1.0)
+        inner=AsyncLocalSGD(**COMMITTERS, **OUTER, speeds="forecast", look_ahead=1.0)
     ),
     "decoupled-diloco-standby": Standby(inner=PARAMETER_SERVERS["decoupled-diloco"]),
 }

@@ -50,7 +50,8 @@ PROGRESS = torch.randn(9, 3, generator=generator(0, "progress"))
 def final_model(algorithm: ParameterServer, **options: Any) -> Tensor:  # noqa: ANN401
     world = make_world(algorithm, links=LINKS, **options)
     assert world.run()
-    return world.states[0].params
+    params: Tensor = world.states[0].params
+    return params
 
 
 def commit(
@@ -137,7 +138,7 @@ def test_workers_start_where_the_momentum_will_lead() -> None:
     algorithm = AsyncLocalSGD(
         num_workers=1, num_rounds=9, outer_lr=0.5, outer_momentum=0.8, look_ahead=1.0
     )
-    state = algorithm.init(0, torch.zeros(3))
+    state: Any = algorithm.init(0, torch.zeros(3))
     answer = feed(algorithm, state, 1, commit(PROGRESS[0], 1))
     # What a commit without progress will do with a momentum that does not decay.
     led = state.model + 0.5 * 0.8 * state.velocity
@@ -198,7 +199,7 @@ def test_a_fast_worker_that_is_lost_keeps_no_blocks_short() -> None:
 
 def test_statistics_move_as_measured_and_have_no_momentum() -> None:
     algorithm = AsyncLocalSGD(num_workers=2, num_rounds=9, buffer_size=1, outer_lr=3.0)
-    state = algorithm.init(0, torch.ones(3))
+    state: Any = algorithm.init(0, torch.ones(3))
     for number in (1, 2):
         # A commit has the statistics themselves, here 5, and not their change.
         update = torch.tensor([0.5, 5.0, 5.0])

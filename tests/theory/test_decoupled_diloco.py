@@ -44,7 +44,8 @@ WAITING: dict[str, Any] = {"quorum": NUM, "speeds": "equal", "waits_for_answer":
 def final_model(algorithm: ParameterServer, **options: Any) -> Tensor:  # noqa: ANN401
     world = make_world(algorithm, links=LINKS, **options)
     assert world.run()
-    return world.states[0].params
+    params: Tensor = world.states[0].params
+    return params
 
 
 def commit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_numbers_out_of_range_are_refused(num_workers: int, max_degree: int) -> 
 
 
 def test_a_copy_mixes_alike() -> None:
-    graph = base_graph(5, 1)
+    graph: Any = base_graph(5, 1)
     for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
         assert other == graph
         assert other.edge_weights == graph.edge_weights

@@ -67,7 +67,8 @@ class ControlledState(WrapperState):
     @property
     def estimate(self) -> Tensor:
         """The parameters in the inner algorithm's estimate."""
-        return self.inner.estimate[: self.params.numel()].clone()
+        inner: Tensor = self.inner.estimate
+        return inner[: self.params.numel()].clone()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +205,7 @@ class ControlVariates(Wrapper[ControlledState]):
         """The weight of a round that begins, from the `means` over all workers."""
         if self.weight != "auto":
             return self.weight
-        loss, num_steps, product, square = means.tolist()
+        loss, num_steps, product, square = map(float, means)
         spread = math.sqrt(max(0.0, square - num_steps**2))
         # Rounding leaves some spread where there is none.
         if spread < 1e-3 * num_steps or not loss:
