@@ -56,6 +56,7 @@ CONTENTS = """
 All pages <docs/index>
 docs/algorithms
 docs/compression
+EdgeSqueeze <docs/edge-squeeze>
 Sparse-Push <docs/sparse-push>
 docs/edgegossip
 docs/parameter-servers
