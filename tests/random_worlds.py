@@ -15,6 +15,7 @@ from tests.worlds import SHAPE, Watched, make_world
 from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.alone import Alone
 from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
+from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
 from edgegossip.algorithms.gossip.paced import Paced
 from edgegossip.algorithms.push_sum.push_sum import PushSum
@@ -194,7 +195,7 @@ def vary(
     if isinstance(algorithm, ChocoGossip) and topology.period > 1:
         topology = ring(num_workers)
     varied = replace(algorithm, topology=topology, num_rounds=num_rounds)
-    if isinstance(varied, PushSum) and draw.random() < 0.7:
+    if isinstance(varied, PushSum | EpidemicLearning) and draw.random() < 0.7:
         varied = replace(varied, topology=draw_directed(draw, num_workers))
     if isinstance(varied, RoundBased | Paced) and is_lossy:
         varied = replace(varied, timeout=draw.uniform(0.1, 10))
