@@ -11,8 +11,11 @@ from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.divshare import DivShare
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.noloco import NoLoCo
+from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
 from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.server.adsp import ADSP
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
@@ -21,7 +24,7 @@ from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
 from edgegossip.contract.protocol import Seconds
-from edgegossip.contract.topology import complete, random_matching
+from edgegossip.contract.topology import complete, random_matching, random_receivers
 from edgegossip.recipes.edge_squeeze import LARGEST, edge_squeeze
 
 Machines: TypeAlias = Literal["all", "all and a server", "the fastest"]
@@ -111,10 +114,21 @@ def asking(crew: Crew, probability: float) -> ADPSGD:
     return ADPSGD(**crew.peers, exchange_probability=probability, seed=crew.seed)
 
 
-def matched(crew: Crew, local_steps: int) -> GASLoC:
-    """GASLoC over random pairs."""
+def matched(
+    make: Callable[..., Algorithm[Any]], crew: Crew, local_steps: int
+) -> Algorithm[Any]:
+    """An algorithm over random pairs."""
     pairs = random_matching(crew.num_workers, period=_PERIOD, seed=crew.seed)
-    return GASLoC(topology=pairs, num_rounds=UNTIL_CUT_OFF, local_steps=local_steps)
+    return make(topology=pairs, num_rounds=UNTIL_CUT_OFF, local_steps=local_steps)
+
+
+def epidemic(crew: Crew, local_steps: int) -> EpidemicLearning:
+    """Epidemic Learning, in which each worker sends to two others, if there are so many."""
+    number = max(1, min(2, crew.num_workers - 1))
+    receivers = random_receivers(crew.num_workers, number, period=_PERIOD, seed=crew.seed)
+    return EpidemicLearning(
+        topology=receivers, num_rounds=UNTIL_CUT_OFF, local_steps=local_steps
+    )
 
 
 def served(make: Callable[..., Algorithm[Any]]) -> System:
@@ -147,10 +161,17 @@ SYSTEMS: Mapping[str, System] = {
         STEPS,
         (8, 2, 32),
     ),
-    "gasloc": System(matched, STEPS, (16, 4, 64)),
-    "edge-gossip-gasloc": System(
-        lambda crew, n: EdgeGossip(inner=matched(crew, n)), STEPS, (32, 8, 128)
+    "sparseloco": System(
+        lambda crew, n: SparseLoCo(**crew.peers, local_steps=n, seed=crew.seed),
+        STEPS,
+        (16, 4, 64),
     ),
+    "noloco": System(partial(matched, NoLoCo), STEPS, (16, 4, 64)),
+    "gasloc": System(partial(matched, GASLoC), STEPS, (16, 4, 64)),
+    "edge-gossip-gasloc": System(
+        lambda crew, n: EdgeGossip(inner=matched(GASLoC, crew, n)), STEPS, (32, 8, 128)
+    ),
+    "epidemic-learning": System(epidemic, STEPS, (16, 4, 64)),
     "div-share": System(
         lambda crew, n: DivShare(**crew.peers, local_steps=n, seed=crew.seed), STEPS, (4, 1, 16)
     ),
