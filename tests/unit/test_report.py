@@ -341,6 +341,17 @@ def test_faults_are_told(tmp_path: Path) -> None:
     assert "4 messages were lost (3 crashed and 1 dropped)." in text
 
 
+def test_many_crashes_are_counted(tmp_path: Path) -> None:
+    crashes = [
+        {"type": kind, "time": float(time + later), "rank": 1}
+        for time in range(1, 8)
+        for kind, later in (("crashed", 0.0), ("recovered", time / 10))
+    ]
+    text = story_of(write_run(tmp_path, [header("gossip"), *crashes, ended(9.0)]))
+    assert "Workers crashed 7 times, and came back 7 times, after 0.4 s in the median." in text
+    assert "Worker 1 crashed" not in text
+
+
 def test_a_late_worker_joined_and_did_not_crash(tmp_path: Path) -> None:
     log = [
         header("gossip"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median
 from typing import Literal, TypeAlias
 
 from edgegossip.contract.metrics import ACCURACY
@@ -30,6 +31,8 @@ Tile: TypeAlias = tuple[str, str]
 """An important number and its label."""
 
 MAX_SPEEDS = 8
+MAX_CRASHES = 6
+LEAST_BOUND = 1.05
 
 
 def story(folder: ReportData) -> list[str]:
@@ -277,7 +280,7 @@ def _energy(folder: ReportData) -> str:
 
 
 def _bound(folder: ReportData) -> str:
-    if folder.throughput_bound is None:
+    if folder.throughput_bound is None or folder.throughput_bound < LEAST_BOUND:
         return ""
     return (
         f"With these speeds, workers that never wait process {times(folder.throughput_bound)} "
@@ -324,6 +327,30 @@ def _time_spent(run: Run) -> str:
 
 
 def _faults(run: Run) -> str:
+    crashes = sum(len(worker.crashes) for worker in run.log.workers)
+    parts = _each_crash(run) if crashes <= MAX_CRASHES else [_all_crashes(run, crashes)]
+    if run.log.lost:
+        reasons = [f"{number(count)} {reason}" for reason, count in run.log.lost.most_common()]
+        total = run.log.lost.total()
+        verb = "message was" if total == 1 else "messages were"
+        parts.append(f"{number(total)} {verb} lost ({listing(reasons)}).")
+    return " ".join(parts)
+
+
+def _all_crashes(run: Run, number_of_crashes: int) -> str:
+    away = [
+        back - crash
+        for worker in run.log.workers
+        for crash, back in zip(worker.crashes, worker.recoveries, strict=False)
+    ]
+    text = f"Workers crashed {number(number_of_crashes)} times"
+    if not away:
+        return f"{text}, and none came back."
+    usual = seconds(median(away))
+    return f"{text}, and came back {number(len(away))} times, after {usual} in the median."
+
+
+def _each_crash(run: Run) -> list[str]:
     parts = []
     for rank, worker in enumerate(run.log.workers):
         for index, crash in enumerate(worker.crashes):
@@ -334,9 +361,4 @@ def _faults(run: Run) -> str:
                 continue
             end = f"came back at {seconds(back[0])}" if back else "did not come back"
             parts.append(f"{name} crashed at {seconds(crash)} and {end}.")
-    if run.log.lost:
-        reasons = [f"{number(count)} {reason}" for reason, count in run.log.lost.most_common()]
-        total = run.log.lost.total()
-        verb = "message was" if total == 1 else "messages were"
-        parts.append(f"{number(total)} {verb} lost ({listing(reasons)}).")
-    return " ".join(parts)
+    return parts

@@ -239,7 +239,8 @@ def kept_shares(run: Run) -> list[float] | None:
 def kept_sentence(run: Run) -> str:
     """Describe the `kept_shares`; empty if there are none."""
     shares = kept_shares(run)
-    if shares is None:
+    # A round of many steps may visit the data more than once: nothing is left out.
+    if shares is None or max(shares) > 1:
         return ""
     if len(shares) > MAX_NAMED:
         kept = f"its workers kept from {percent(min(shares), 0)} to {percent(max(shares), 0)}"
@@ -265,7 +266,7 @@ def _baseline_wait(folder: ReportData) -> str:
     speeds = run.speeds
     fastest, slowest = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
     waiting = mean_waiting([run.workers[fastest]])
-    if waiting is None:
+    if waiting is None or speeds[fastest] == speeds[slowest]:
         return ""
     return (
         f"In {run.name}, worker {fastest} ({number(speeds[fastest])} samples/s) spent "
