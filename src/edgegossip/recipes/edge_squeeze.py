@@ -18,7 +18,7 @@ def edge_squeeze(
     num_workers: int,
     num_rounds: int = UNTIL_CUT_OFF,
     *,
-    local_steps: int = 8,
+    local_steps: int = 16,
     compressor: Compressor = LARGEST,
     outer_momentum: float = 0.7,
     outer_lr: float = 1.0,

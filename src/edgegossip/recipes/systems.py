@@ -159,7 +159,7 @@ SYSTEMS: Mapping[str, System] = {
     "edge-squeeze": System(
         lambda crew, n: edge_squeeze(crew.num_workers, local_steps=n, seed=crew.seed),
         STEPS,
-        (8, 2, 32),
+        (16, 4, 64),
     ),
     "sparseloco": System(
         lambda crew, n: SparseLoCo(**crew.peers, local_steps=n, seed=crew.seed),
