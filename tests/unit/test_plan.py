@@ -204,7 +204,8 @@ def test_the_plan_says_what_to_type_and_why(
     words = ["plan", "quickstart", "--machines", str(machines), "--max-seconds", "0.2"]
     words += ["--lr", "0.02", "0.05", "--only", "gosgd", "gossip", "--exchange-probability"]
     words += ["0.1", "--seeds", "0", "1", "--threads", "0", "--out", str(out)]
-    words += ["--budget", "8runs", "--target", "0.12"]
+    # An average of the last third lags too far behind in so short a run.
+    words += ["--budget", "8runs", "--target", "0.12", "--window", "None"]
     assert main(words) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("2 algorithms with 4 settings on 3 machines: ")
