@@ -110,9 +110,16 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 @thorough
-@pytest.mark.parametrize("block", python_blocks("docs/edgegossip.md"))
-def test_examples_of_the_edgegossip_page_run(block: str) -> None:
-    exec(compile(block, "docs/edgegossip.md", "exec"), {})
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [
+        (page, block)
+        for page in ("docs/edgegossip.md", "docs/edge-squeeze.md")
+        for block in python_blocks(page)
+    ],
+)
+def test_examples_of_the_algorithms_pages_run(page: str, block: str) -> None:
+    exec(compile(block, page, "exec"), {})
 
 
 def test_example_of_the_stages_page_prints_what_it_says(
