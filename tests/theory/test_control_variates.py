@@ -184,7 +184,7 @@ def gauged(losses: list[float], steps: list[float]) -> Tensor:
     """Means over all workers, as the inner algorithm's average tells a worker."""
     told = torch.tensor([losses, steps]).double()
     loss, num_steps = told
-    return torch.stack([loss, num_steps, loss * num_steps, num_steps**2]).mean(1)
+    return torch.stack([loss, num_steps, loss * num_steps, num_steps**2]).mean(1) * 2.0**-30
 
 
 RULE = ControlVariates(inner=Told(num_rounds=1), weight="auto")
@@ -199,8 +199,20 @@ RULE = ControlVariates(inner=Told(num_rounds=1), weight="auto")
         ([0.5, 1.5], [8.0, 2.0], 0.3 + 8 * 0.025),
         ([0.9, 1.1], [5.0, 5.0], 0.3),
         ([0.0, 0.0], [8.0, 2.0], 0.3),
+        ([0.5, 0.5], [0.0, 0.0], 0.3),
+        ([0.5, 0.5], [-3.0, -3.0], 0.3),
+        ([float("nan"), 0.5], [8.0, 2.0], 0.3),
     ],
-    ids=["memorized", "the opposite", "at most 0.2 a round", "equal steps", "no loss"],
+    ids=[
+        "memorized",
+        "the opposite",
+        "at most 0.2 a round",
+        "equal steps",
+        "no loss",
+        "nobody has trained",
+        "false numbers",
+        "unknown loss",
+    ],
 )
 def test_weight_rises_while_those_who_train_more_have_the_lower_loss(
     losses: list[float], steps: list[float], weight: float
@@ -222,3 +234,17 @@ def test_by_rule_equally_fast_workers_are_left_alone() -> None:
         return world.estimates()[0]
 
     assert torch.equal(end("auto"), end(0.0))
+
+
+def test_a_worker_without_news_repeats_the_last_means() -> None:
+    algorithm = ControlVariates(inner=Alone(num_rounds=9, local_steps=1), weight="auto")
+    state = algorithm.init(0, torch.zeros(2))
+    algorithm.handle(state, Started(num_samples=1), now=0.0)
+    trained = trained_event(torch.ones(2), torch.zeros(2), num_steps=4)
+    algorithm.handle(state, replace(trained, loss=0.5), now=1.0)
+    told = state.inner.params[-4:]
+    assert (told * 2.0**30).tolist() == [0.5, 4.0, 2.0, 16.0]
+    sound = torch.tensor([0.5, 0.5])
+    back = trained_event(sound, sound, num_steps=0, has_gone_back=True)
+    algorithm.handle(state, back, now=2.0)
+    assert torch.equal(state.inner.params[-4:], told)

@@ -154,6 +154,7 @@ def test_all_agree_in_the_end_after_crashes_and_cuts(seed: int) -> None:
         topology=complete(num_workers),
         num_rounds=100,
         local_steps=1,
+        overlap=seed % 2 == 1,
         compressor=COMPRESSED,
     )
     world = make_world(

@@ -288,7 +288,8 @@ class Synchronous(Algorithm[S], Generic[S]):
             if not self._is_complete(state):
                 return effects
             self._mix(state)
-        return [*effects, *self.end(state)]
+        # A worker that has skipped to the end may still be training.
+        return effects if state.is_training else [*effects, *self.end(state)]
 
     def _exchange(self, state: S, now: Seconds) -> list[Effect]:
         # Set first, because `announce` names the next exchange once this one's messages are

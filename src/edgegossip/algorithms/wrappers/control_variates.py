@@ -30,6 +30,8 @@ from edgegossip.contract import (
 
 _GAIN = 8.0
 """Rise of the weight "auto" in a round, for each unit of the gap."""
+_SCALE = 2.0**-30
+"""Factor of what workers tell: a compressor must not take it for the largest parameters."""
 _MAX_GAP = 0.025
 """Largest gap that counts: small losses differ by chance."""
 
@@ -154,7 +156,7 @@ class ControlVariates(Wrapper[ControlledState]):
         return role
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """The inner algorithm's messages, for vectors that are twice as long."""
+        """The inner algorithm's messages, for vectors that are about twice as long."""
         return self.inner.schema(self._unknown(params))
 
     def init(self, rank: Rank, params: Tensor) -> ControlledState:
@@ -205,12 +207,15 @@ class ControlVariates(Wrapper[ControlledState]):
         """The weight of a round that begins, from the `means` over all workers."""
         if self.weight != "auto":
             return self.weight
-        loss, num_steps, product, square = map(float, means)
+        loss, num_steps, product, square = (float(each) / _SCALE for each in means)
         spread = math.sqrt(max(0.0, square - num_steps**2))
-        # Rounding leaves some spread where there is none.
-        if spread < 1e-3 * num_steps or not loss:
+        # Rounding leaves some spread where there is none; before all have trained, and from a
+        # liar, anything may come.
+        if not spread > 1e-3 * abs(num_steps) or not loss:
             return weight
         gap = (loss * num_steps - product) / (abs(loss) * spread)
+        if math.isnan(gap):
+            return weight
         return min(1.0, max(0.0, weight + _GAIN * min(_MAX_GAP, max(-_MAX_GAP, gap))))
 
     def _controlled(self, state: ControlledState, event: Trained) -> Trained:
@@ -220,6 +225,9 @@ class ControlVariates(Wrapper[ControlledState]):
             state.num_steps = 0
             # Not the last average, which may be what led there.
             before, params = self._unknown(event.before), self._unknown(event.params)
+            if self.weight == "auto" and state.asked is not None:
+                # Zeros would pass for a worker that trains least and has no loss.
+                before[-4:] = params[-4:] = state.asked[-4:]
             return replace(event, before=before, params=params)
         assert state.asked is not None
         params = event.params
@@ -244,8 +252,11 @@ class ControlVariates(Wrapper[ControlledState]):
         assert state.control is not None
         if self.weight != "auto":
             return state.control
+        assert state.asked is not None
         loss, steps = state.loss, state.num_steps
-        told = state.control.new_tensor([loss, steps, loss * steps, steps**2])
+        told = state.asked[-4:]  # the last means, if there is nothing to tell
+        if steps and math.isfinite(loss):
+            told = state.control.new_tensor([loss, steps, loss * steps, steps**2]) * _SCALE
         return torch.cat([state.control, told])
 
     def _unknown(self, params: Tensor) -> Tensor:
