@@ -131,14 +131,9 @@ def epidemic(crew: Crew, local_steps: int) -> EpidemicLearning:
     )
 
 
-def served(make: Callable[..., Algorithm[Any]]) -> System:
+def served(make: Callable[[Crew, Any], Algorithm[Any]]) -> System:
     """A system with a server that takes outer steps; slow workers take fewer local steps."""
-    return System(
-        lambda crew, n: make(**crew.served, local_steps=n),
-        STEPS,
-        (32, 8, 128),
-        "all and a server",
-    )
+    return System(make, STEPS, (32, 8, 128), "all and a server")
 
 
 _PERIOD = 1000  # rounds until pairs repeat
@@ -178,15 +173,12 @@ SYSTEMS: Mapping[str, System] = {
     "swift": System(
         lambda crew, n: SWIFT(**crew.peers, local_steps=n, seed=crew.seed), STEPS, (4, 1, 16)
     ),
-    "async-local-sgd": served(AsyncLocalSGD),
-    "fedbuff": served(partial(FedBuff, speeds="measured")),
-    "heloco": System(
-        lambda crew, n: HeLoCo(**crew.served, local_steps=n, sizes=crew.layer_sizes),
-        STEPS,
-        (32, 8, 128),
-        "all and a server",
+    "async-local-sgd": served(lambda crew, n: AsyncLocalSGD(**crew.served, local_steps=n)),
+    "fedbuff": served(lambda crew, n: FedBuff(**crew.served, local_steps=n, speeds="measured")),
+    "heloco": served(
+        lambda crew, n: HeLoCo(**crew.served, local_steps=n, sizes=crew.layer_sizes)
     ),
-    "decoupled-diloco": served(DecoupledDiLoCo),
+    "decoupled-diloco": served(lambda crew, n: DecoupledDiLoCo(**crew.served, local_steps=n)),
     "gosgd": System(pushing, PROBABILITY, (0.05, 0.01, 0.2)),
     "ad-psgd": System(asking, PROBABILITY, (0.2, 0.05, 1.0)),
     "adsp": System(adsp, "windows", (20, 8, 50), "all and a server"),
