@@ -31,7 +31,7 @@ from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.models.flat import FlatModel
 from edgegossip.sim.pool import ComputePool
 from edgegossip.training import copies as model_copies
-from edgegossip.training.optimizer import SGD
+from edgegossip.training.optimizer import SGD, Muon
 from edgegossip.training.quadratic import QuadraticTrainer
 from edgegossip.training.sampling.batches import BatchStream
 from edgegossip.training.sampling.sampler import AccuracyAwareSampler
@@ -66,9 +66,11 @@ def test_training_is_what_plain_pytorch_does(optimizer: Optimizer) -> None:
         losses.append(float(loss.detach()))
     assert result.loss == pytest.approx(sum(losses) / 6, rel=1e-4)
     assert (result.num_steps, result.num_samples) == (6, 48)
+    # Muon finds its direction in bfloat16, which makes 1/256 of the last bit of a gradient.
+    atol = 1e-3 if isinstance(optimizer, Muon) else 1e-4
     expected = plain.state_dict()
     for name, tensor in some.model.module.state_dict().items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=atol)
 
 
 @pytest.mark.parametrize(
