@@ -163,7 +163,9 @@ class TunedRace(TunedContest):
 
     def _held_out(self, trial: Row, session: Session) -> Row:
         """When a trial was first at the target, and its accuracy then; or its best accuracy."""
-        baselines = [session.rows[place] for place in self.references(None)]
+        tried = self.references(None)
+        # A rate at which the baseline diverges has no row.
+        baselines = [session.rows[place] for place in tried if place in session.rows]
         target = max(row["held_out_accuracy"] for row in baselines) - TARGET_GAP
         curve = equal_looks(trial, baselines[0]["setups"][self.setup.name])
         seconds = time_to(curve, target)
