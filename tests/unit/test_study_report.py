@@ -136,6 +136,14 @@ def test_each_kind_of_panel_is_drawn_the_same_again() -> None:
     assert "Some lines. random ends at 75\xa0%" in first.alt
 
 
+@thorough
+def test_a_curve_without_values_is_told() -> None:
+    curves = panel("lines")
+    curves["series"][0] |= {"x": [], "y": []}
+    drawn = figure() | {"panels": [curves]}
+    assert "random has no values; epoch-gossip ends at 75" in study_picture(drawn).alt
+
+
 @pytest.mark.slow
 def test_a_place_without_a_panel_stays_empty() -> None:
     svg = study_picture(figure("lines", "bars", "lines")).svg

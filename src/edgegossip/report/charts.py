@@ -220,7 +220,9 @@ def _words(panel: Mapping[str, Any]) -> list[str]:
     words = []
     for each in panel["series"]:
         if panel["kind"] == "lines":
-            words.append(f"{each['name']} ends at {written(each['y'][-1], unit)}")
+            # A run that diverged before its first evaluation has no values.
+            end = f"ends at {written(each['y'][-1], unit)}" if each["y"] else "has no values"
+            words.append(f"{each['name']} {end}")
         else:
             pairs = zip(each["x"], each["y"], strict=True)
             values = [f"{x} {written(y, unit)}" for x, y in pairs]
