@@ -39,7 +39,8 @@ Fields of `lost`, a message that did not arrive:
     reason: `"dropped"`; `"crashed"`, if the receiver crashed, or the sender crashed before the
         message had left; `"partitioned"`; on real machines also `"unreachable"`.
 
-Fields of `crashed`, `recovered` and `finished`, a change in one worker's state:
+Fields of `crashed`, `recovered` and `finished`, a change in one worker's state (`crashed` also if
+it left, and at time 0 if it was not there yet):
     time: Time of the change.
     rank: The worker.
 
