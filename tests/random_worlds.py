@@ -28,7 +28,7 @@ from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
-from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.algorithm import Algorithm, opened
 from edgegossip.contract.rounds import RoundBased
 from edgegossip.contract.topology import (
     Topology,
@@ -285,6 +285,8 @@ def draw_changing_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     draw = random.Random(f"{seed} changing")
     num_workers = draw.randint(3, 16)
     varied = vary(algorithm, draw, num_workers, is_lossy=False)
+    if draw.random() < 0.7 and not isinstance(varied, ChocoGossip):
+        varied = opened(varied)  # type: ignore[assignment]
     num_servers = getattr(varied, "num_servers", 1) if isinstance(varied, AnyServer) else 0
     if isinstance(varied, Standby):
         num_servers = num_workers // 2 + 1  # a majority must stay to elect one

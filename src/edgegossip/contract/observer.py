@@ -44,8 +44,8 @@ class Observer(Protocol):
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         """Worker `rank` "crashed", "recovered" or "finished".
 
-        One that leaves, or is not there at the start, is told as crashed, and one that comes for
-        the first time as recovered.
+        One that leaves, or is not there at the start, is told as crashed, and one that comes
+        for the first time as recovered.
         """
         return
 

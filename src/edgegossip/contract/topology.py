@@ -112,6 +112,32 @@ class Topology(ABC):
         """
         return _among(self, tuple(sorted(set(members))))
 
+    @property
+    def follows_members(self) -> bool:
+        """Whether the graph depends on who is present (`OpenTopology`)."""
+        return False
+
+    def present(self, lost: Collection[int]) -> Topology:
+        """The graph of an open run without the workers `lost`; of any other run, this one.
+
+        In a graph that does not follow its members, workers leave out neighbors that are lost.
+        """
+        return self
+
+    def open(self) -> Topology:
+        """The graph of an open run: in each exchange, that among the workers that are present.
+
+        >>> ring(16).open().present(lost={*range(16)} - {3, 9, 12}).out_neighbors(9, round=0)
+        (3, 12)
+        """
+        return OpenTopology(
+            name=f"{self.name}.open()",
+            num_workers=self.num_workers,
+            is_directed=self.is_directed,
+            period=self.period,
+            whole=self,
+        )
+
     def require_connected(self) -> None:
         """Raise ValueError unless all workers can reach each other; separate parts never agree.
 
@@ -197,6 +223,42 @@ class RemainingTopology(Topology):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OpenTopology(Topology):
+    """The graph `whole` among the workers that are present; see `Topology.open`.
+
+    Its own edges are those while all are there, but a worker may become the neighbor of any
+    other one.
+    """
+
+    whole: Topology = field(compare=False)
+
+    @property
+    def follows_members(self) -> bool:
+        return True
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.whole.out_neighbors(rank, round)
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.whole.in_neighbors(rank, round)
+
+    def all_out_neighbors(self, rank: int) -> tuple[int, ...]:
+        return tuple(other for other in range(self.num_workers) if other != rank)
+
+    def all_in_neighbors(self, rank: int) -> tuple[int, ...]:
+        return self.all_out_neighbors(rank)
+
+    def among(self, members: Collection[int]) -> Topology:
+        return self.whole.among(members)
+
+    def present(self, lost: Collection[int]) -> Topology:
+        return self.whole.among([rank for rank in range(self.num_workers) if rank not in lost])
+
+    def open(self) -> Topology:
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CompleteTopology(Topology):
     """The neighbors of each of `ranks` are all others of them, computed on request.
 
@@ -216,6 +278,10 @@ class CompleteTopology(Topology):
     def out_degree(self, rank: int, round: int) -> int:
         place = bisect_left(self.ranks, rank)
         return len(self.ranks) - 1 if self.ranks[place : place + 1] == (rank,) else 0
+
+    def open(self) -> Topology:
+        # Without those that are lost it is the complete graph of the rest.
+        return self
 
     def without(self, absent: Collection[int]) -> Topology:
         # Degrees still take no listing of neighbors.

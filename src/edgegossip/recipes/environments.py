@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgegossip.contract.algorithm import opened
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges
 from edgegossip.recipes.baselines import HOME_LINK, PHONE_LINK, phone_platforms
@@ -225,9 +226,10 @@ def _experiment(
         layer_sizes=job.layer_sizes,
         seed=settings.seed,
     )
+    algorithm = system.build(crew, getattr(settings, system.setting))
     return Experiment(
         task=task,
-        algorithm=system.build(crew, getattr(settings, system.setting)),
+        algorithm=opened(algorithm) if own.faults.absent else algorithm,
         platforms=own.platforms,
         links=own.links,
         faults=own.faults,

@@ -39,9 +39,9 @@ Fields of `lost`, a message that did not arrive:
     reason: `"dropped"`; `"crashed"`, if the receiver crashed, or the sender crashed before the
         message had left; `"partitioned"`; on real machines also `"unreachable"`.
 
-Fields of `crashed`, `recovered` and `finished`, a change in one worker's state (`crashed` also if
-it left, and at time 0 if it was not there yet):
-    time: Time of the change.
+Fields of `crashed`, `recovered` and `finished`, a change in one worker's state:
+    time: Time of the change. A worker that leaves crashes, too, and one that is not there yet
+        crashes at time 0.
     rank: The worker.
 
 Fields of `evaluated`, a measurement of the averaged model:

@@ -42,8 +42,8 @@ class Arrival:
     """Worker `rank` is not there from the start, and appears at time `at` for the first time.
 
     Until then nobody waits for it: the others learn before their start that it is lost. It
-    joins like a worker that recovers, with ``Started(has_rejoined=True)``, or begins the run if
-    nobody is there. At infinity, it never comes.
+    joins like a worker that recovers, with ``Started(has_rejoined=True)``; the first of all
+    begins the run. At infinity, it never comes.
     """
 
     at: Seconds

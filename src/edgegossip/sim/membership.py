@@ -63,6 +63,11 @@ class Membership:
             ranks = [rank for rank in ranks if is_right[rank] or holds[rank] not in is_there]
         return ranks
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any worker is there or has been."""
+        return any(self.is_online) or max(self.offline_since.values()) > -math.inf
+
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None
     ) -> bool:

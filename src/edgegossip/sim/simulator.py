@@ -474,7 +474,7 @@ class Simulator(Generic[State]):
             return
         self._num_open += 1
         # The first one that comes to an empty run begins it, and has nobody to catch up with.
-        has_rejoined = isinstance(fault, Recover) or self.is_anyone_online
+        has_rejoined = isinstance(fault, Recover) or self._membership.has_begun
         self._machines.restart(rank, self.now)
         self.states[rank] = self._new_state(rank)
         self._observer.changed(self.now, rank, "recovered")
