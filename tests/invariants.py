@@ -79,6 +79,9 @@ class Checks(Recorder):
         if isinstance(event, Received):
             self.in_flight.remove(event.message)
         if isinstance(event, Started):
+            if state.rank in self.waking and not event.has_rejoined:
+                # It was not there, but nobody has begun without it, and its weight counts.
+                self.lost_weight -= inside(state).weight if is_weighted(state) else 0.0
             self.waking.discard(state.rank)
 
     def after(self, state: WorkerState, event: Event, now: Seconds) -> None:
@@ -181,6 +184,11 @@ class Checks(Recorder):
         elif what == "recovered":
             self.crashed.discard(rank)
             self.waking.add(rank)
+
+
+def is_weighted(state: WorkerState) -> bool:
+    """Whether its algorithm is GoSGD."""
+    return isinstance(inside(state), GoSGDState)
 
 
 def inside(state: WorkerState) -> Any:  # noqa: ANN401

@@ -28,7 +28,7 @@ from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
-from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.algorithm import Algorithm, opened
 from edgegossip.contract.rounds import RoundBased
 from edgegossip.contract.topology import (
     Topology,
@@ -38,7 +38,17 @@ from edgegossip.contract.topology import (
     ring,
     star,
 )
-from edgegossip.sim.fault import Crash, Delay, Drop, Fault, Faults, Partition, Recover
+from edgegossip.sim.fault import (
+    Arrival,
+    Crash,
+    Delay,
+    Drop,
+    Fault,
+    Faults,
+    Leave,
+    Partition,
+    Recover,
+)
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
@@ -261,3 +271,50 @@ def draw_faults(draw: random.Random, num_workers: int, is_lossy: bool) -> Faults
     if is_lossy:
         script.append(Drop(probability=draw.choice([0.0, 0.1, 0.5])))
     return Faults(script=tuple(script), detection_time=detection_time, seed=draw.randrange(99))
+
+
+def draw_changing_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
+    """A world of `seed` with up to 16 workers, most of which come and go.
+
+    Nobody loses messages silently, so that no algorithm needs a timeout.
+    """
+    if isinstance(algorithm, EdgeGossip | BatchTune | TrailingAverage | ControlVariates):
+        inner: Any = algorithm.inner
+        world = draw_changing_world(inner, seed)
+        return replace(world, algorithm=replace(algorithm, inner=world.algorithm))
+    draw = random.Random(f"{seed} changing")
+    num_workers = draw.randint(3, 16)
+    varied = vary(algorithm, draw, num_workers, is_lossy=False)
+    if draw.random() < 0.7 and not isinstance(varied, ChocoGossip):
+        varied = opened(varied)  # type: ignore[assignment]
+    num_servers = getattr(varied, "num_servers", 1) if isinstance(varied, AnyServer) else 0
+    if isinstance(varied, Standby):
+        num_servers = num_workers // 2 + 1  # a majority must stay to elect one
+    script: list[Fault] = []
+    for rank in range(num_servers, num_workers):
+        now = 0.0
+        if draw.random() < 0.5:
+            now = draw.choice([draw.uniform(0.1, 15), 2.0, math.inf])
+            script.append(Arrival(at=now, rank=rank))
+        while now < math.inf and draw.random() < 0.5:
+            now += draw.uniform(0.1, 10)
+            gone: Fault = Crash(at=now, rank=rank)
+            script.append(draw.choice([gone, Leave(at=now, rank=rank)]))
+            now += draw.choice([0.1, 1.0, 5.0]) if draw.random() < 0.8 else math.inf
+            if now < math.inf:
+                script.append(Recover(at=now, rank=rank))
+    detection_time = draw.choice([0.0, 0.5, 3.0])
+    if draw.random() < 0.4:
+        start = draw.uniform(0, 10)
+        group = tuple(draw.sample(range(num_workers), draw.randint(1, num_workers - 1)))
+        end = start + detection_time + draw.choice([0.2, 1.0, 10.0])
+        script.append(Partition(start=start, end=end, group=group))
+    return World(
+        algorithm=varied,
+        platforms=tuple(
+            Platform(throughput=10 ** draw.uniform(-0.5, 1)) for _ in range(num_workers)
+        ),
+        links=Links(default=Link(latency=draw.choice([0.0, 0.1, 1.0]), bandwidth=1e4)),
+        faults=Faults(script=tuple(script), detection_time=detection_time, seed=seed),
+        wire=draw.random() < 0.3,
+    )

@@ -129,10 +129,12 @@ from .runs.results import Results as Results
 from .runs.runner import run as run
 from .runs.tracking import Tracker as Tracker
 from .sim.fault import (
+    Arrival as Arrival,
     Crash as Crash,
     Delay as Delay,
     Drop as Drop,
     Faults as Faults,
+    Leave as Leave,
     Partition as Partition,
     Recover as Recover,
 )
@@ -147,6 +149,7 @@ from .sim.platform import (
 )
 from .sim.simulator import Simulator as Simulator
 from .sim.traces import (
+    availability as availability,
     batch_jobs as batch_jobs,
     drift as drift,
     gpus as gpus,

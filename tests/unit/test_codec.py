@@ -318,3 +318,9 @@ def test_a_header_of_anything_is_refused_or_read_but_never_a_crash(
     for data in (_with_header(metadata), _with(entries), _with({"x": X, **entries}, metadata)):
         with contextlib.suppress(ValueError):
             codec.decode(data)
+
+
+def test_a_single_entry_of_a_strided_vector_can_be_sent() -> None:
+    entry = torch.arange(14.0)[3::7][:1]
+    message = Message("chunk", 0, {"x": entry})
+    assert torch.equal(codec.decode(joined(message)).payload["x"], entry)

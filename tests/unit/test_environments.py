@@ -233,3 +233,17 @@ def test_a_gpt_on_tiny_books_is_trained_in_the_environment(
     said = capsys.readouterr().out
     assert "bits per character" in said
     assert "goodput" in said
+
+
+def test_machines_of_a_spot_trace_come_and_go_in_churn(tmp_path: Path) -> None:
+    path = tmp_path / "spot.json"
+    series = {"metadata": {"gap_seconds": 3600}, "data": [2, 0, 3, 3, 1, 4]}
+    path.write_text(json.dumps({"a": series}))
+    comparison = churn(SMALL, availability=path, hours=6.0)
+    for name in ("gosgd", "adsp"):
+        experiment = comparison.experiments[name]
+        moved = int(name == "adsp")  # a server does not fail
+        assert experiment.faults.absent >= {2 + moved, 3 + moved}
+        results = run(experiment, out=tmp_path / name, num_threads=0)
+        assert results.reason == "time limit"
+        assert results.history[-1].samples_processed > 0

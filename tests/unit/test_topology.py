@@ -8,7 +8,10 @@ import pickle
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from edgegossip.contract.base_graph import base_graph
+from edgegossip.contract.mixing import EdgeWeights, mixing_matrix
 from edgegossip.contract.topology import (
     Topology,
     complete,
@@ -16,7 +19,11 @@ from edgegossip.contract.topology import (
     directed_ring,
     from_edges,
     from_edges_by_round,
+    intermittent,
     one_peer_exponential,
+    random_matching,
+    random_one_peer,
+    random_receivers,
     random_regular,
     ring,
     star,
@@ -239,3 +246,86 @@ def test_without_a_worker_all_other_edges_remain(topology: Topology) -> None:
             gone = absent if rank not in absent else {*range(topology.num_workers)}
             assert {*after(rank, round)} == {*before(rank, round)} - gone
         assert smaller.out_degree(rank, round) == len(smaller.out_neighbors(rank, round))
+
+
+# Among some of the workers.
+
+REMADE = [
+    ring(8),
+    star(8),
+    torus(2, 4),
+    complete(8),
+    random_regular(8, degree=3, seed=1),
+    directed_ring(8),
+    directed_exponential(8),
+    one_peer_exponential(8),
+    base_graph(8, max_degree=1),
+    random_one_peer(8, period=6, seed=1),
+    random_receivers(8, num_receivers=3, period=6, seed=1),
+    random_matching(8, period=6, seed=1),
+    intermittent(directed_exponential(8), availability=0.7, period=6, seed=1),
+]
+SOME = [(0, 1, 2, 3, 4, 5, 7), (1, 3, 4, 6), (2, 5, 7), (3, 6), (5,)]
+
+
+@pytest.mark.parametrize("topology", REMADE, ids=repr)
+@pytest.mark.parametrize("members", SOME, ids=str)
+def test_a_graph_among_members_is_of_its_kind_and_connects_them(
+    topology: Topology, members: tuple[int, ...]
+) -> None:
+    among = topology.among(members)
+    assert among.is_directed == topology.is_directed
+    reached, frontier = {members[0]}, [members[0]]
+    while frontier:
+        fresh = set(among.all_out_neighbors(frontier.pop())) - reached
+        reached |= fresh
+        frontier += fresh
+    assert reached == set(members)
+    for rank, round in itertools.product(range(8), range(among.period)):
+        for j in among.out_neighbors(rank, round):
+            assert rank in members
+            assert rank in among.in_neighbors(j, round)
+    # In fewer edges than a complete graph has: at most those of the smaller graph.
+    smaller = topology.remake(len(members)) if topology.remake else complete(len(members))
+    for place, rank in enumerate(members):
+        degrees = [smaller.out_degree(place, k) for k in range(smaller.period)]
+        assert [among.out_degree(rank, k) for k in range(among.period)] == degrees
+
+
+def test_a_ring_of_sixteen_ranks_is_a_ring_of_the_four_that_are_there() -> None:
+    among = ring(16).among([15, 3, 4, 9])
+    assert [among.out_neighbors(rank, 0) for rank in (3, 4, 9, 15)] == [
+        (4, 15),
+        (3, 9),
+        (4, 15),
+        (3, 9),
+    ]
+    assert ring(16).without({*range(16)} - {3, 4, 9, 15}).out_neighbors(9, 0) == ()
+
+
+def test_all_members_leave_a_graph_as_it_is_and_listed_edges_stay_where_they_are() -> None:
+    assert ring(4).among(range(4)) == ring(4)
+    path = from_edges(3, [(0, 1), (1, 2)]).among([0, 2])
+    assert path.out_neighbors(0, 0) == path.out_neighbors(2, 0) == ()
+    assert ring(4).among([]).out_neighbors(0, 0) == ()
+    with pytest.raises(ValueError, match=r"members must be in 0\.\.3, got 4"):
+        ring(4).among([1, 4])
+
+
+def test_weights_of_a_base_graph_give_its_members_their_mean() -> None:
+    members = (1, 4, 5)
+    among = base_graph(8, max_degree=1).among(members)
+    total = torch.eye(8, dtype=torch.float64)
+    for round in range(among.period):
+        total = mixing_matrix(among, EdgeWeights(), round) @ total
+    for i, j in itertools.product(members, members):
+        assert total[i, j].item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("topology", REMADE, ids=repr)
+def test_a_graph_among_members_can_be_sent_to_another_process(topology: Topology) -> None:
+    copied = pickle.loads(pickle.dumps(topology)).among([1, 3, 4, 6])
+    again = topology.among([1, 3, 4, 6])
+    assert [copied.out_neighbors(3, k) for k in range(copied.period)] == [
+        again.out_neighbors(3, k) for k in range(again.period)
+    ]

@@ -12,7 +12,7 @@ import pytest
 
 from edgegossip.contract.errors import DataError
 from edgegossip.machine.contention import Contention
-from edgegossip.sim.traces import batch_jobs, drift, gpus, phones
+from edgegossip.sim.traces import availability, batch_jobs, drift, gpus, phones
 
 PHONES = [
     {"Model": "fast", "CPU_F_AI_Score": 200.0},
@@ -205,3 +205,50 @@ def test_a_drift_out_of_range_is_refused(wrong: dict[str, float]) -> None:
         ValueError, match="most must be at least 1, and step and period above 0"
     ):
         drift(**wrong)  # type: ignore[arg-type]
+
+
+# Spot machines.
+
+
+def spot_file(folder: Path, **series: list[int]) -> Path:
+    path = folder / "spot.json"
+    named = {
+        name: {"metadata": {"gap_seconds": 600}, "data": data} for name, data in series.items()
+    }
+    path.write_text(json.dumps(named))
+    return path
+
+
+def test_spot_machines_are_there_while_a_series_counts_them(tmp_path: Path) -> None:
+    path = spot_file(tmp_path, a=[0, 2, 1, 0, 2, 2], b=[1, 1, 1, 0, 1, 1])
+    first, second, third = availability(path, 3, 6.0, hours=1.0)
+    assert first == ((1.0, 3.0), (4.0, math.inf))
+    assert second == ((1.0, 2.0), (4.0, math.inf))
+    assert third == ((0.0, 3.0), (4.0, math.inf))
+    only = availability(path, 3, 6.0, hours=1.0, series="b")
+    assert only == (third, third, third)  # one machine, three times
+
+
+def test_seeds_choose_the_part_of_a_spot_trace(tmp_path: Path) -> None:
+    path = spot_file(tmp_path, a=[k % 7 % 2 for k in range(400)])
+    parts = {availability(path, 1, 60.0, hours=2.0, seed=seed) for seed in range(8)}
+    assert len(parts) > 1
+    for spans in parts:
+        assert all(0 <= begin < 60 for begin, _ in spans[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("[]", "expected"),
+        ('{"a": {"data": [1]}}', "gap_seconds"),
+        ('{"a": {"metadata": {"gap_seconds": 600}, "data": [1]}}', "no series of 1 hours"),
+    ],
+)
+def test_a_file_that_is_no_spot_trace_is_refused(
+    content: str, match: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "spot.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=match):
+        availability(path, 2, 10.0, hours=1.0)

@@ -6,10 +6,12 @@ from .algorithm import (
     Traits as Traits,
     Wrapper as Wrapper,
     WrapperState as WrapperState,
+    opened as opened,
     with_numbers as with_numbers,
     without_numbers as without_numbers,
 )
 from .asynchronous import Asynchronous as Asynchronous, AsynchronousState as AsynchronousState
+from .averaging import NeighborAveraging as NeighborAveraging
 from .errors import (
     LocalProtocolError as LocalProtocolError,
     PlatformError as PlatformError,
@@ -63,7 +65,6 @@ from .reliable_links import (
 )
 from .rounds import (
     LocalSteps as LocalSteps,
-    NeighborAveraging as NeighborAveraging,
     RoundBased as RoundBased,
     RoundState as RoundState,
     Synchronous as Synchronous,

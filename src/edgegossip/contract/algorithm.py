@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar, Generic
 
 from torch import Tensor
@@ -184,6 +184,26 @@ class Wrapper(Algorithm[State]):
     def warnings(self, setting: Setting) -> list[str]:
         """List the inner algorithm's warnings."""
         return self.inner.warnings(setting)
+
+
+def opened(algorithm: Algorithm[State]) -> Algorithm[State]:
+    """The same algorithm for a run whose workers come and go: its graph follows its members.
+
+    Algorithms without a graph, and on complete graphs, stay the same: the number of workers is
+    the limit, and who is not there is lost. See `Topology.open`.
+
+    Raises:
+        ValueError: If the algorithm needs the same neighbors all the time.
+    """
+    changes: dict[str, Any] = {}
+    names: list[str] = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
+    for name in names:
+        value = getattr(algorithm, name)
+        if isinstance(value, Topology):
+            changes[name] = value.open()
+        elif isinstance(value, Algorithm):
+            changes[name] = opened(value)
+    return replace(algorithm, **changes) if changes else algorithm  # type: ignore[type-var]
 
 
 # Numbers that a wrapper adds to its inner algorithm's messages.

@@ -142,8 +142,12 @@ class Asynchronous(Algorithm[S], Generic[S]):
         draw = uniform(self.seed, state.rank, "exchange", state.round)
         if draw >= self.exchange_probability:
             return ()
-        neighbors = self.topology.out_neighbors(state.rank, state.round)
+        neighbors = self.graph(state).out_neighbors(state.rank, state.round)
         return [j for j in neighbors if j not in state.lost] if state.lost else neighbors
+
+    def graph(self, state: S) -> Topology:
+        """The graph of this moment: in an open run, that of the workers that are present."""
+        return self.topology.present(state.lost)
 
     def draw_neighbor(self, state: S, purpose: str) -> Rank | None:
         """Draw the neighbor to exchange with in this round; None if there is none.

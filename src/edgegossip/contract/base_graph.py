@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, pairwise, zip_longest
 
 from edgegossip.contract.ranges import check_range
@@ -57,7 +57,8 @@ def base_graph(num_workers: int, max_degree: int) -> Topology:
     across = _side_by_side(_cube(ranks[j::rest], base) for j in range(rest))
     rounds = min(_simple(ranks, base), [*within, *across], key=len)
     name = f"base_graph({num_workers}, max_degree={max_degree})"
-    return weighted(name, num_workers, rounds or [{}])
+    remake = partial(base_graph, max_degree=max_degree)
+    return weighted(name, num_workers, rounds or [{}], remake)
 
 
 def _simple(members: Sequence[int], base: int) -> list[Weights]:

@@ -135,6 +135,8 @@ def _memory(tensor: Tensor) -> memoryview:
     # NumPy lacks some dtypes, so this uses bytes. A single number has no dimension to slice.
     tensor = tensor if tensor.is_cpu else tensor.cpu()
     tensor = tensor.detach() if tensor.requires_grad else tensor
+    if tensor.numel() == 1:  # contiguous with any stride, but bytes need a stride of 1
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 

@@ -42,7 +42,11 @@ class Observer(Protocol):
         return
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
-        """Worker `rank` "crashed", "recovered" or "finished"."""
+        """Worker `rank` "crashed", "recovered" or "finished".
+
+        One that leaves, or is not there at the start, is told as crashed, and one that comes
+        for the first time as recovered.
+        """
         return
 
     def noted(self, now: Seconds, rank: Rank, note: Note) -> None:

@@ -9,6 +9,9 @@ the sender begins a new session, numbered by its clock, whenever either end has 
 session has a message for every round in which the topology has the link. A message from an
 earlier session is rejected, because its sender has taken it back or has restarted.
 
+In an open run, a receiver does not know in which rounds a sender has the link. Messages are
+then counted ("index"), and each counts.
+
 Algorithms whose messages carry no mass do not need reliable links. `ChocoGossip` asks for the
 whole replica after a missed increment, and `DiLoCo` averages models part by part.
 """
@@ -88,11 +91,13 @@ class Outlet(Generic[C]):
         awaiting: Unacknowledged messages, by round in ascending order; the message that opened
             the session comes first. Empty if messages are never resent.
         is_open: Whether the message that opens the session has been sent.
+        num_sent: Number of messages after that one.
     """
 
     session: Seconds = 0.0
     awaiting: dict[int, Awaiting[C]] = field(default_factory=dict)
     is_open: bool = True
+    num_sent: int = 0
 
     def acknowledge(self, session: Seconds, next_round: int) -> None:
         """Drop the session's messages before `next_round`, which the receiver has."""
@@ -129,7 +134,7 @@ class Inlet:
         if not is_new:
             return []
         self.session, self.has_restarted = session, False
-        self.next_round = next_round(message.round)
+        self.next_round = next_round(_number_of(message))
         self.held = {key: held for key, held in self.held.items() if key[0] >= session}
         return [message, *self._release(next_round)]
 
@@ -140,7 +145,7 @@ class Inlet:
             return []
         if session == self.session:
             self.has_restarted = False
-            if message.round < self.next_round:
+            if _number_of(message) < self.next_round:
                 return []
         else:
             # A message may overtake the one that opens its session. It is held until then, but
@@ -149,7 +154,7 @@ class Inlet:
                 return []  # given up, because there is a newer one
             known = self.held.items()
             self.held = {key: m for key, m in known if key[0] in (self.session, session)}
-        self.held[session, message.round] = message
+        self.held[session, _number_of(message)] = message
         return self._release(next_round)
 
     def _release(self, next_round: NextRound) -> list[Message]:
@@ -158,6 +163,10 @@ class Inlet:
             released.append(message)
             self.next_round = next_round(self.next_round + 1)
         return released
+
+
+def _number_of(message: Message) -> int:
+    return int(message.numbers.get("index", message.round))
 
 
 @dataclass(slots=True, eq=False)
@@ -169,12 +178,14 @@ class ReliableLinks(Generic[C]):
         outlets: Outgoing links, by receiver.
         first_session: Initial session of incoming links; a worker that has come back has none.
         last_session: The last session that this worker began.
+        is_counting: Whether messages are counted, as in an open run.
     """
 
     inlets: dict[Rank, Inlet] = field(default_factory=dict)
     outlets: dict[Rank, Outlet[C]] = field(default_factory=dict)
     first_session: Seconds = 0.0
     last_session: Seconds = 0.0
+    is_counting: bool = False
 
     # Sending.
 
@@ -203,8 +214,13 @@ class ReliableLinks(Generic[C]):
         """
         link = self.outlets.setdefault(to, Outlet())
         numbers = {**message.numbers, "session": link.session}
+        number = message.round
+        if self.is_counting:
+            # The message that opens a session has the number of the first one after it.
+            number = numbers["index"] = link.num_sent
+            link.num_sent += link.is_open
         send = Send(to, replace(message, numbers=numbers))
-        number, link.is_open = message.round if link.is_open else -1, True
+        number, link.is_open = number if link.is_open else -1, True
         if patience is None:
             return [send]
         link.awaiting[number] = Awaiting.of(send, content, now, patience)

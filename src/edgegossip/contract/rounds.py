@@ -3,21 +3,21 @@
 `Synchronous` waits for the neighbors' messages, and handles lost messages, lost neighbors and
 returning ones. An algorithm derived from `RoundBased` defines its training (`work`), the
 payloads to send (`outgoing`) and how to mix the received ones (`mix`). `LocalSteps` provides
-`work`, and `NeighborAveraging` the rest.
+`work`, and `NeighborAveraging` (in `edgegossip.contract.averaging`) the rest.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar, cast
 
+import torch
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Algorithm, Traits
-from edgegossip.contract.mixing import MetropolisHastings, MixingRule
+from edgegossip.contract.algorithm import Algorithm, Traits, with_numbers
 from edgegossip.contract.protocol import (
     Effect,
     Event,
@@ -43,6 +43,7 @@ from edgegossip.contract.protocol import (
 from edgegossip.contract.ranges import check_counts, check_ranges
 from edgegossip.contract.schema import MessageSpec, TensorSpec, lacks
 from edgegossip.contract.topology import Topology
+from edgegossip.contract.views import Members, Views
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class RoundState(WorkerState):
         catch_up: Neighbors' answers while the worker catches up; None otherwise.
         ahead: Catch-up messages from neighbors in later rounds, by sender.
         layout: Layout of `params`, from `Started`.
+        views: Views of an open run; None otherwise.
     """
 
     exchange: int = 0
@@ -72,6 +74,7 @@ class RoundState(WorkerState):
     catch_up: dict[Rank, Message] | None = None
     ahead: dict[Rank, Message] = field(default_factory=dict)
     layout: Layout | None = None
+    views: Views | None = None
 
 
 S = TypeVar("S", bound=RoundState)
@@ -172,6 +175,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         """Handle a message of an exchange, or a "catch-up"."""
         if message.kind == "catch-up":
             return self._receive_catch_up(state, sender, message, now)
+        if message.kind == "view":
+            return self._receive_view(state, sender, message, now)
         return self._receive(state, sender, message, now)
 
     def remind(self, state: S, receiver: Rank, now: Seconds) -> list[Effect]:
@@ -231,6 +236,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         match event:
             case Started():
                 state.layout = event.layout
+                self._begin_views(state, event)
                 if event.has_rejoined:
                     self.rejoin(state)
                     return self._catch_up(state, now)
@@ -261,11 +267,15 @@ class Synchronous(Algorithm[S], Generic[S]):
                     self.forget(state, event.rank)
                 # Messages that it sent before are still mixed: its other neighbors may have
                 # mixed them, too. It may have been the last one that this worker waited for.
-                return self._go_on(state, now)
+                return [*self._see(state, event, now), *self._go_on(state, now)]
             case WorkerJoined():
                 # It stays out of `first_exchange` until it says where it continues. Waiting
                 # for a message of this exchange, which it may never send, would last forever.
                 state.lost.pop(event.rank, None)
+                if state.views is not None:
+                    effects = self._see(state, event, now)
+                    # A newcomer's neighbors may be others now, and all of these have answered.
+                    return [*effects, *self._go_on(state, now)]
                 return self.help_to_catch_up(state, event.rank, now)
         return []
 
@@ -295,8 +305,17 @@ class Synchronous(Algorithm[S], Generic[S]):
         # Set first, because `announce` names the next exchange once this one's messages are
         # sent: a worker that returns from now on will not get them.
         state.is_exchanging = True
-        neighbors = self.topology.out_neighbors(state.rank, state.exchange)
-        effects = self.send(state, [j for j in neighbors if j not in state.lost], now)
+        effects = self._bind(state)
+        neighbors = self._graph(state).out_neighbors(state.rank, state.exchange)
+        present = [j for j in neighbors if j not in state.lost]
+        if state.views is not None and self.mixes_symmetrically:
+            willing = [j for j in present if self._will_send(state, j)]
+            state.views.counted = {j: state.views.of(j, state.exchange)[0] for j in willing}
+            effects += [self._put_off(state, j) for j in present if j not in willing]
+            sent = self.send(state, willing, now)
+            effects += [_with_seen(each, state.views.counted) for each in sent]
+        else:
+            effects += self.send(state, present, now)
         # While it trains, a worker does not wait.
         return effects if state.is_training else [*effects, *self._set_timeout(now)]
 
@@ -309,8 +328,23 @@ class Synchronous(Algorithm[S], Generic[S]):
         arrived = state.inbox.get(state.exchange, {})
         return state.is_exchanging and all(
             j in arrived or state.first_exchange.get(j, 0) > state.exchange
-            for j in self.topology.in_neighbors(state.rank, state.exchange)
+            for j in self._expected(state)
         )
+
+    def _expected(self, state: S) -> Iterable[Rank]:
+        """In-neighbors of this exchange, in an open run those that send as far as is known."""
+        neighbors = self._graph(state).in_neighbors(state.rank, state.exchange)
+        if state.views is None:
+            return neighbors
+        if self.mixes_symmetrically:  # what is put off on this side is not mixed
+            neighbors = tuple(j for j in neighbors if j in state.views.counted)
+        return [j for j in neighbors if self._will_send(state, j)]
+
+    def _counts(self, state: S, sender: Rank) -> bool:
+        """Whether what `sender` sends in this exchange is mixed; see `contract.views`."""
+        if state.views is None or not self.mixes_symmetrically:
+            return True
+        return state.views.counts(sender, state.exchange)
 
     def _mix_if_complete(self, state: S, now: Seconds) -> list[Effect]:
         return self._mix_and_go_on(state, now) if self._is_complete(state) else []
@@ -322,14 +356,17 @@ class Synchronous(Algorithm[S], Generic[S]):
     def _mix(self, state: S) -> None:
         arrived = state.inbox.pop(state.exchange, {})
         # Rank order, not arrival order: float sums come out bit-identical everywhere.
-        neighbors = self.topology.in_neighbors(state.rank, state.exchange)
+        neighbors = self._graph(state).in_neighbors(state.rank, state.exchange)
         # An empty payload is only waited for.
-        self.mix(state, {j: arrived[j] for j in neighbors if arrived.get(j)})
+        counting = [j for j in neighbors if arrived.get(j) and self._counts(state, j)]
+        self.mix(state, {j: arrived[j] for j in counting})
         state.is_exchanging = False
         self._go_to(state, state.exchange + 1)
 
     def _go_to(self, state: S, exchange: int) -> None:
         state.exchange, state.round = exchange, exchange // self.exchanges_per_round
+        if state.views is not None:
+            state.views.pass_by(exchange)
 
     def _receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
         exchange = self.exchange_of(message)
@@ -341,12 +378,15 @@ class Synchronous(Algorithm[S], Generic[S]):
             self._wait_for(state, sender, exchange)
             if sender not in state.lost and state.first_exchange[sender] == math.inf:
                 effects = self.remind(state, sender, now)  # it is expected to skip rounds
-        neighbors = self.topology.in_neighbors(state.rank, exchange)
+        neighbors = self._possible_senders(state, exchange)
         # A late message is dropped, because its exchange is mixed. An early one waits: its
         # sender may be ahead by `Topology.longest_lead`. Workers that are not neighbors in that
         # exchange have nothing to say.
         if exchange >= state.exchange and sender in neighbors:
             state.inbox.setdefault(exchange, {})[sender] = message.payload
+            if state.views is not None and "seen" in message.numbers:
+                seen = int(message.numbers["seen"])
+                state.views.seen.setdefault(sender, {})[exchange] = seen
         return [*effects, *self._go_on(state, now)]
 
     def _wait_for(self, state: S, sender: Rank, first: int) -> None:
@@ -383,7 +423,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         """Tell a worker that is back where this one is, if they are neighbors."""
         if state.catch_up is not None:
             return []  # it answers after it has caught up itself, with its final round
-        is_neighbor = rank in self.topology.all_out_neighbors(state.rank)
+        is_neighbor = rank in self.graph(state).all_out_neighbors(state.rank)
         return self.announce(state, [rank], now) if is_neighbor else []
 
     def _catch_up(self, state: S, now: Seconds) -> list[Effect]:
@@ -406,8 +446,9 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     def _resume_if_complete(self, state: S, now: Seconds) -> list[Effect]:
         assert state.catch_up is not None
-        for j in self.topology.all_in_neighbors(state.rank):
-            if j not in state.catch_up and state.first_exchange.get(j, 0) < math.inf:
+        for j in self.graph(state).all_in_neighbors(state.rank):
+            is_there = j not in state.catch_up and state.first_exchange.get(j, 0) < math.inf
+            if is_there and not self._has_declined(state, j):
                 return []
         return self._resume(state, now)
 
@@ -423,8 +464,10 @@ class Synchronous(Algorithm[S], Generic[S]):
             self.catch_up_with(state, answers[giver].payload)
             self._go_to(state, furthest)
             state.inbox = {k: box for k, box in state.inbox.items() if k >= state.exchange}
+        if state.views is not None:
+            state.views.told.clear()  # all are told where it goes on
         # Only now do the others know from which exchange on they must wait for this worker.
-        neighbors = self.topology.all_out_neighbors(state.rank)
+        neighbors = self.graph(state).all_out_neighbors(state.rank)
         announcements = self.announce(state, [j for j in neighbors if j not in state.lost], now)
         return [*announcements, *self._begin_round(state, now)]
 
@@ -442,7 +485,7 @@ class Synchronous(Algorithm[S], Generic[S]):
         return len(state.ahead) >= self._quorum(state)
 
     def _quorum(self, state: S) -> int:
-        neighbors = self.topology.all_in_neighbors(state.rank)
+        neighbors = self.graph(state).all_in_neighbors(state.rank)
         return _enough(sum(j not in state.lost for j in neighbors))
 
     def _skip(self, state: S, now: Seconds) -> list[Effect]:
@@ -458,15 +501,149 @@ class Synchronous(Algorithm[S], Generic[S]):
         """
         if not self._is_far(exchange, state.exchange):
             return False
-        own = self.topology.all_in_neighbors(state.rank)
+        graph = self.graph(state)
+        own = graph.all_in_neighbors(state.rank)
         near = {j for j in own if state.first_exchange.get(j, 0) <= state.exchange} - {other}
-        heard = [j for j in self.topology.all_in_neighbors(other) if j not in state.lost]
+        heard = [j for j in graph.all_in_neighbors(other) if j not in state.lost]
         here = (near | {state.rank}).intersection(heard)
         return len(here) >= _enough(len(heard))
 
     def _is_far(self, behind: int, ahead: int) -> bool:
         # Neighbors that were never cut off can be as far apart as this.
         return ahead > behind + max(self.exchanges_per_round, self.topology.longest_lead)
+
+    # Open runs: who takes part, and in which exchanges. See `contract.views`.
+
+    def graph(self, state: S) -> Topology:
+        """The graph of this moment: in an open run, that of the workers that are present."""
+        return self.topology.present(state.lost)
+
+    @property
+    def mixes_symmetrically(self) -> bool:
+        """Whether a worker may mix a neighbor's message only if that one mixes its own."""
+        return False
+
+    def view_schema(self) -> Mapping[str, MessageSpec]:
+        """Describe the messages that tell a view; none unless the run is open."""
+        if not self.topology.follows_members:
+            return {}
+        bits = TensorSpec(torch.uint8, (self.topology.num_workers,), minimum=0, maximum=1)
+        places = range(1, self.exchanges_per_round)
+        spec = MessageSpec(
+            {"members": bits},
+            optional_numbers={"exchange": places} if places else {},
+            max_round=self.total_rounds,
+        )
+        return {"view": spec}
+
+    def view_of(self, state: S, rank: Rank) -> Topology | None:
+        """The graph that `rank` goes by in this exchange; None if it is not known."""
+        assert state.views is not None
+        _, members = state.views.of(rank, state.exchange)
+        return self.topology.among(members) if members else None
+
+    def _begin_views(self, state: S, event: Started) -> None:
+        if not self.topology.follows_members:
+            return
+        own = self._members(state)
+        state.views = Views(own=own)
+        if not event.has_rejoined:
+            # The others most likely begin with the same view, and say so at once if not.
+            for j in own:
+                state.views.hear(j, 0, own)
+
+    def _members(self, state: S) -> Members:
+        return tuple(j for j in range(self.topology.num_workers) if j not in state.lost)
+
+    def _graph(self, state: S) -> Topology:
+        """The graph that the current exchange is made under."""
+        return self.topology if state.views is None else self.topology.among(state.views.own)
+
+    def _bind(self, state: S) -> list[Effect]:
+        """Begin an exchange under the view of this moment, and tell all who do not know it."""
+        if state.views is None:
+            return []
+        state.views.own = members = self._members(state)
+        return self._tell(state, [j for j in members if j != state.rank], state.exchange)
+
+    def _tell(self, state: S, receivers: Iterable[Rank], first: int) -> list[Effect]:
+        assert state.views is not None
+        members, told = self._members(state), state.views.told
+        untold = [j for j in receivers if j not in told or told[j][0] != members]
+        told.update(dict.fromkeys(untold, (members, first)))
+        bits = torch.zeros(self.topology.num_workers, dtype=torch.uint8)
+        bits[list(members)] = 1
+        message = self.message("view", first, {"members": bits})
+        return [Send(j, message) for j in untold]
+
+    def _put_off(self, state: S, receiver: Rank) -> Send:
+        """Tell a new neighbor that it does not count yet, so that it counts this one out."""
+        return Send(receiver, self.message("params", state.exchange, {}))
+
+    def _will_send(self, state: S, sender: Rank) -> bool:
+        """Whether `sender` sends to this worker in this exchange, by the view it has told."""
+        if state.first_exchange.get(sender, 0) > state.exchange:
+            return False
+        graph = self.view_of(state, sender)
+        return graph is not None and state.rank in graph.out_neighbors(sender, state.exchange)
+
+    def _possible_senders(self, state: S, exchange: int) -> Sequence[Rank]:
+        if state.views is None:
+            return self.topology.in_neighbors(state.rank, exchange)
+        return self.topology.all_in_neighbors(state.rank)  # its view may not be known yet
+
+    def _has_declined(self, state: S, sender: Rank) -> bool:
+        """Whether `sender` has told a view in which it need not help this worker."""
+        if state.views is None or (members := state.views.latest(sender)) is None:
+            return False
+        return state.rank not in self.topology.among(members).all_out_neighbors(sender)
+
+    def _see(self, state: S, event: WorkerJoined | WorkerLost, now: Seconds) -> list[Effect]:
+        """Follow a change of the members: help newcomers that are neighbors now."""
+        views = state.views
+        if views is None:
+            return []
+        views.told.pop(event.rank, None)  # what was told lately may be lost
+        if isinstance(event, WorkerLost):
+            views.newcomers.pop(event.rank, None)
+        else:
+            if event.has_restarted:
+                views.forget(event.rank)
+            views.newcomers[event.rank] = False
+        if state.catch_up is not None:
+            return []  # it helps when it has caught up itself
+        return self._help_newcomers(state, now)
+
+    def _help_newcomers(self, state: S, now: Seconds) -> list[Effect]:
+        assert state.views is not None
+        effects: list[Effect] = []
+        for j, has_helped in sorted(state.views.newcomers.items()):
+            # First the view: a newcomer waits only for those who take it for a neighbor.
+            effects += self._tell(state, [j], state.exchange + state.is_exchanging)
+            if not has_helped:
+                help_now = self.help_to_catch_up(state, j, now)
+                state.views.newcomers[j] = bool(help_now)
+                effects += help_now
+        return effects
+
+    def _receive_view(
+        self, state: S, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        if state.views is None:
+            return []
+        first = self.exchange_of(message)
+        members = {sender, *message.payload["members"].nonzero().flatten().tolist()}
+        state.views.hear(sender, first, tuple(sorted(members)))
+        if state.catch_up is None:
+            self._wait_for(state, sender, first)
+        return self._go_on(state, now)
+
+
+def _with_seen(effect: Effect, counted: Mapping[Rank, int]) -> Effect:
+    """Say in the message for which view of its receiver it is made."""
+    if not isinstance(effect, Send) or effect.receiver not in counted:
+        return effect
+    return with_numbers(effect, {"seen": counted[effect.receiver]})
 
 
 def _enough(num_neighbors: int) -> int:
@@ -512,6 +689,7 @@ class RoundBased(Synchronous[S], Generic[S]):
         return {
             "params": self.exchanged(self.payload_schema(params), may_be_empty=True),
             "catch-up": self.exchanged(whole),
+            **self.view_schema(),
         }
 
     def exchanged(
@@ -523,10 +701,13 @@ class RoundBased(Synchronous[S], Generic[S]):
     ) -> MessageSpec:
         """Describe messages made by `message` that hold these tensors."""
         places = range(1, self.exchanges_per_round)
+        numbers = {"exchange": places} if places else {}
+        if self.topology.follows_members and self.mixes_symmetrically:
+            numbers["seen"] = range(self.total_rounds * self.exchanges_per_round + 1)
         return MessageSpec(
             tensors,
             optional or {},
-            optional_numbers={"exchange": places} if places else {},
+            optional_numbers=numbers,
             # Not relative to the receiver, which may adopt the round, and whose own messages
             # must then be allowed everywhere.
             max_round=self.total_rounds,
@@ -581,62 +762,3 @@ class LocalSteps(Synchronous[S], Generic[S]):
     def work(self, state: S) -> Work | None:
         is_first = state.exchange % self.exchanges_per_round == 0
         return Steps(self.local_steps) if is_first else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NeighborAveraging(RoundBased[S], Generic[S]):
-    r"""Base of algorithms that send parameters to neighbors and average the received ones.
-
-    .. math:: x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j
-
-    Averaging keeps the workers' mean if :math:`W` is doubly stochastic, as Metropolis-Hastings
-    weights are on any undirected topology. A worker adds the weight of a lost or late neighbor
-    to its own.
-
-    Args:
-        topology: Undirected communication graph; may vary in time.
-        num_rounds: See `Synchronous`.
-        mixing: Rule that gives the rows of :math:`W`.
-        timeout: See `Synchronous`.
-
-    Raises:
-        ValueError: If the topology is directed, the rule does not average, or a number is out
-            of range.
-    """
-
-    mixing: MixingRule = MetropolisHastings()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.topology.is_directed:
-            raise ValueError(
-                f"{type(self).__name__} needs an undirected topology, got a directed one; "
-                "directed graphs need push-sum weights to keep the mean"
-            )
-        if not self.mixing.has_averaging_rows:
-            raise ValueError(
-                f"{type(self).__name__} averages: rows of its mixing matrix must add up to 1; "
-                f"{self.mixing} is for push-sum, choose MetropolisHastings() or Uniform()"
-            )
-
-    def outgoing(self, state: S, receiver: Rank) -> Payload:
-        return {"params": state.params}
-
-    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
-        return {"params": TensorSpec.like(params)}
-
-    def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
-        # The weights are those of the graph without the workers that take no part. Neighbors
-        # agree on the exchange from which on they wait for a worker that is back, but each
-        # learns at a different time that it is back.
-        neighbors = self.topology.in_neighbors(state.rank, state.exchange)
-        first = state.first_exchange
-        absent = {*state.lost, *(j for j in neighbors if first.get(j, 0) > state.exchange)}
-        # A message that has arrived counts, even if its sender is lost by now.
-        absent.difference_update(inbox)
-        weights = self.mixing.weights(self.topology, state.rank, state.round, absent)
-        own_weight = 1 - sum(weights[j] for j in inbox)
-        mixed = own_weight * state.params
-        for j, payload in inbox.items():
-            mixed.add_(payload["params"], alpha=weights[j])
-        state.params = mixed

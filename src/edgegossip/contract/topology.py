@@ -8,11 +8,12 @@ static and varying graphs all have the same two methods, `out_neighbors(rank, ro
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 import torch
@@ -39,6 +40,8 @@ class Topology(ABC):
         is_directed: Whether an edge may lack its reverse. An undirected topology has
             ``in_neighbors == out_neighbors`` in every round.
         period: Rounds after which the graph repeats; 1 if it never changes.
+        remake: Makes the same kind of graph for another number of workers, for `among`; None if
+            the edges are given one by one.
 
     Raises:
         ValueError: If `num_workers` is below 1.
@@ -48,6 +51,7 @@ class Topology(ABC):
     num_workers: int = field(compare=False)
     is_directed: bool = field(compare=False)
     period: int = field(compare=False)
+    remake: Callable[[int], Topology] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_ranges(self, num_workers="at least 1")
@@ -87,6 +91,51 @@ class Topology(ABC):
             period=self.period,
             whole=self,
             absent=frozenset(absent),
+        )
+
+    def among(self, members: Collection[int]) -> Topology:
+        """The same kind of graph over `members` alone, which keep their ranks.
+
+        A ring whose members are gone would fall into islands (see `without`); a ring among the
+        rest is a ring again. The member of lowest rank takes the place of worker 0, and so on.
+        Its period may differ. A graph that was given by its edges only loses those of the
+        others, because nothing says how to connect its rest.
+
+        >>> ring(8).among([1, 4, 6]).out_neighbors(6, round=0)
+        (1, 4)
+
+        Args:
+            members: The ranks that are present.
+
+        Raises:
+            ValueError: If a rank is out of range.
+        """
+        return _among(self, tuple(sorted(set(members))))
+
+    @property
+    def follows_members(self) -> bool:
+        """Whether the graph depends on who is present (`OpenTopology`)."""
+        return False
+
+    def present(self, lost: Collection[int]) -> Topology:
+        """The graph of an open run without the workers `lost`; of any other run, this one.
+
+        In a graph that does not follow its members, workers leave out neighbors that are lost.
+        """
+        return self
+
+    def open(self) -> Topology:
+        """The graph of an open run: in each exchange, that among the workers that are present.
+
+        >>> ring(16).open().present(lost={*range(16)} - {3, 9, 12}).out_neighbors(9, round=0)
+        (3, 12)
+        """
+        return OpenTopology(
+            name=f"{self.name}.open()",
+            num_workers=self.num_workers,
+            is_directed=self.is_directed,
+            period=self.period,
+            whole=self,
         )
 
     def require_connected(self) -> None:
@@ -174,6 +223,42 @@ class RemainingTopology(Topology):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OpenTopology(Topology):
+    """The graph `whole` among the workers that are present; see `Topology.open`.
+
+    Its own edges are those while all are there, but a worker may become the neighbor of any
+    other one.
+    """
+
+    whole: Topology = field(compare=False)
+
+    @property
+    def follows_members(self) -> bool:
+        return True
+
+    def out_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.whole.out_neighbors(rank, round)
+
+    def in_neighbors(self, rank: int, round: int) -> tuple[int, ...]:
+        return self.whole.in_neighbors(rank, round)
+
+    def all_out_neighbors(self, rank: int) -> tuple[int, ...]:
+        return tuple(other for other in range(self.num_workers) if other != rank)
+
+    def all_in_neighbors(self, rank: int) -> tuple[int, ...]:
+        return self.all_out_neighbors(rank)
+
+    def among(self, members: Collection[int]) -> Topology:
+        return self.whole.among(members)
+
+    def present(self, lost: Collection[int]) -> Topology:
+        return self.whole.among([rank for rank in range(self.num_workers) if rank not in lost])
+
+    def open(self) -> Topology:
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CompleteTopology(Topology):
     """The neighbors of each of `ranks` are all others of them, computed on request.
 
@@ -194,6 +279,10 @@ class CompleteTopology(Topology):
         place = bisect_left(self.ranks, rank)
         return len(self.ranks) - 1 if self.ranks[place : place + 1] == (rank,) else 0
 
+    def open(self) -> Topology:
+        # Without those that are lost it is the complete graph of the rest.
+        return self
+
     def without(self, absent: Collection[int]) -> Topology:
         # Degrees still take no listing of neighbors.
         return replace(
@@ -212,14 +301,14 @@ def ring(num_workers: int) -> Topology:
     (1, 4)
     """
     pairs = ((rank, (rank + 1) % num_workers) for rank in range(num_workers))
-    return _undirected(f"ring({num_workers})", num_workers, pairs)
+    return _undirected(f"ring({num_workers})", num_workers, pairs, ring)
 
 
 def torus(rows: int, columns: int) -> Topology:
     """A grid with wraparound in both directions; rank = row * columns + column.
 
     A side of length two has single edges, and a side of length one has none: ``torus(1, n)`` is
-    a ring.
+    a ring. Among other numbers of workers, the rows and columns are as equal as they can be.
 
     Raises:
         ValueError: If `rows` or `columns` is below 1.
@@ -234,7 +323,8 @@ def torus(rows: int, columns: int) -> Topology:
         rank = row * columns + column
         pairs.append((rank, row * columns + (column + 1) % columns))
         pairs.append((rank, (row + 1) % rows * columns + column))
-    return _undirected(f"torus({rows}, {columns})", rows * columns, pairs)
+    name = f"torus({rows}, {columns})"
+    return _undirected(name, rows * columns, pairs, _squarest_torus)
 
 
 def star(num_workers: int) -> Topology:
@@ -244,7 +334,7 @@ def star(num_workers: int) -> Topology:
     ((1, 2, 3), (0,))
     """
     pairs = [(0, rank) for rank in range(1, num_workers)]
-    return _undirected(f"star({num_workers})", num_workers, pairs)
+    return _undirected(f"star({num_workers})", num_workers, pairs, star)
 
 
 def complete(num_workers: int) -> Topology:
@@ -297,8 +387,10 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Topology:
         )
     name = f"random_regular({num_workers}, degree={degree}, seed={seed})"
     draws = generator(seed, "random_regular")
+    remake = partial(_nearly_regular, degree, seed)
     while True:
-        topology = _undirected(name, num_workers, _draw_regular(num_workers, degree, draws))
+        pairs = _draw_regular(num_workers, degree, draws)
+        topology = _undirected(name, num_workers, pairs, remake)
         if len(_reached(topology)) == num_workers:
             return topology
 
@@ -309,7 +401,8 @@ def directed_ring(num_workers: int) -> Topology:
     >>> directed_ring(4).out_neighbors(3, round=0), directed_ring(4).in_neighbors(3, round=0)
     ((0,), (2,))
     """
-    return _hopping(f"directed_ring({num_workers})", num_workers, [_powers(num_workers)[:1]])
+    hops = [_powers(num_workers)[:1]]
+    return _hopping(f"directed_ring({num_workers})", num_workers, hops, directed_ring)
 
 
 def directed_exponential(num_workers: int) -> Topology:
@@ -322,7 +415,8 @@ def directed_exponential(num_workers: int) -> Topology:
     >>> directed_exponential(8).out_neighbors(0, round=0)
     (1, 2, 4)
     """
-    return _hopping(f"directed_exponential({num_workers})", num_workers, [_powers(num_workers)])
+    name, hops = f"directed_exponential({num_workers})", [_powers(num_workers)]
+    return _hopping(name, num_workers, hops, directed_exponential)
 
 
 def one_peer_exponential(num_workers: int) -> Topology:
@@ -339,7 +433,8 @@ def one_peer_exponential(num_workers: int) -> Topology:
     [(1,), (2,), (4,), (1,)]
     """
     phases = [[hop] for hop in _powers(num_workers)] or [[]]
-    return _hopping(f"one_peer_exponential({num_workers})", num_workers, phases)
+    name = f"one_peer_exponential({num_workers})"
+    return _hopping(name, num_workers, phases, one_peer_exponential)
 
 
 def from_edges(num_workers: int, edges: Iterable[Edge], directed: bool = False) -> Topology:
@@ -391,7 +486,10 @@ def from_edges_by_round(
 
 
 def weighted(
-    name: str, num_workers: int, rounds: Sequence[Mapping[Edge, float]]
+    name: str,
+    num_workers: int,
+    rounds: Sequence[Mapping[Edge, float]],
+    remake: Callable[[int], Topology] | None = None,
 ) -> WeightedTopology:
     """Make an undirected topology from the weights of each round's edges (i, j), i < j."""
     phases = [[edge for i, j in weights for edge in ((i, j), (j, i))] for weights in rounds]
@@ -404,6 +502,7 @@ def weighted(
         outgoing=listed.outgoing,
         incoming=listed.incoming,
         edge_weights=tuple(rounds),
+        remake=remake,
     )
 
 
@@ -411,23 +510,34 @@ def _name_without(topology: Topology, absent: Collection[int]) -> str:
     return f"{topology.name}.without({sorted(absent)})"
 
 
-def _undirected(name: str, num_workers: int, pairs: Iterable[Edge]) -> Topology:
+def _undirected(
+    name: str, num_workers: int, pairs: Iterable[Edge], remake: Callable[[int], Topology]
+) -> Topology:
     """Make edges both ways for each pair, without the duplicates and loops of small graphs."""
     edges = {edge for i, j in pairs if i != j for edge in ((i, j), (j, i))}
-    return _listed(name, num_workers, [edges], is_directed=False)
+    return _listed(name, num_workers, [edges], is_directed=False, remake=remake)
 
 
-def _hopping(name: str, num_workers: int, hops_by_round: Iterable[Sequence[int]]) -> Topology:
+def _hopping(
+    name: str,
+    num_workers: int,
+    hops_by_round: Iterable[Sequence[int]],
+    remake: Callable[[int], Topology],
+) -> Topology:
     """Let every worker send to the workers `hops` ranks ahead."""
     phases = [
         [(rank, (rank + hop) % num_workers) for rank in range(num_workers) for hop in hops]
         for hops in hops_by_round
     ]
-    return _listed(name, num_workers, phases, is_directed=True)
+    return _listed(name, num_workers, phases, is_directed=True, remake=remake)
 
 
 def _listed(
-    name: str, num_workers: int, phases: Sequence[Collection[Edge]], is_directed: bool
+    name: str,
+    num_workers: int,
+    phases: Sequence[Collection[Edge]],
+    is_directed: bool,
+    remake: Callable[[int], Topology] | None = None,
 ) -> ListedTopology:
     """The topology of the edges i -> j in `phases[round % period]`."""
 
@@ -447,7 +557,59 @@ def _listed(
         period=len(phases),
         outgoing=outgoing,
         incoming=incoming,
+        remake=remake,
     )
+
+
+# The same kind of graph for another number of workers.
+
+
+@lru_cache(maxsize=256)  # workers ask for each exchange, and each driver for many workers
+def _among(topology: Topology, members: tuple[int, ...]) -> Topology:
+    ranks = range(topology.num_workers)
+    if strangers := set(members).difference(ranks):
+        raise ValueError(f"members must be in 0..{ranks[-1]}, got {min(strangers)}")
+    if len(members) == topology.num_workers:
+        return topology
+    if topology.remake is None or not members:
+        return topology.without(set(ranks).difference(members))
+    smaller = topology.remake(len(members))
+    name = f"{topology.name}.among({list(members)})"
+    if isinstance(smaller, WeightedTopology):
+        rounds = [
+            {(members[i], members[j]): weight for (i, j), weight in weights.items()}
+            for weights in smaller.edge_weights
+        ]
+        return weighted(name, topology.num_workers, rounds)
+    phases = [
+        [
+            (rank, members[j])
+            for i, rank in enumerate(members)
+            for j in smaller.out_neighbors(i, k)
+        ]
+        for k in range(smaller.period)
+    ]
+    return _listed(name, topology.num_workers, phases, is_directed=topology.is_directed)
+
+
+def _squarest_torus(num_workers: int) -> Topology:
+    rows = next(r for r in range(math.isqrt(num_workers), 0, -1) if num_workers % r == 0)
+    return torus(rows, num_workers // rows)
+
+
+def _nearly_regular(degree: int, seed: int, num_workers: int) -> Topology:
+    """A random regular graph with the nearest possible degree."""
+    degree = min(degree, num_workers - 1)
+    return random_regular(num_workers, degree + num_workers * degree % 2, seed)
+
+
+def _joined_among(make: Callable[..., Topology], period: int, num_workers: int) -> Topology:
+    """Draw a graph of at least `period` rounds that connects `num_workers`."""
+    while True:
+        try:
+            return make(num_workers, period=period)
+        except ValueError:  # not connected; more rounds have more edges
+            period *= 2
 
 
 def _powers(num_workers: int) -> list[int]:
@@ -591,6 +753,7 @@ def random_one_peer(num_workers: int, period: int, seed: int) -> Topology:
         num_workers,
         rounds,
         "choose a longer period or another seed",
+        remake=partial(_joined_among, partial(random_one_peer, seed=seed), period),
     )
 
 
@@ -638,6 +801,7 @@ def random_receivers(num_workers: int, num_receivers: int, period: int, seed: in
         num_workers,
         rounds,
         "choose a longer period, more receivers or another seed",
+        remake=partial(_receivers_among, num_receivers, period, seed),
     )
 
 
@@ -684,6 +848,9 @@ def random_matching(num_workers: int, period: int, seed: int, num_peers: int = 1
         [sorted(edges) for edges in rounds],
         "choose a longer period or another seed",
         is_directed=False,
+        remake=partial(
+            _joined_among, partial(random_matching, seed=seed, num_peers=num_peers), period
+        ),
     )
 
 
@@ -729,7 +896,27 @@ def intermittent(base: Topology, availability: float, period: int, seed: int) ->
         rounds,
         "choose a longer period, a higher availability or another seed",
         is_directed=base.is_directed,
+        remake=base.remake and partial(_intermittent_among, base, availability, period, seed),
     )
+
+
+def _receivers_among(num_receivers: int, period: int, seed: int, num_workers: int) -> Topology:
+    number = min(num_receivers, num_workers - 1)
+    make = partial(random_receivers, num_receivers=number, seed=seed)
+    return _joined_among(make, period, num_workers)
+
+
+def _intermittent_among(
+    base: Topology, availability: float, period: int, seed: int, num_workers: int
+) -> Topology:
+    assert base.remake is not None
+    smaller = base.remake(num_workers)
+    period = math.lcm(period, smaller.period)
+
+    def make(_: int, period: int) -> Topology:
+        return intermittent(smaller, availability, period, seed)
+
+    return _joined_among(make, period, num_workers)
 
 
 def _draw_receivers(num_workers: int, draws: torch.Generator) -> list[Edge]:
@@ -750,10 +937,11 @@ def _joined(
     advice: str,
     *,
     is_directed: bool = True,
+    remake: Callable[[int], Topology] | None = None,
 ) -> Topology:
     try:
         topology = from_edges_by_round(num_workers, rounds, is_directed)
     except ValueError as error:
         reason = str(error).partition(";")[0]
         raise ValueError(f"{name} is not connected: {reason}; {advice}") from None
-    return replace(topology, name=name)
+    return replace(topology, name=name, remake=remake)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgegossip.contract.algorithm import opened
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges
 from edgegossip.recipes.baselines import HOME_LINK, PHONE_LINK, phone_platforms
@@ -22,10 +23,10 @@ from edgegossip.recipes.push_sum_comparison import layer_sizes
 from edgegossip.recipes.systems import BASELINE, SYSTEMS, Crew, Machines, System
 from edgegossip.recipes.tasks import CommonSettings, default_data_dir
 from edgegossip.runs.experiment import Comparison, Experiment
-from edgegossip.sim.fault import Crash, Fault, Faults, Recover
+from edgegossip.sim.fault import Arrival, Crash, Fault, Faults, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform, uneven
-from edgegossip.sim.traces import batch_jobs, drift
+from edgegossip.sim.traces import availability as spot_times, batch_jobs, drift
 from edgegossip.training.task import Task
 
 
@@ -160,7 +161,7 @@ def _with_ranks(faults: Faults, ranks: dict[Rank, Rank]) -> Faults:
     """The crashes and returns of the machines in `ranks`, with their new ranks."""
     script: list[Fault] = []
     for fault in faults.script:
-        assert isinstance(fault, Crash | Recover)  # an environment has no others
+        assert isinstance(fault, Arrival | Crash | Recover)  # an environment has no others
         if fault.rank in ranks:
             script.append(replace(fault, rank=ranks[fault.rank]))
     return replace(faults, script=tuple(script))
@@ -225,9 +226,10 @@ def _experiment(
         layer_sizes=job.layer_sizes,
         seed=settings.seed,
     )
+    algorithm = system.build(crew, getattr(settings, system.setting))
     return Experiment(
         task=task,
-        algorithm=system.build(crew, getattr(settings, system.setting)),
+        algorithm=opened(algorithm) if own.faults.absent else algorithm,
         platforms=own.platforms,
         links=own.links,
         faults=own.faults,
@@ -360,10 +362,15 @@ def churn(
     mean_up: Seconds | None = None,
     mean_down: Seconds | None = None,
     detection_time: Seconds | None = None,
+    availability: Path | None = None,
+    series: str = "",
+    hours: float = 24.0,
     speeds: tuple[float, ...] = (1.0,),
     data_dir: Path = default_data_dir(),
 ) -> Comparison:
     """Equal machines that fail and come back after exponential times, drawn from the seed.
+
+    With `availability`, they come and go as spot machines did: many appear only during the run.
 
     A machine that comes back has forgotten everything. By default, a machine fails twice in a
     run on average, and is away for a hundredth of the run. A server does not fail. Goodput
@@ -374,18 +381,30 @@ def churn(
         mean_up: Mean seconds until a machine fails; None for half of the run.
         mean_down: Mean seconds until it comes back; None for a hundredth of the run.
         detection_time: Seconds until others learn of a failure; None for 1/200 of the run.
+        availability: Times for which spot machines were there (see `sim.traces.availability`),
+            in place of exponential times.
+        series: Beginning of the names of the series to use; all by default.
+        hours: Hours of the traces for which the run stands.
         speeds: Speeds of the machines, which are repeated in turn.
         data_dir: Folder of the data sets; by default $EDGEGOSSIP_DATA.
     """
 
     def failing(environment: Environment, job: Job) -> Environment:
+        number, seed = settings.num_workers, settings.seed
+        noticed = job.seconds / 200 if detection_time is None else detection_time
+        if availability is not None:
+            spans = spot_times(
+                availability, number, job.seconds, series=series, hours=hours, seed=seed
+            )
+            faults = Faults.available(spans, detection_time=noticed)
+            return replace(environment, faults=faults)
         faults = Faults.churn(
-            num_workers=settings.num_workers,
+            num_workers=number,
             horizon=job.seconds,
             mean_up=job.seconds / 2 if mean_up is None else mean_up,
             mean_down=job.seconds / 100 if mean_down is None else mean_down,
-            seed=settings.seed,
-            detection_time=job.seconds / 200 if detection_time is None else detection_time,
+            seed=seed,
+            detection_time=noticed,
         )
         return replace(environment, faults=faults)
 

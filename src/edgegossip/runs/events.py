@@ -40,7 +40,8 @@ Fields of `lost`, a message that did not arrive:
         message had left; `"partitioned"`; on real machines also `"unreachable"`.
 
 Fields of `crashed`, `recovered` and `finished`, a change in one worker's state:
-    time: Time of the change.
+    time: Time of the change. A worker that leaves crashes, too, and one that is not there yet
+        crashes at time 0.
     rank: The worker.
 
 Fields of `evaluated`, a measurement of the averaged model:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgegossip.contract.protocol import Message, Rank, Seconds, Trained
 from edgegossip.contract.trainer import TrainingResult
-from edgegossip.sim.fault import Crash, Recover
+from edgegossip.sim.fault import Arrival, Crash, Leave, Recover
 from edgegossip.sim.link import Downlink
 from edgegossip.sim.pool import Pending
 
@@ -105,6 +105,11 @@ class Start:
     has_rejoined: bool = False
 
 
+@dataclass(slots=True)
+class Absence:
+    """A worker is not there when the run begins."""
+
+
 @dataclass(slots=True, eq=False)
 class Ready:
     """A result that is available."""
@@ -191,6 +196,7 @@ class WorkerRecord:
     uplink_free: Seconds = 0.0
     downlink: Downlink = field(default_factory=Downlink)
     alarms: dict[str, int] = field(default_factory=dict)
+    leaves: bool = False  # at the end of its training
 
     def wait(self) -> None:
         """Wait for the result of training in progress."""
@@ -198,13 +204,13 @@ class WorkerRecord:
             self.training.pending = Ready(self.training.pending.result())
 
 
-def forget_crashed(agenda: Agenda, rank: Rank, now: Seconds) -> None:
-    """Remove the work of the crashed worker `rank`, and cut off the messages it is sending."""
+def forget_gone(agenda: Agenda, rank: Rank, now: Seconds, *, has_crashed: bool) -> None:
+    """Remove the work of worker `rank`; a crash also cuts off the messages it is sending."""
     # Messages to it stay: they arrive if it is back in time. So do its own that have left.
-    kept = (Crash, Recover, Delivery, FirstByte)
+    kept = (Crash, Recover, Arrival, Leave, Delivery, FirstByte)
     # Its training, timers and notices belong to the lost state.
     agenda.keep(lambda entry: entry[1] != rank or isinstance(entry[2], kept))
-    for _, _, item in agenda:
+    for _, _, item in agenda if has_crashed else ():
         delivery = item.delivery if isinstance(item, FirstByte) else item
         if isinstance(delivery, Delivery) and delivery.sender == rank and delivery.end > now:
             delivery.is_cut_off = True

@@ -1,10 +1,10 @@
-"""Faults of a run, as a script: crashes, partitions, lost and late messages."""
+"""Faults of a run, as a script: who comes and goes, partitions, lost and late messages."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,6 +31,30 @@ class Recover:
 
     The worker starts again from `init`, with a new optimizer and new random streams. Its event
     is ``Started(has_rejoined=True)``, and the algorithm decides how to react.
+    """
+
+    at: Seconds
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """Worker `rank` is not there from the start, and appears at time `at` for the first time.
+
+    Until then nobody waits for it: the others learn before their start that it is lost. It
+    joins like a worker that recovers, with ``Started(has_rejoined=True)``; the first of all
+    begins the run. At infinity, it never comes.
+    """
+
+    at: Seconds
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Worker `rank` leaves at time `at`, or at the end of its training; it may `Recover`.
+
+    Unlike a crash, the others know at once, and what it has sent arrives.
     """
 
     at: Seconds
@@ -86,7 +110,7 @@ class Detection:
     """The time at which workers notice losses or the end of a partition."""
 
 
-Fault: TypeAlias = Crash | Recover | Partition | Drop | Delay
+Fault: TypeAlias = Crash | Recover | Arrival | Leave | Partition | Drop | Delay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +135,16 @@ class Faults:
         for fault in self.script:
             _check(fault)
 
-    def schedule(self) -> Iterator[tuple[Seconds, Rank, Crash | Recover | Detection]]:
+    def schedule(
+        self,
+    ) -> Iterator[tuple[Seconds, Rank, Crash | Recover | Arrival | Leave | Detection]]:
         """Time, rank (-1 for all ranks) and event of each scheduled fault."""
         for fault in self.script:
             match fault:
                 # Drops and delays have no event: each message looks for those that apply to it.
-                case Crash() | Recover():
+                case Crash() | Recover() | Leave():
+                    yield fault.at, fault.rank, fault
+                case Arrival() if fault.at < math.inf:
                     yield fault.at, fault.rank, fault
                 case Partition():
                     # Messages are lost from the start on, but workers notice it later. They
@@ -134,12 +162,17 @@ class Faults:
         return tuple(fault for fault in self.script if isinstance(fault, Delay))
 
     @property
+    def absent(self) -> set[Rank]:
+        """Workers that are not there from the start."""
+        return {fault.rank for fault in self.script if isinstance(fault, Arrival)}
+
+    @property
     def ranks(self) -> set[Rank]:
         """All workers that the script names."""
         named: set[Rank | None] = set()
         for fault in self.script:
             match fault:
-                case Crash() | Recover():
+                case Crash() | Recover() | Arrival() | Leave():
                     named.add(fault.rank)
                 case Partition():
                     named.update(fault.group)
@@ -219,11 +252,57 @@ class Faults:
                 script += [Crash(at=at, rank=rank), Recover(at=back, rank=rank)]
         return cls(script=tuple(script), detection_time=detection_time, seed=seed)
 
+    @classmethod
+    def available(
+        cls,
+        spans: Sequence[Sequence[tuple[Seconds, Seconds]]],
+        *,
+        detection_time: Seconds = 1.0,
+        seed: int = 0,
+    ) -> Faults:
+        """Make workers come and go as machines do that their owner takes back without notice.
+
+        Args:
+            spans: For each worker, the beginning and end of each time for which it is there,
+                ascending; see `sim.traces.availability`. An end may be infinite.
+            detection_time: As in `Faults`.
+            seed: As in `Faults`.
+
+        Raises:
+            ValueError: If spans overlap, or a time is out of range.
+
+        >>> Faults.available([[(0.0, 5.0)], [(2.0, 4.0), (6.0, math.inf)]]).script[1:3]
+        (Arrival(at=2.0, rank=1), Crash(at=4.0, rank=1))
+        """
+        script: list[Fault] = []
+        for rank, each in enumerate(spans):
+            if not each:
+                script.append(Arrival(at=math.inf, rank=rank))
+            past = 0.0
+            for number, (begin, end) in enumerate(each):
+                if not past <= begin < end:
+                    raise ValueError(
+                        f"spans of worker {rank} must be ascending and apart, got {[*each]}"
+                    )
+                if number > 0:
+                    script.append(Recover(at=begin, rank=rank))
+                elif begin > 0:
+                    script.append(Arrival(at=begin, rank=rank))
+                if end < math.inf:
+                    script.append(Crash(at=end, rank=rank))
+                past = end
+        return cls(script=tuple(script), detection_time=detection_time, seed=seed)
+
 
 def _check(fault: Fault) -> None:
     match fault:
-        case Crash() | Recover() if not 0 <= fault.at < math.inf:
+        case Crash() | Recover() | Leave() if not 0 <= fault.at < math.inf:
             raise ValueError(f"{fault} must be at a time >= 0")
+        case Arrival() if not fault.at > 0:
+            raise ValueError(
+                f"{fault} must be at a time above 0; a worker that is there from the start "
+                "needs no arrival"
+            )
         case Partition() | Drop() | Delay() if not (
             0 <= fault.start <= fault.end and fault.start < math.inf
         ):

@@ -296,8 +296,12 @@ class Machines:
         self._incarnations[rank] += 1
         self._monitors[rank] = self._new_monitor(rank)
 
+    def absent(self, rank: Rank) -> None:
+        """Count a platform that is not there from the start as off."""
+        self._usage[rank].off_since = 0.0
+
     def restart(self, rank: Rank, now: Seconds) -> None:
-        """Watch a recovered platform, which is on again from `now` on."""
+        """Watch a new or recovered platform, which is on again from `now` on."""
         usage = self._usage[rank]
         if usage.off_since is not None:
             self.work[rank].missed += self._platforms[rank].work(usage.off_since, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import and_
 from typing import TypeAlias
@@ -63,6 +63,11 @@ class Membership:
             ranks = [rank for rank in ranks if is_right[rank] or holds[rank] not in is_there]
         return ranks
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any worker is there or has been."""
+        return any(self.is_online) or max(self.offline_since.values()) > -math.inf
+
     def are_separated(
         self, one: Rank, other: Rank, now: Seconds, since: Seconds | None = None
     ) -> bool:
@@ -83,6 +88,25 @@ class Membership:
         # At any moment of its way: a cable that was cut for a moment has lost its bytes.
         is_separated = self.are_separated(one, other, now, since=delivery.start)
         return "partitioned" if is_separated else None
+
+    def absent(self, ranks: Collection[Rank]) -> Iterator[Notice]:
+        """Report to all others, before they start, that `ranks` are not there."""
+        for rank in sorted(ranks):
+            self.is_online[rank] = False
+            self.offline_since[rank] = -math.inf
+        for one, is_online in enumerate(self.is_online):
+            for rank in sorted(ranks) if is_online else ():
+                self.believed_lost[one, rank] = False
+                yield one, WorkerLost(rank)
+
+    def leave(self, rank: Rank, now: Seconds) -> Iterator[Notice]:
+        """Let `rank` leave, and report it to all that it can tell."""
+        self.crash(rank, now)
+        for one, is_online in enumerate(self.is_online):
+            is_known = (one, rank) in self.believed_lost
+            if is_online and not is_known and not self.are_separated(one, rank, now):
+                self.believed_lost[one, rank] = False
+                yield one, WorkerLost(rank)
 
     def crash(self, rank: Rank, now: Seconds) -> None:
         self.is_online[rank] = False

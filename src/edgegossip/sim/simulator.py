@@ -36,6 +36,7 @@ from edgegossip.contract.protocol import (
 from edgegossip.machine.energy import Energy
 from edgegossip.machine.goodput import NodeUse
 from edgegossip.sim.agenda import (
+    Absence,
     Agenda,
     Alarm,
     Delivery,
@@ -44,9 +45,17 @@ from edgegossip.sim.agenda import (
     InTraining,
     Start,
     WorkerRecord,
-    forget_crashed,
+    forget_gone,
 )
-from edgegossip.sim.fault import Crash, Detection, Faults, Partition, Recover
+from edgegossip.sim.fault import (
+    Arrival,
+    Crash,
+    Detection,
+    Faults,
+    Leave,
+    Partition,
+    Recover,
+)
 from edgegossip.sim.link import Links
 from edgegossip.sim.machines import (
     FORECAST_SECONDS,
@@ -158,13 +167,20 @@ class Simulator(Generic[State]):
         )
         self._agenda = Agenda()
         # Reasons to keep the run going: unfinished workers, work and messages under way.
-        self._num_open = len(platforms)
-        self._num_recoveries = sum(isinstance(fault, Recover) for fault in faults.script)
+        absent = faults.absent
+        self._num_open = len(platforms) - len(absent)
+        self._num_recoveries = 0
         # Faults come first, so that a worker which crashes at time 0 never starts.
         for at, rank, item in self._faults.schedule():
+            self._num_recoveries += isinstance(item, Recover | Arrival)
             self._agenda.push(at, rank, item)
+        for rank in sorted(absent):
+            self._machines.absent(rank)
+            self._agenda.push(0.0, rank, Absence())
+        self._tell(self._membership.absent(absent))
         for rank in range(len(platforms)):
-            self._agenda.push(0.0, rank, Start())
+            if rank not in absent:
+                self._agenda.push(0.0, rank, Start())
 
     # The loop.
 
@@ -330,6 +346,8 @@ class Simulator(Generic[State]):
         self._machines.work[rank].end_training(training.cost, event.num_samples)
         self._observer.trained(self.now, rank, training.start, event)
         self._handle(rank, event)
+        if self._records[rank].leaves:
+            self._leave_now(rank)
 
     def _evaluate(self, rank: Rank, effect: Evaluate) -> None:
         # Not counted in `_num_open`: answers to `Evaluate` do not keep a run open.
@@ -416,23 +434,47 @@ class Simulator(Generic[State]):
     def _crash(self, rank: Rank, fault: Crash) -> None:
         if not self._membership.is_online[rank]:
             return
-        # A worker that is not there keeps no run open. Its messages in flight still do.
-        record = self._records[rank]
-        self._num_open -= (not record.has_finished) + (record.training is not None)
         self._membership.crash(rank, self.now)
-        self._machines.stop(rank, self.now)
-        self._records[rank] = WorkerRecord()
-        forget_crashed(self._agenda, rank, self.now)
-        self._observer.changed(self.now, rank, "crashed")
+        self._stop(rank, has_crashed=True)
         # Others do not know yet: a crash looks like a slow worker until it is detected.
         self._agenda.push(self.now + self._faults.detection_time, -1, Detection())
 
-    def _recover(self, rank: Rank, fault: Recover) -> None:
+    def _stop(self, rank: Rank, *, has_crashed: bool) -> None:
+        # A worker that is not there keeps no run open. Its messages in flight still do.
+        record = self._records[rank]
+        self._num_open -= (not record.has_finished) + (record.training is not None)
+        self._machines.stop(rank, self.now)
+        self._records[rank] = WorkerRecord()
+        forget_gone(self._agenda, rank, self.now, has_crashed=has_crashed)
+        self._observer.changed(self.now, rank, "crashed")
+
+    def _leave(self, rank: Rank, fault: Leave) -> None:
+        if not self._membership.is_online[rank]:
+            return
+        # Nothing that it has learned is lost: its algorithm sends what it learns in the end.
+        if self._records[rank].training is not None:
+            self._records[rank].leaves = True
+        else:
+            self._leave_now(rank)
+
+    def _leave_now(self, rank: Rank) -> None:
+        notices = list(self._membership.leave(rank, self.now))
+        self._stop(rank, has_crashed=False)
+        self._tell(notices)
+        # Whom a partition kept from hearing it notices its silence.
+        self._agenda.push(self.now + self._faults.detection_time, -1, Detection())
+
+    def _be_absent(self, rank: Rank, absence: Absence) -> None:
+        self._observer.changed(self.now, rank, "crashed")
+
+    def _recover(self, rank: Rank, fault: Recover | Arrival) -> None:
         self._num_recoveries -= 1
         # Scripts may overlap: a worker that is back already does not return once more.
         if self._membership.is_online[rank]:
             return
         self._num_open += 1
+        # The first one that comes to an empty run begins it, and has nobody to catch up with.
+        has_rejoined = isinstance(fault, Recover) or self._membership.has_begun
         self._machines.restart(rank, self.now)
         self.states[rank] = self._new_state(rank)
         self._observer.changed(self.now, rank, "recovered")
@@ -441,7 +483,7 @@ class Simulator(Generic[State]):
         for receiver, event in notices:
             if receiver == rank:
                 self._handle(rank, event)
-        self._start(rank, Start(has_rejoined=True))
+        self._start(rank, Start(has_rejoined))
         self._tell(notice for notice in notices if notice[0] != rank)
 
     def _detect(self, rank: Rank, detection: Detection) -> None:
@@ -463,6 +505,9 @@ _RESOLVE: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {
     Alarm: Simulator._fire,
     Crash: Simulator._crash,
     Recover: Simulator._recover,
+    Arrival: Simulator._recover,
+    Leave: Simulator._leave,
+    Absence: Simulator._be_absent,
     Detection: Simulator._detect,
 }
 _CARRY_OUT: dict[type, Callable[[Simulator[Any], Rank, Any], None]] = {

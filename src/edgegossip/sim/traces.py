@@ -1,12 +1,14 @@
-"""Platforms from files with measurements of real phones and GPUs, and traces of jobs."""
+"""Measurements of real phones, GPUs and spot machines, from files, and traces of jobs."""
 
 from __future__ import annotations
 
 import ast
 import gzip
+import itertools
 import json
 import math
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +17,7 @@ import torch
 from edgegossip.contract.errors import DataError, unknown_name
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.randomness import generator, uniform
+from edgegossip.contract.ranges import check_range
 from edgegossip.machine.contention import Contention
 from edgegossip.sim.platform import ContentionTrace, Platform, ThrottlingTrace
 
@@ -105,6 +108,83 @@ def gpus(
         speeds[int(uniform(seed, rank, "gpu") * len(speeds))] for rank in range(num_workers)
     ]
     return tuple(Platform(name=gpu, throughput=throughput) for gpu, throughput in chosen)
+
+
+def availability(
+    path: Path | str,
+    num_workers: int,
+    seconds: Seconds,
+    *,
+    series: str = "",
+    hours: float = 24.0,
+    seed: int = 0,
+) -> tuple[tuple[tuple[Seconds, Seconds], ...], ...]:
+    """Times for which spot machines were there, for `Faults.available`.
+
+    A series of up to :math:`n` machines gives the times of :math:`n` workers: machine
+    :math:`m` is there while more than :math:`m` are. Workers take the machines of all series in
+    turn, and those of one series see the same part of it.
+
+    Args:
+        path: JSON, plain or gzipped: {NAME: {"metadata": {"gap_seconds": ...}, "data": [number
+            of machines that were there, by tick]}}: all files of
+            github.com/skypilot-org/spot-traces in one object, by name.
+        num_workers: Number of workers.
+        seconds: Duration of the run.
+        series: Beginning of the names of the series to use, such as "availability/16-node"; all
+            by default.
+        hours: Hours of the traces for which the run stands.
+        seed: Seed for the part of the traces.
+
+    Returns:
+        For each worker, beginning and end of each time for which it is there, in seconds of the
+        run; a time that lasts beyond the run ends at infinity.
+
+    Raises:
+        DataError: If the file is missing, has another format, or has no such series of so many
+            hours.
+        ValueError: If a number is out of range.
+    """
+    check_range("num_workers", num_workers, "at least 1")
+    check_range("seconds", seconds, "above 0 and finite")
+    check_range("hours", hours, "above 0 and finite")
+    hint = (
+        '{NAME: {"metadata": {"gap_seconds": ...}, "data": [...]}}, see sim.traces.availability'
+    )
+    machines: list[tuple[list[bool], Seconds]] = []
+    place = uniform(seed, "availability")
+    try:
+        for name, each in sorted(_read(path, hint).items()):
+            gap = _positive(each["metadata"]["gap_seconds"])
+            counts = [int(count) for count in each["data"]]
+            num_ticks = math.ceil(hours * 3600 / gap)
+            if not name.startswith(series) or num_ticks > len(counts):
+                continue
+            first = int(place * (len(counts) - num_ticks + 1))
+            part = counts[first : first + num_ticks]
+            machines += [([n > m for n in part], gap) for m in range(max(counts))]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: {error!r}; expected {hint}") from None
+    if not machines:
+        raise DataError(
+            f"{path} has no series of {hours:g} hours whose name begins with {series!r}; "
+            "choose fewer hours or another series"
+        )
+    scale = seconds / (hours * 3600)
+    chosen = [machines[rank % len(machines)] for rank in range(num_workers)]
+    return tuple(_spans(is_there, scale * gap, seconds) for is_there, gap in chosen)
+
+
+def _spans(
+    is_there: Sequence[bool], gap: Seconds, seconds: Seconds
+) -> tuple[tuple[Seconds, Seconds], ...]:
+    spans = []
+    for value, ticks in itertools.groupby(range(len(is_there)), key=is_there.__getitem__):
+        each = [*ticks]
+        end = (each[-1] + 1) * gap
+        if value and each[0] * gap < seconds:
+            spans.append((each[0] * gap, end if end < seconds else math.inf))
+    return tuple(spans)
 
 
 def batch_jobs(

@@ -214,7 +214,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
     # Lost and returning neighbors.
 
     def _can_reach_any(self, state: ADPSGDState) -> bool:
-        neighbors = self.topology.all_out_neighbors(state.rank)
+        neighbors = self.graph(state).all_out_neighbors(state.rank)
         return any(j not in state.lost for j in neighbors)
 
     def _take_over(self, state: ADPSGDState, message: Message) -> None:
@@ -233,7 +233,7 @@ class ADPSGD(Asynchronous[ADPSGDState]):
         return self._close(state) if is_partner else []
 
     def welcome(self, state: ADPSGDState, event: WorkerJoined) -> list[Effect]:
-        is_neighbor = event.rank in self.topology.all_out_neighbors(state.rank)
+        is_neighbor = event.rank in self.graph(state).all_out_neighbors(state.rank)
         if state.is_new or not event.has_restarted or not is_neighbor:
             return []
         return [Send(event.rank, Message("model", state.round, {"params": state.params}))]

@@ -145,6 +145,12 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.topology.follows_members:
+            raise ValueError(
+                f"ChocoGossip cannot follow members that come and go on {self.topology!r}: a "
+                "replica belongs to a fixed neighbor; choose complete(num_workers), or "
+                "DifferencePush"
+            )
         if self.topology.period > 1:
             raise ValueError(
                 f"ChocoGossip needs a topology that never changes, got {self.topology!r} of "

@@ -153,7 +153,7 @@ class SWIFT(Paced[SWIFTState]):
     def _mix(self, state: SWIFTState) -> None:
         trusted = {j: m for j, m in state.models.items() if "is_new" not in m.numbers}
         usable = state.models if state.is_new and not trusted else trusted
-        weights = self.mixing.weights(self.topology, state.rank, state.round, state.lost)
+        weights = self.mixing.weights(self.graph(state), state.rank, state.round, state.lost)
         # Rank order, as in the row of weights: float sums come out bit-identical everywhere.
         shares = {j: weights[j] for j in weights if j in usable and j not in state.lost}
         if not shares:

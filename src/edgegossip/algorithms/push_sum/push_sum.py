@@ -25,6 +25,7 @@ from edgegossip.contract import (
     RoundState,
     Seconds,
     Setting,
+    Started,
     TensorSpec,
     TimerFired,
     Trained,
@@ -68,6 +69,7 @@ class PushSumState(RoundState):
         arrived: Mass that waits to be merged.
         links: Links to and from the worker's neighbors.
         needy: Workers that have lost their mass and need new mass, as keys.
+        unmet: In an open run, workers with which a new session must begin, as keys.
         has_ended: Whether the worker's rounds are over; arriving mass is then merged at once.
         has_finished: Whether the worker has returned `Finish`.
     """
@@ -77,6 +79,7 @@ class PushSumState(RoundState):
     arrived: list[Mass] = field(default_factory=list)
     links: ReliableLinks[Mass] = field(default_factory=ReliableLinks)
     needy: dict[Rank, None] = field(default_factory=dict)
+    unmet: dict[Rank, None] = field(default_factory=dict)
     has_ended: bool = False
     has_finished: bool = False
 
@@ -220,12 +223,21 @@ class PushSum(LocalSteps[P], Generic[P]):
         """The largest weight that a worker may have."""
         return _MAX_GROWTH * self.topology.num_workers
 
-    def _mass(self, sender: Rank, round: int, kind: str, vector: Tensor, weight: float) -> Mass:
+    def _mass(
+        self,
+        sender: Rank,
+        round: int,
+        kind: str,
+        vector: Tensor,
+        weight: float,
+        degree: float | None = None,
+    ) -> Mass:
         r"""Make the mass of an offer to one receiver.
 
         Both ends compute it from the offer and the sender's weight: :math:`\gamma p` of both.
+        In an open run, the offer names the sender's out-degree.
         """
-        degree = self.topology.out_degree(sender, round)
+        degree = self.topology.out_degree(sender, round) if degree is None else degree
         share = self.step(kind, vector.numel()) / (1 + degree)
         factor = share * weight if kind in self.estimate_kinds else share
         return Mass(sender, round, vector, factor, weight * share)
@@ -238,16 +250,23 @@ class PushSum(LocalSteps[P], Generic[P]):
         # Each is sent with a weight and the session.
         session = {"session": (0.0, _LATEST)}
         mass = {"weight": (0.0, self._max_weight), **session}
-        ahead = self.total_rounds
+        ahead, number = self.total_rounds, self.topology.num_workers
+        index = {"index": range(ahead + 1)} if self.topology.follows_members else {}
+        degree = {"degree": range(number)} if self.topology.follows_members else {}
         own = {
             kind: MessageSpec(
-                self.payload_schema(kind, params.numel()), numbers=mass, max_round=ahead
+                self.payload_schema(kind, params.numel()),
+                numbers={**mass, **index, **degree},
+                max_round=ahead,
             )
             for kind in self.kinds
         }
         return {
             **own,
-            "catch-up": MessageSpec({"params": params}, numbers=mass, max_round=ahead),
+            "catch-up": MessageSpec(
+                {"params": params}, numbers={**mass, **index}, max_round=ahead
+            ),
+            **self.view_schema(),
             # An acknowledgment names the next round in which the link exists.
             "acknowledged": MessageSpec(
                 numbers=session, max_round=ahead + self.topology.period
@@ -258,9 +277,20 @@ class PushSum(LocalSteps[P], Generic[P]):
 
     def handle(self, state: P, event: Event, now: Seconds) -> list[Effect]:
         match event:
+            case Started() if self.topology.follows_members:
+                state.links.is_counting = True
+                if event.has_rejoined:
+                    # Whatever it sent in its earlier life, the others no longer expect.
+                    others = (j for j in self._members(state) if j != state.rank)
+                    state.unmet = dict.fromkeys(others)
+                effects = super().handle(state, event, now)
             case TimerFired(name) if name == RESEND:
                 effects = state.links.resend(now)
-            case WorkerJoined(has_restarted=True):
+            case WorkerJoined():
+                if self.topology.follows_members:
+                    state.unmet[event.rank] = None
+                if not event.has_restarted:
+                    return self._settle(state, super().handle(state, event, now))
                 # Noted before the base announces this worker's round, which gives it mass.
                 state.needy[event.rank] = None
                 if self._hears(state, event.rank):
@@ -270,6 +300,10 @@ class PushSum(LocalSteps[P], Generic[P]):
                 effects = super().handle(state, event, now)
             case _:
                 effects = super().handle(state, event, now)
+        return self._settle(state, effects)
+
+    def _settle(self, state: P, effects: list[Effect]) -> list[Effect]:
+        """Merge what has arrived after the end, and finish when all is acknowledged."""
         if state.has_ended:
             # No exchange is left in which mass could wait for its round.
             self._merge_arrived(state)
@@ -319,14 +353,21 @@ class PushSum(LocalSteps[P], Generic[P]):
         # The share of a lost neighbor stays here: only what is sent is given away.
         if not receivers:
             return []
-        effects: list[Effect] = []
+        # A worker that has joined since the last message to it gets a new session.
+        unmet = [j for j in receivers if j in state.unmet]
+        effects: list[Effect] = self.announce(state, unmet, now) if unmet else []
         weight, given = state.weight, []
+        degree: int | None = None
+        numbers: dict[str, float] = {"weight": weight}
+        if state.views is not None:
+            degree = self._graph(state).out_degree(state.rank, state.round)
+            numbers["degree"] = degree
         for offer in self.offers(state, receivers):
-            mass = self._mass(state.rank, state.round, offer.kind, offer.vector, weight)
+            mass = self._mass(state.rank, state.round, offer.kind, offer.vector, weight, degree)
             # Taken back, it belongs to no round and is merged at once.
             mass.round = -1
             for j in offer.receivers:
-                message = Message(offer.kind, state.round, offer.payload, {"weight": weight})
+                message = Message(offer.kind, state.round, offer.payload, numbers)
                 given.append(mass)
                 effects += state.links.send(j, message, mass, now, self.resend_after)
         state.before_exchange = state.params, weight
@@ -348,6 +389,7 @@ class PushSum(LocalSteps[P], Generic[P]):
         for j in receivers:
             part = state.weight / 2 if j in state.needy else 0.0
             state.needy.pop(j, None)
+            state.unmet.pop(j, None)
             estimate = state.estimate
             message = Message("catch-up", next_sent, {"params": estimate}, {"weight": part})
             mass = Mass(state.rank, -1, estimate, part, part)
@@ -365,6 +407,8 @@ class PushSum(LocalSteps[P], Generic[P]):
     def receive(self, state: P, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
         if message.kind == "acknowledged":
             return state.links.acknowledge(sender, message)
+        if message.kind == "view":
+            return super().receive(state, sender, message, now)
         if not self._hears(state, sender):
             return []  # only in-neighbors have mass to give
         next_round = self._next_round_from(state, sender)
@@ -388,7 +432,8 @@ class PushSum(LocalSteps[P], Generic[P]):
             self.meet(state, sender, estimate, is_sender=True)
             return Mass(sender, -1, estimate, weight, weight)
         vector = self.read(state, sender, message)
-        return self._mass(sender, message.round, message.kind, vector, weight)
+        degree = message.numbers.get("degree")
+        return self._mass(sender, message.round, message.kind, vector, weight, degree)
 
     def _merge_arrived(self, state: P) -> None:
         """Merge all arrived mass from rounds up to the current one."""
@@ -422,6 +467,8 @@ class PushSum(LocalSteps[P], Generic[P]):
         """Return a function that finds the next round with a message from `sender`."""
 
         def next_round(first: int) -> int:
+            if self.topology.follows_members:
+                return first  # messages are counted
             for round in range(first, first + self.topology.period):
                 if state.rank in self.topology.out_neighbors(sender, round):
                     return round

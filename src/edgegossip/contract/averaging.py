@@ -1,0 +1,94 @@
+"""Averaging with the neighbors: rounds in which all send their parameters and mix them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic
+
+from torch import Tensor
+
+from edgegossip.contract.mixing import MetropolisHastings, MixingRule
+from edgegossip.contract.protocol import Payload, Rank
+from edgegossip.contract.rounds import RoundBased, S
+from edgegossip.contract.schema import TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighborAveraging(RoundBased[S], Generic[S]):
+    r"""Base of algorithms that send parameters to neighbors and average the received ones.
+
+    .. math:: x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j
+
+    Averaging keeps the workers' mean if :math:`W` is doubly stochastic, as Metropolis-Hastings
+    weights are on any undirected topology. A worker adds the weight of a lost or late neighbor
+    to its own.
+
+    Args:
+        topology: Undirected communication graph; may vary in time.
+        num_rounds: See `Synchronous`.
+        mixing: Rule that gives the rows of :math:`W`.
+        timeout: See `Synchronous`.
+
+    Raises:
+        ValueError: If the topology is directed, the rule does not average, or a number is out
+            of range.
+    """
+
+    mixing: MixingRule = MetropolisHastings()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.topology.is_directed:
+            raise ValueError(
+                f"{type(self).__name__} needs an undirected topology, got a directed one; "
+                "directed graphs need push-sum weights to keep the mean"
+            )
+        if not self.mixing.has_averaging_rows:
+            raise ValueError(
+                f"{type(self).__name__} averages: rows of its mixing matrix must add up to 1; "
+                f"{self.mixing} is for push-sum, choose MetropolisHastings() or Uniform()"
+            )
+
+    def outgoing(self, state: S, receiver: Rank) -> Payload:
+        return {"params": state.params}
+
+    def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
+        return {"params": TensorSpec.like(params)}
+
+    def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
+        # The weights are those of the graph without the workers that take no part. Neighbors
+        # agree on the exchange from which on they wait for a worker that is back, but each
+        # learns at a different time that it is back.
+        if state.views is not None:
+            self._mix_under_views(state, inbox)
+            return
+        neighbors = self.topology.in_neighbors(state.rank, state.exchange)
+        first = state.first_exchange
+        absent = {*state.lost, *(j for j in neighbors if first.get(j, 0) > state.exchange)}
+        # A message that has arrived counts, even if its sender is lost by now.
+        absent.difference_update(inbox)
+        weights = self.mixing.weights(self.topology, state.rank, state.round, absent)
+        own_weight = 1 - sum(weights[j] for j in inbox)
+        mixed = own_weight * state.params
+        for j, payload in inbox.items():
+            mixed.add_(payload["params"], alpha=weights[j])
+        state.params = mixed
+
+    @property
+    def mixes_symmetrically(self) -> bool:
+        return True
+
+    def _mix_under_views(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
+        """Mix as the other end of each edge does: with the smaller of the two weights."""
+        own = self.mixing.weights(self._graph(state), state.rank, state.round)
+        weights = {}
+        for j in inbox:
+            theirs = self.view_of(state, j)
+            row = own if theirs is None else self.mixing.weights(theirs, j, state.round)
+            weights[j] = min(own[j], row[j if theirs is None else state.rank])
+        mixed = (1 - math.fsum(weights.values())) * state.params
+        for j, payload in inbox.items():
+            mixed.add_(payload["params"], alpha=weights[j])
+        state.params = mixed
