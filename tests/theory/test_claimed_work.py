@@ -18,7 +18,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank, Seconds, Train, Units
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import Trainer, TrainingResult
-from edgegossip.sim.fault import Faults
+from edgegossip.sim.fault import Crash, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.simulator import Simulator
@@ -145,3 +145,42 @@ def test_only_the_surplus_is_given_and_to_those_that_are_sooner() -> None:
     remaining, rates = {0: 0.0, 1: 8.0, 2: 4.0}, {0: 2.0, 1: 1.0, 2: 1.0}
     given = {j: receivers(j, remaining, rates) for j in remaining}
     assert given == {0: [], 1: [0] * 5, 2: [0]}
+
+
+@pytest.mark.parametrize("at", [3.0, 7.7, 12.345])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_units_of_a_crashed_worker_are_visited_once_by_the_others(
+    at: Seconds, rank: Rank
+) -> None:
+    _, visits, _ = run(epochs(), faults=Faults(script=(Crash(at=at, rank=rank),)))
+    visits.require_once(5)
+
+
+@pytest.mark.parametrize("at", [3.0, 7.7, 9.345])
+@pytest.mark.parametrize("back", [0.7, 4.0, 8.0])
+def test_a_returning_worker_takes_part_and_repeats_nothing(at: Seconds, back: Seconds) -> None:
+    script = (Crash(at=at, rank=1), Recover(at=at + back, rank=1))
+    _, visits, _ = run(epochs(num_rounds=8), faults=Faults(script=script))
+    visits.require_once(8)
+    assert visits.by[7, 1] > 0.1 * NUM_UNITS
+
+
+def test_all_workers_go_and_come_back_and_each_unit_is_visited_once() -> None:
+    script = [
+        fault
+        for rank, at in enumerate((3.1, 8.3, 14.7, 21.9))
+        for fault in (Crash(at=at, rank=rank), Recover(at=at + 5, rank=rank))
+    ]
+    _, visits, _ = run(epochs(num_rounds=10), faults=Faults(script=tuple(script)))
+    visits.require_once(10)
+
+
+def test_a_partition_loses_no_unit_and_repeats_few_after_it() -> None:
+    script = (Partition(start=4.0, end=9.0, group=(2, 3)),)
+    _, visits, recorder = run(epochs(num_rounds=8), faults=Faults(script=script))
+    for epoch in range(8):
+        assert set(visits.of[epoch]) == set(range(NUM_UNITS))
+    assert [max(visits.of[epoch].values()) for epoch in range(4, 8)] == [1] * 4
+    repeated = sum(sum(visits.of[epoch].values()) - NUM_UNITS for epoch in range(8))
+    counted = sum(note.numbers["twice"] for _, _, note in recorder.notes)
+    assert 0 < counted <= repeated

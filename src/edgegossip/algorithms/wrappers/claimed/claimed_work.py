@@ -265,11 +265,8 @@ class ClaimedWork(Wrapper[ClaimedState]):
         for ledger in self._open(state, now):
             if self._give(state, ledger, now):
                 effects += self._tell_all(state, ledger)
-            owners = ledger.owners(state.away)
-            own = (ledger.undone(state.rank, owners) & (owners == state.rank)).nonzero()
-            if len(own):
-                most = self._num_wanted(state, len(own))
-                return ledger, tuple(own[:most, 0].tolist()), effects
+            if own := state.own(ledger):
+                return ledger, tuple(own[: self._num_wanted(state, len(own))]), effects
         return ledger, (), effects
 
     def _num_wanted(self, state: ClaimedState, num_left: int) -> int:
@@ -289,9 +286,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
             return False
         rates = state.limited_rates(remaining, self.max_ratio)
         takers = receivers(state.rank, remaining, rates)
-        owners = ledger.owners(state.away)
-        own = (ledger.undone(state.rank, owners) & (owners == state.rank)).nonzero()[:, 0]
-        gifts = [u for u in own.tolist() if not _is_gift(ledger, u, state.rank)]
+        gifts = [u for u in state.own(ledger) if not _is_gift(ledger, u, state.rank)]
         # From the end, because it works from the beginning.
         pairs = dict(zip(reversed(gifts), takers, strict=False))
         ledger.given[state.rank] = {**ledger.given.get(state.rank, {}), **pairs}
@@ -329,10 +324,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
     # The end of an epoch.
 
     def _is_complete(self, state: ClaimedState) -> bool:
-        return not any(self._missing(state, ledger).any() for ledger in _begun(state))
-
-    def _missing(self, state: ClaimedState, ledger: Ledger) -> Tensor:
-        return ledger.undone(state.rank, ledger.owners(state.away))
+        return not any(ledger.undone().any() for ledger in _begun(state))
 
     def _may_begin_next(self, state: ClaimedState) -> bool:
         """Whether a worker that trains by steps, and owns nothing, begins the next epoch."""
@@ -349,7 +341,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
             "done": float(ledger.done.sum()),
             "given": float(len(ledger.given.get(state.rank, {}))),
             "twice": float(state.num_twice),
-            "missing": float(self._missing(state, ledger).sum()),
+            "missing": float(ledger.undone().sum()),
         }
         state.num_twice = 0
         return [Note("units", numbers)]
@@ -382,12 +374,12 @@ class ClaimedWork(Wrapper[ClaimedState]):
         state.has_asked = False
         for ledger in _begun(state):
             owners = ledger.owners(state.away)
-            for j in {*owners[ledger.undone(state.rank, owners)].tolist()}:
+            for j in {*owners[ledger.undone()].tolist()}:
                 ledger.gone[j] = None
                 ledger.forget_gifts(j)
                 if j != state.rank:
                     state.rates.pop(j, None)  # it gets no gifts until it says how fast it is
-            state.divide_again(ledger, self.seed, self.max_ratio)
+            state.divide_again(ledger, self.seed)
         return self._go_on(state, now)
 
     # The others.
@@ -408,7 +400,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
     def _divide_again(self, state: ClaimedState) -> None:
         for ledger in state.ledgers.values():
             if ledger.base is not None:
-                state.divide_again(ledger, self.seed, self.max_ratio)
+                state.divide_again(ledger, self.seed)
 
     def _lose(self, state: ClaimedState, event: WorkerLost) -> None:
         state.lost[event.rank] = None

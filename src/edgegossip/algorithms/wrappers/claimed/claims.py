@@ -125,9 +125,10 @@ class Ledger:
             worker begins the epoch.
         spare: [num_units] owners among the present workers alone, which take the place of
             absent ones.
+        weights: Weight of each worker when this one began the epoch.
         reports: [num_units] of each other worker: the units that it has done.
         merged: [num_units] units that somebody has done, by the word of those that this worker
-            met again.
+            has met again.
         given: By giver, its units that another worker does, and that worker.
         gone: Workers, as keys, that have lost their claims by agreement.
         parted: Workers, as keys, that this one could not reach for a time.
@@ -138,6 +139,7 @@ class Ledger:
     done: Tensor
     base: Tensor | None = None
     spare: Tensor | None = None
+    weights: dict[Rank, float] = field(default_factory=dict)
     reports: dict[Rank, Tensor] = field(default_factory=dict)
     merged: Tensor
     given: dict[Rank, dict[int, Rank]] = field(default_factory=dict)
@@ -157,24 +159,32 @@ class Ledger:
         assert self.spare is not None
         away = torch.tensor([*lost, *self.gone], dtype=torch.int64)
         owners = torch.where(torch.isin(self.base, away), self.spare, self.base)
-        for giver, units in sorted(self.given.items()):
-            for unit, receiver in units.items():
-                # Only the owner can give. If the receiver is lost, it has its unit back.
-                if owners[unit] == giver and receiver not in lost:
-                    owners[unit] = receiver
+        # What a worker gave away before it was lost is in good hands. Only the owner can give,
+        # and if the receiver is lost, the giver has its unit back.
+        for owned in (self.base, owners):
+            for giver, units in sorted(self.given.items()):
+                for unit, receiver in units.items():
+                    if owned[unit] == giver and receiver not in lost:
+                        owners[unit] = receiver
         return owners
 
-    def undone(self, rank: Rank, owners: Tensor) -> Tensor:
-        """The units that `rank` takes for undone, bool [num_units]."""
-        said, known = torch.zeros_like(self.done), torch.zeros_like(self.done)
-        for j, report in self.reports.items():
-            if j in self.parted:
-                known |= report  # both have claimed the same units while they were apart
-            else:
-                said |= report
-        # Nobody is believed about the units of others: what a liar hides is its own.
-        said |= self.merged
-        return ~(self.done | known | (said & (owners != rank)))
+    def undone(self) -> Tensor:
+        """The units that this worker takes for undone, bool [num_units]."""
+        known = torch.stack([self.done, self.merged, *self.reports.values()])
+        return ~known.any(0)
+
+    def believe(self, rank: Rank, sender: Rank, done: Tensor, lost: Collection[Rank]) -> int:
+        """Add what `sender` says that it has done; count the units that both have done.
+
+        Nobody is believed about the units of this worker, so a liar can only hide its own, and
+        those of workers that are lost. While two workers were apart, both claimed the same.
+        """
+        before = self.reports.get(sender, torch.zeros_like(self.done))
+        num_twice = int((done & self.done & ~before).sum())
+        if self.base is not None and sender not in self.parted:
+            done = done & ((self.owners(lost) != rank) | self.done)
+        self.reports[sender] = before | done  # messages may overtake each other
+        return num_twice
 
     def forget_gifts(self, rank: Rank) -> None:
         """Drop the transfers to `rank`, which does not know of them any more."""

@@ -165,17 +165,19 @@ class ClaimedState(WrapperState):
         """Begin an epoch, unless it has begun: divide it by the weights that all know."""
         ledger = self.ledger(epoch)
         if ledger.base is None:
-            weights = self.weights_at(epoch, max_ratio)
-            ledger.base = rendezvous(seed, epoch, self.num_units, weights)
+            ledger.weights = self.weights_at(epoch, max_ratio)
+            ledger.base = rendezvous(seed, epoch, self.num_units, ledger.weights)
             ledger.opened_at = now
-            self.divide_again(ledger, seed, max_ratio)
+            self.divide_again(ledger, seed)
+            # Only now is it known which units are this worker's own.
+            others = ledger.owners(self.away) != self.rank
+            ledger.reports = {j: each & others for j, each in ledger.reports.items()}
         return ledger
 
-    def divide_again(self, ledger: Ledger, seed: int, max_ratio: float) -> None:
+    def divide_again(self, ledger: Ledger, seed: int) -> None:
         """Divide the units of absent workers among the present ones."""
         absent = {*self.away, *ledger.gone}
-        weights = self.weights_at(ledger.epoch, max_ratio)
-        present = {j: weight for j, weight in weights.items() if j not in absent}
+        present = {j: weight for j, weight in ledger.weights.items() if j not in absent}
         if not present:
             present = {self.rank: 1.0}
         ledger.spare = rendezvous(seed, ledger.epoch, self.num_units, present)
@@ -230,17 +232,14 @@ class ClaimedState(WrapperState):
         self.epochs[sender] = message.round
         ledger = self.ledger(message.round)
         done = unpacked(payload["done"], self.num_units)
-        before = ledger.reports.get(sender)
-        if before is not None:
-            done |= before  # messages may overtake each other
-            done_new = done & ~before
-        else:
-            done_new = done
+        num_twice = ledger.believe(self.rank, sender, done, self.away)
         if sender > self.rank:  # otherwise the other one counts it
-            self.num_twice += int((done_new & ledger.done).sum())
-        ledger.reports[sender] = done
+            self.num_twice += num_twice
         if "merged" in payload:
-            ledger.merged = ledger.merged | unpacked(payload["merged"], self.num_units)
+            merged = unpacked(payload["merged"], self.num_units)
+            if ledger.base is not None:
+                merged &= ledger.owners(self.away) != self.rank
+            ledger.merged = ledger.merged | merged
         if "given" in payload:
             units, takers = payload["given"].tolist()
             gifts = {u: j for u, j in zip(units, takers, strict=True) if j in ranks}
@@ -249,10 +248,16 @@ class ClaimedState(WrapperState):
                 **{u: j for u, j in gifts.items() if u < self.num_units and j != sender},
             }
 
+    def own(self, ledger: Ledger) -> list[int]:
+        """The units that this worker still has to do."""
+        mine = ledger.owners(self.away) == self.rank
+        units: list[int] = (ledger.undone() & mine).nonzero()[:, 0].tolist()
+        return units
+
     def remaining(self, ledger: Ledger, now: Seconds) -> dict[Rank, float]:
         """Estimate the units that each present worker still has to do."""
         owners = ledger.owners(self.away)
-        left = torch.bincount(owners[ledger.undone(self.rank, owners)]).tolist()
+        left = torch.bincount(owners[ledger.undone()]).tolist()
         found: dict[Rank, float] = {}
         for j, rate in self.rates.items():
             if j in self.away or rate <= 0:
