@@ -94,6 +94,8 @@ class Contender:
         control: See `balanced`.
         has_profiles: Whether forecasts start from a profile of each platform.
         is_proportional: Whether shards are in proportion to the platforms' speeds.
+        is_shared: Whether all workers read all data and claim units of it, so that `balancing`
+            is of `ClaimedWork`; a choice of samples is within the units.
         draws_exchanges: Whether the algorithm takes the problem's `exchange_probability` and a
             seed.
     """
@@ -113,6 +115,7 @@ class Contender:
     control: float | Literal["auto"] = 0.0
     has_profiles: bool = False
     is_proportional: bool = False
+    is_shared: bool = False
     draws_exchanges: bool = False
 
     @property
@@ -157,6 +160,8 @@ class Contender:
         else:
             options["topology"] = self.topology(num_workers)
         algorithm = self.algorithm(num_rounds=num_rounds, **options)
+        if self.is_shared:
+            return eg.ClaimedWork(inner=algorithm, **balancing)
         if self.accuracy_aware is None or not self.is_balanced:
             return algorithm
         return balanced(algorithm, self.control, **balancing)
@@ -185,7 +190,7 @@ class Contender:
         # What only some contenders have would make most descriptions three times as long.
         for name in (
             *("option", "per_layer", "accuracy_aware", "balancing", "control"),
-            *("has_profiles", "is_proportional", "draws_exchanges"),
+            *("has_profiles", "is_proportional", "is_shared", "draws_exchanges"),
         ):
             if not getattr(self, name):
                 del described[name]

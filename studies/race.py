@@ -357,7 +357,9 @@ class Race(Contest):
             self.num_workers, eg.UNTIL_CUT_OFF, **exchange if contender.draws_exchanges else {}
         )
         is_synchronous = algorithm.traits.is_synchronous
-        if is_synchronous:
+        if contender.is_shared:
+            rounds = 1.0
+        elif is_synchronous:
             rounds = rounds_per_epoch(setup.platforms)
         else:  # each round is a step
             num_train = session.rows[baseline]["num_train"]
@@ -369,6 +371,8 @@ class Race(Contest):
         if contender.is_proportional:
             speeds = tuple(platform.total_throughput for platform in setup.platforms)
             task = replace(task, partition=Proportional(speeds))
+        if contender.is_shared:
+            task = replace(task, partition=eg.Shared())
         results = session.run(
             eg.Experiment(
                 task=task,

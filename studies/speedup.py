@@ -67,6 +67,12 @@ CONTROLLED_RUNS: Contenders = {
     "edge-gossip-gosgd": replace(EDGE_GOSSIP, algorithm=eg.GoSGD, draws_exchanges=True),
 }
 
+SHARED: Contenders = {
+    "edge-gossip-shared": replace(CONTROLS["random"], is_shared=True),
+    "edge-gossip-shared-focused": replace(EDGE_GOSSIP, is_shared=True),
+}
+"""Claimed work: no worker has samples of its own; with `focused`, a choice within units."""
+
 DEFAULTS = StudySettings(seeds=(0, 1, 2, 3, 4))
 
 
@@ -78,6 +84,7 @@ def speedup(
     window: Window = None,
     speeds: tuple[float, ...] = (),
     num_epochs: int | None = None,
+    shared: bool = False,
 ) -> Study:
     """Time to EpochGossip's best accuracy minus 0.3 points, on uneven machines.
 
@@ -95,6 +102,8 @@ def speedup(
         speeds: Relative speeds of the machines, at least two; without them, four machines have
             imbalances 2, 4 and 8. Controls then run unless `controls` is none.
         num_epochs: Number of EpochGossip's epochs; by default each problem's.
+        shared: Whether runs in which all workers can read all data are included, which claim
+            units of it.
 
     Raises:
         ValueError: If `num_epochs` or `window` is out of range, or there is one speed, or one
@@ -108,7 +117,7 @@ def speedup(
         settings,
         races_of(
             _problems(settings, num_epochs),
-            partial(_setups, controls=controls, speeds=speeds),
+            partial(_setups, controls=controls, speeds=speeds, more=SHARED if shared else {}),
             settings,
             max_work,
             window,
@@ -130,6 +139,7 @@ def speedup(
         window=window,
         speeds=speeds,
         num_epochs=num_epochs,
+        **({"shared": True} if shared else {}),
     )
 
 
@@ -185,18 +195,22 @@ def _problems(settings: StudySettings, num_epochs: int | None) -> Sequence[Probl
 
 
 def _setups(
-    problem: Problem, controls: Controls, speeds: tuple[float, ...]
+    problem: Problem, controls: Controls, speeds: tuple[float, ...], more: Contenders
 ) -> tuple[Setup, ...]:
     if speeds:
         runs = ALONE if controls == "none" else CONTROLLED_RUNS
         if problem.name == CIFAR10_RESNET20.name:
             runs = EQUAL_TIME
-        return (setup_of_speeds(problem, speeds, runs),)
+        return (setup_of_speeds(problem, speeds, {**runs, **more}),)
     if problem.name == CIFAR10_RESNET20.name:  # more runs would take too long
-        return (uneven_setup(problem, CONTROLLED, EQUAL_TIME),)
+        return (uneven_setup(problem, CONTROLLED, {**EQUAL_TIME, **more}),)
     controlled = {"none": (), "at-4": (CONTROLLED,), "all": IMBALANCES}[controls]
     return tuple(
-        uneven_setup(problem, imbalance, CONTROLLED_RUNS if imbalance in controlled else ALONE)
+        uneven_setup(
+            problem,
+            imbalance,
+            {**(CONTROLLED_RUNS if imbalance in controlled else ALONE), **more},
+        )
         for imbalance in IMBALANCES
     )
 

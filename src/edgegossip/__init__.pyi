@@ -42,6 +42,7 @@ from .algorithms.server.methods import (
 from .algorithms.stages.decoupled import Decoupled as Decoupled
 from .algorithms.stages.pipelined import Pipelined as Pipelined
 from .algorithms.wrappers.batch_tune import BatchTune as BatchTune
+from .algorithms.wrappers.claimed.claimed_work import ClaimedWork as ClaimedWork
 from .algorithms.wrappers.control_variates import ControlVariates as ControlVariates
 from .algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip as EdgeGossip
 from .algorithms.wrappers.shards.shards import Shards as Shards
@@ -83,6 +84,7 @@ from .data.partition import (
     Dirichlet as Dirichlet,
     LabelSkew as LabelSkew,
     Proportional as Proportional,
+    Shared as Shared,
 )
 from .data.pictures import flip_and_crop as flip_and_crop, pictures as pictures
 from .data.readers import (

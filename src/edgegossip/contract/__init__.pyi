@@ -45,6 +45,7 @@ from .protocol import (
     TimerFired as TimerFired,
     Train as Train,
     Trained as Trained,
+    Units as Units,
     Work as Work,
     WorkerJoined as WorkerJoined,
     WorkerLost as WorkerLost,

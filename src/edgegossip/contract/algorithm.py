@@ -45,6 +45,7 @@ class Traits:
         changes_roles: Whether a rank may take over the role of another, as an elected server
             does.
         moves_data: Whether a worker may train on the data of another (`Assign`).
+        claims_units: Whether workers divide shared data among themselves (`Units`).
     """
 
     topology: Topology | None = None
@@ -55,6 +56,7 @@ class Traits:
     is_balanced: bool = False
     changes_roles: bool = False
     moves_data: bool = False
+    claims_units: bool = False
 
     def progress(self, round: int, now: Seconds, max_seconds: Seconds = math.inf) -> float:
         """Return the completed share of the run, in [0, 1].

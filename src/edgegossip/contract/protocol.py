@@ -83,6 +83,32 @@ class Epochs:
         _require_ratio("share", self.share)
 
 
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Units of data that all workers can read, each a few hundred samples; see `Shared`.
+
+    Every epoch divides the samples into units anew, for all workers alike. A request is a pass
+    over the samples of its units.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        indices: Units to train on, at least one, in 0 .. `Started.num_units` - 1.
+
+    Raises:
+        ValueError: If a number is out of range, or there is no unit.
+    """
+
+    epoch: int
+    indices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0 or not self.indices or min(self.indices) < 0:
+            raise ValueError(
+                "epoch and indices must be at least 0, and indices not empty, got epoch "
+                f"{self.epoch} and {self.indices}"
+            )
+
+
 def _require_ratio(name: str, value: float) -> None:
     if not 0 < value <= 1:
         raise ValueError(f"{name} must be in (0, 1], got {value}")
@@ -119,7 +145,7 @@ class Layout:
         return whole
 
 
-Work: TypeAlias = Steps | Epochs
+Work: TypeAlias = Steps | Epochs | Units
 
 
 # Events happen to a worker. Drivers make one object per event, and nothing changes it. Events
@@ -138,6 +164,8 @@ class Started:
         layout: Layout of parameter vectors; None if all entries are trained.
         life: Random number of the worker's life on a network, where its clock may restart; 0 in
             the simulator, whose clock never does.
+        num_units: Number of units in an epoch of data that all workers can read (`Units`); 0 if
+            each worker has samples of its own.
     """
 
     has_rejoined: bool = False
@@ -145,6 +173,7 @@ class Started:
     epoch_cost: float = 0.0
     layout: Layout | None = None
     life: int = 0
+    num_units: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -285,12 +314,12 @@ class Train:
     Attributes:
         params: A snapshot, [num_params], which never changes, even if the state changes during
             the work.
-        work: `Steps` or `Epochs`.
+        work: `Steps`, `Epochs` or `Units`.
         keep_ratio: Share of the worker's data that a pass visits, in (0, 1]; the trainer
             chooses the samples when the pass begins. Such a pass costs `keep_ratio` times a
             pass over all data.
         begins_pass: Whether `Epochs` begin a new pass or continue the current one. `Steps`
-            always continue.
+            always continue, and `Units` always begin one.
         batch_ratio: Size of each batch relative to the trainer's own, above 0; the result is
             rounded to whole samples, at least one.
         rate_ratio: Learning rate relative to the trainer's schedule, above 0.

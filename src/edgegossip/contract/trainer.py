@@ -38,6 +38,11 @@ class Trainer(Protocol):
         return self.cost(Train(torch.empty(0), Epochs()))
 
     @property
+    def num_units(self) -> int:
+        """Number of units in an epoch of shared data; 0 if the samples are the worker's own."""
+        return 0
+
+    @property
     def layout(self) -> Layout | None:
         """Layout of the parameter vector; None if all entries are trained."""
         return None

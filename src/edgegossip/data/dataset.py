@@ -406,11 +406,13 @@ class WorkerData:
         shard: [n] indices of this worker's samples in the training split; may be empty before
             an assignment.
         shards: Shards of all workers whose data this worker can reach, by rank, for `assign`.
+        unit_size: Samples per unit if all workers share the data (`Shared`); 0 otherwise.
     """
 
     dataset: TrainingData
     shard: Tensor
     shards: Mapping[Rank, Tensor] = field(default_factory=dict)
+    unit_size: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,8 @@
 
 A partition is called with a data set, a number of workers and a seed. It returns, for each
 rank, the sorted indices of that worker's training samples, its *shard* (int64). Shards never
-overlap, together cover all samples, and are never empty. The same arguments always give the
-same shards. More workers than samples are a `ValueError`.
+overlap (except those of `Shared`), together cover all samples, and are never empty. The same
+arguments always give the same shards. More workers than samples are a `ValueError`.
 """
 
 from __future__ import annotations
@@ -76,6 +76,57 @@ class Proportional:
         owners = torch.empty_like(order)
         owners[order] = _deal(len(order), np.array(self.proportions))
         return _shards(owners, num_workers)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Let all workers read all samples, and claim them in units as the run goes on.
+
+    Each epoch divides the samples, in a new random order, into units. `ClaimedWork` lets the
+    workers agree on who trains on which units, so that each sample is visited once per epoch,
+    by a worker that has time for it. Other algorithms do not train on shared data.
+
+    Args:
+        units: Samples per unit, at least 2. The last unit may have fewer. Whole batches fit if
+            this is a multiple of the batch size; a slow worker delays the end of an epoch by up
+            to the time that it takes for one unit.
+
+    Raises:
+        ValueError: If `units` is out of range.
+    """
+
+    units: int = 256
+
+    def __post_init__(self) -> None:
+        check_ranges(self, units="at least 2")
+
+    def __call__(self, dataset: Dataset, num_workers: int, seed: int) -> list[Tensor]:
+        _require_enough(dataset, num_workers)
+        return [torch.arange(len(dataset.train))] * num_workers
+
+
+def units_of(num_samples: int, unit_size: int, seed: int, epoch: int) -> list[Tensor]:
+    """Divide the samples of an epoch into units, in the order that `seed` draws for it.
+
+    A single sample at the end joins the last unit, because no batch may consist of one sample.
+
+    >>> [unit.tolist() for unit in units_of(7, unit_size=3, seed=0, epoch=1)]
+    [[1, 6, 3], [2, 0, 5, 4]]
+    """
+    order = torch.randperm(num_samples, generator=generator(seed, "units", epoch))
+    return list(torch.split(order, unit_sizes(num_samples, unit_size)))
+
+
+def unit_sizes(num_samples: int, unit_size: int) -> list[int]:
+    """Number of samples of each unit of an epoch.
+
+    >>> unit_sizes(8, unit_size=3), unit_sizes(7, unit_size=3)
+    ([3, 3, 2], [3, 4])
+    """
+    num_whole, rest = divmod(num_samples, unit_size)
+    if rest == 1 and num_whole:
+        return [unit_size] * (num_whole - 1) + [unit_size + 1]
+    return [unit_size] * num_whole + [rest] * (rest > 0)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges, check_type
 from edgegossip.data.local import Local
+from edgegossip.data.partition import Shared
 from edgegossip.machine.profile import Profile
 from edgegossip.runs.best import KeepBest, kept_best
 from edgegossip.runs.results import Evaluation
@@ -58,7 +59,8 @@ class Experiment:
             instance; if a number or rank is out of range, there is no worker, the topology has
             a different number of workers, the task's models do not match the algorithm's roles,
             both evaluation settings are given, `until` or `keep` names an unknown metric,
-            `keep` lacks a validation split, or the algorithm moves data that must not be moved.
+            `keep` lacks a validation split, the algorithm moves data that must not be moved, or
+            does not divide data that is `Shared`.
     """
 
     task: Task
@@ -109,6 +111,14 @@ class Experiment:
             self.until.find(self.task.chosen_first)
         self._check_keep()
         self._require_models_of_roles()
+        self._check_data()
+
+    def _check_data(self) -> None:
+        if isinstance(self.task.partition, Shared) and not self.algorithm.traits.claims_units:
+            raise ValueError(
+                f"{self.algorithm!r:.60} does not divide the units of Shared data; put "
+                "ClaimedWork around it, or choose another partition, such as IID()"
+            )
         dataset = self.task.dataset
         moves = self.algorithm.traits.moves_data
         if moves and isinstance(dataset, Local) and not dataset.may_share:

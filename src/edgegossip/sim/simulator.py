@@ -305,8 +305,10 @@ class Simulator(Generic[State]):
             # A rank without data, such as a server, needs no trainer, which would hold a model.
             has_data = self._algorithm.role(rank).has_data
             data = self._get_ready(rank) if has_data else (0, 0.0)
-            layout = self._machines.trainer(rank).layout if has_data else None
-            self._handle(rank, Started(start.has_rejoined, *data, layout=layout))
+            trainer = self._machines.trainer(rank) if has_data else None
+            layout, units = (trainer.layout, trainer.num_units) if trainer else (None, 0)
+            started = Started(start.has_rejoined, *data, layout=layout, num_units=units)
+            self._handle(rank, started)
 
     def _assign(self, rank: Rank, effect: Assign) -> None:
         if self._records[rank].training is not None:

@@ -26,7 +26,7 @@ from edgegossip.training.graphs import StepGraphs
 from edgegossip.training.loss import Forward, Loss, forward_pair, mean_of_finite, prepare_batch
 from edgegossip.training.optimizer import Constant, OptimizerFactory, Schedule
 from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware, PointLosses
-from edgegossip.training.sampling.batches import BatchStream
+from edgegossip.training.sampling.batches import BatchStream, UnitTable
 from edgegossip.training.sampling.cancellation import cancellable
 from edgegossip.training.sampling.sampler import Batch
 from edgegossip.training.step import PLAIN_STEP, Step, TrainingStep
@@ -114,6 +114,9 @@ class Learner(Trainer):
         self._key = key = (seed, rank, incarnation)
         self._dataset = data.dataset
         self._shards = data.shards
+        self._units = (
+            UnitTable(len(data.shard), data.unit_size, seed) if data.unit_size else None
+        )
         is_augmented = settings.augmentation is not None
         self._random = generator(*key, "augmentation") if is_augmented else None
         self._is_sharing = copies is not None and copies.can_be_lent
@@ -201,6 +204,11 @@ class Learner(Trainer):
     def num_samples(self) -> int:
         """Number of samples in the shard."""
         return len(self.shard)
+
+    @property
+    def num_units(self) -> int:
+        """Number of units in an epoch of shared data; 0 without."""
+        return 0 if self._units is None else len(self._units)
 
     @property
     def epoch_cost(self) -> float:
@@ -291,7 +299,11 @@ class Learner(Trainer):
         # If a shard is assigned again, the order of its first passes is new.
         key = (*self._key, self._num_assigned) if self._num_assigned else self._key
         return settings.accuracy_aware.make_stream(
-            aggregated, num_samples=self.num_samples, batch_size=settings.batch_size, key=key
+            aggregated,
+            num_samples=self.num_samples,
+            batch_size=settings.batch_size,
+            key=key,
+            units=self._units,
         )
 
     @property

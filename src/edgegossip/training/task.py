@@ -19,7 +19,7 @@ from edgegossip.contract.ranges import check_counts, check_ranges, check_type
 from edgegossip.contract.trainer import Trainer
 from edgegossip.data.dataset import Dataset, Split, WorkerData
 from edgegossip.data.local import Local, LocalShards
-from edgegossip.data.partition import IID, Partition, deal, is_skewed
+from edgegossip.data.partition import IID, Partition, Shared, deal, is_skewed
 from edgegossip.models.blocks import drawn_from
 from edgegossip.models.flat import described, frozen_sample
 from edgegossip.models.normalization import (
@@ -330,10 +330,12 @@ class Workload:
     def _worker_data(self, rank: Rank) -> WorkerData:
         if isinstance(self._shards, LocalShards):
             return self._shards.worker_data(rank)
+        partition = self.task.partition
         return WorkerData(
             dataset=self.task.dataset.training,  # no trainer gets the test split
             shard=self._shards.get(rank, torch.empty(0, dtype=torch.int64)),
             shards=self._shards,
+            unit_size=partition.units if isinstance(partition, Shared) else 0,
         )
 
     def _copies(self, part: str) -> ModelCopies:

@@ -182,9 +182,8 @@ class Work:
         # Meanwhile the algorithm may already exchange messages.
         self._run(self._training_thread, self._set_up)
         trainer = self._trainer
-        return Started(
-            has_rejoined, trainer.num_samples, trainer.epoch_cost, trainer.layout, life
-        )
+        data = (trainer.num_samples, trainer.epoch_cost, trainer.layout)
+        return Started(has_rejoined, *data, life, trainer.num_units)
 
     def train(self, effect: Train, now: Seconds, progress: float) -> None:
         """Begin to train; `Trained` follows. `progress` is passed to `Trainer.train`."""

@@ -12,7 +12,7 @@ from edgegossip.contract.ranges import check_ranges
 from edgegossip.data.dataset import TrainingData
 from edgegossip.training.loss import Forward, Loss, forward_pair, losses_of, to_model
 from edgegossip.training.sampling.aggregation import AggregatedData, Aggregator, aggregator
-from edgegossip.training.sampling.batches import BatchStream, ProbeBudget
+from edgegossip.training.sampling.batches import BatchStream, ProbeBudget, UnitTable
 from edgegossip.training.sampling.sampler import AccuracyAwareSampler
 from edgegossip.training.sampling.selection import Focused, Random, Selection
 
@@ -71,6 +71,7 @@ class AccuracyAware:
         num_samples: int,
         batch_size: int,
         key: tuple[int, ...],
+        units: UnitTable | None = None,
     ) -> BatchStream:
         """Make a worker's stream of batches.
 
@@ -79,6 +80,7 @@ class AccuracyAware:
             num_samples: Number of the worker's samples.
             batch_size: Samples per step.
             key: Key of the random stream.
+            units: The units of shared data; None if the samples are the worker's own.
         """
         sampler = AccuracyAwareSampler(
             aggregated,
@@ -88,8 +90,8 @@ class AccuracyAware:
             key=key,
         )
         if aggregated is None:
-            return BatchStream(sampler)
-        return BatchStream(sampler, self._budget(num_samples, len(aggregated.y)))
+            return BatchStream(sampler, units=units)
+        return BatchStream(sampler, self._budget(num_samples, len(aggregated.y)), units)
 
     def import_libraries(self) -> None:
         """Import scikit-learn now if data are to be aggregated, not in the first round.

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgegossip.contract.protocol import Steps, Work
+from edgegossip.contract.errors import LocalProtocolError
+from edgegossip.contract.protocol import Steps, Units, Work
+from edgegossip.data.partition import unit_sizes, units_of
 from edgegossip.training.sampling.sampler import (
     AccuracyAwareSampler,
     Batch,
@@ -49,6 +51,36 @@ class ProbeBudget:
         return min(self.num_points, max(1, affordable))
 
 
+@dataclass(frozen=True, slots=True)
+class UnitTable:
+    """The units of shared data, for workers that train on `Units`.
+
+    Attributes:
+        num_samples: Number of samples of all workers.
+        unit_size: Samples per unit; see `Shared`.
+        seed: Seed of the run, which draws the units of each epoch.
+    """
+
+    num_samples: int
+    unit_size: int
+    seed: int
+
+    def __len__(self) -> int:
+        return len(unit_sizes(self.num_samples, self.unit_size))
+
+    def size(self, work: Units) -> int:
+        """Number of samples of the units in `work`."""
+        sizes = unit_sizes(self.num_samples, self.unit_size)
+        if max(work.indices) >= len(sizes):
+            raise LocalProtocolError(f"there are units 0 .. {len(sizes) - 1}, got {work}")
+        return sum(sizes[unit] for unit in work.indices)
+
+    def positions(self, work: Units) -> Tensor:
+        """Positions of these samples, int64 [num_samples]."""
+        units = units_of(self.num_samples, self.unit_size, self.seed, work.epoch)
+        return torch.cat([units[unit] for unit in work.indices])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
     """Aggregated points whose current losses the sampler needs before it chooses a pass.
@@ -75,6 +107,7 @@ class BatchStream:
         sampler: Chooses the samples of each pass.
         budget: Number of points to probe before each pass; None for selections that need no
             losses.
+        units: The units of shared data; None if `Units` are never requested.
 
     >>> from edgegossip.training.sampling.selection import Random
     >>> from edgegossip.contract.protocol import Epochs
@@ -86,10 +119,14 @@ class BatchStream:
     """
 
     def __init__(
-        self, sampler: AccuracyAwareSampler, budget: ProbeBudget | None = None
+        self,
+        sampler: AccuracyAwareSampler,
+        budget: ProbeBudget | None = None,
+        units: UnitTable | None = None,
     ) -> None:
         self.sampler = sampler
         self._budget = budget
+        self._units = units
         self._batch_size = sampler.batch_size
         self._batches: list[Batch] = []  # of the current pass
         self._sizes: list[int] = []  # of these batches
@@ -112,6 +149,10 @@ class BatchStream:
     def _cost(self, work: Work, keep_ratio: float, begins_pass: bool) -> float:
         if isinstance(work, Steps):
             return self._cost_of_steps(work.num_steps, keep_ratio)
+        if isinstance(work, Units):
+            share = self._share(work)
+            sizes = self._future_sizes(keep_ratio, share)
+            return self._probe_cost(keep_ratio * share) + sum(sizes)
         if not begins_pass and self._position < len(self._batches):
             left = self._sizes[self._position :]
             return sum(left[: _num_batches(left, work.share * sum(self._sizes))])
@@ -178,6 +219,11 @@ class BatchStream:
                     yield from self._begin_pass(keep_ratio)
                 yield self._next_batch()
             return
+        if isinstance(work, Units):
+            yield from self._begin_pass(keep_ratio, work)
+            for _ in self._sizes:
+                yield self._next_batch()
+            return
         if begins_pass or self._position >= len(self._batches):
             yield from self._begin_pass(keep_ratio)
         left = self._sizes[self._position :]
@@ -190,12 +236,15 @@ class BatchStream:
         self.sampler.visit(batch)  # when taken, not when chosen: the end may be left out
         return batch
 
-    def _begin_pass(self, keep_ratio: float) -> Iterator[Probe]:
+    def _begin_pass(self, keep_ratio: float, units: Units | None = None) -> Iterator[Probe]:
+        share = self._share(units)
         if self._budget is not None:
             # Only now: the model has changed since the last pass, also within the same work.
-            yield Probe(self.sampler.stalest_points(self._budget.num_due(keep_ratio)))
-            self._unpaid += self._probe_cost(keep_ratio)
-        self._batches = self.sampler.begin_epoch(self._num_due(keep_ratio))
+            num_points = self._budget.num_due(keep_ratio * share)
+            yield Probe(self.sampler.stalest_points(num_points))
+            self._unpaid += self._probe_cost(keep_ratio * share)
+        among = None if units is None else self._table.positions(units)
+        self._batches = self.sampler.begin_epoch(self._num_due(keep_ratio, share), among)
         self._sizes = list(map(len, self._batches))
         self._position = 0
 
@@ -204,13 +253,31 @@ class BatchStream:
     def _probe_cost(self, keep_ratio: float) -> float:
         return 0.0 if self._budget is None else self._budget.cost(keep_ratio)
 
-    def _num_due(self, keep_ratio: float) -> int:
-        """Samples in a pass that costs `keep_ratio` of a full one, each with its probe."""
-        num_samples = keep_ratio * self.epoch_cost - self._probe_cost(keep_ratio)
-        return self.sampler.at_least_two(num_samples)
+    def _num_due(self, keep_ratio: float, share: float = 1.0) -> int:
+        """Samples in a pass that costs `keep_ratio` of a full one, each with its probe.
 
-    def _future_sizes(self, keep_ratio: float) -> list[int]:
-        return self.sampler.batch_sizes(self._num_due(keep_ratio))
+        `share` is the share of all samples that the full pass visits.
+        """
+        whole = share * self.sampler.num_samples
+        num_samples = keep_ratio * (whole + self._probe_cost(share))
+        num_samples -= self._probe_cost(keep_ratio * share)
+        return min(round(whole), self.sampler.at_least_two(num_samples))
+
+    def _future_sizes(self, keep_ratio: float, share: float = 1.0) -> list[int]:
+        return self.sampler.batch_sizes(self._num_due(keep_ratio, share))
+
+    @property
+    def _table(self) -> UnitTable:
+        if self._units is None:
+            raise LocalProtocolError(
+                "there are no units to train on, because each worker has samples of its own; "
+                "use partition=Shared()"
+            )
+        return self._units
+
+    def _share(self, units: Units | None) -> float:
+        """Share of all samples in these units."""
+        return 1.0 if units is None else self._table.size(units) / self.sampler.num_samples
 
     def _cost_of_steps(self, num_steps: int, keep_ratio: float) -> float:
         batch_size = self.sampler.batch_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -215,8 +215,12 @@ class AccuracyAwareSampler(Sampler[list[int]]):
             return [self.batch_size] * (num_whole - 1) + [self.batch_size + 1]
         return [self.batch_size] * num_whole + [rest] * (rest > 0)
 
-    def begin_epoch(self, num_samples: int) -> list[Batch]:
+    def begin_epoch(self, num_samples: int, among: Tensor | None = None) -> list[Batch]:
         """Choose `num_samples` samples and cut them into batches; see `visit`.
+
+        Args:
+            num_samples: Number of samples to choose.
+            among: [n] positions to choose from; None for all samples.
 
         Raises:
             ValueError: If the selection needs losses and none are set.
@@ -224,18 +228,21 @@ class AccuracyAwareSampler(Sampler[list[int]]):
         self._settle()
         self.epoch += 1  # before the draw: its number is part of the stream's key
         losses = self._known_losses() if self.selection.needs_losses else self._losses
+        some = slice(None) if among is None else among
         choice = self.selection.choose(
             Candidates(
                 losses=losses,
                 is_newest=self._last_probe == self._last_probe.max(),
                 labels=self._labels,
-                subset_of=self._subset_of,
-                num_visits=self._num_visits,
-                sample_losses=self._sample_losses,
+                subset_of=self._subset_of[some],
+                num_visits=self._num_visits[some],
+                sample_losses=self._sample_losses[some],
             ),
             num_samples,
             generator(*self._key, "batches", self.epoch),
         )
+        if among is not None:
+            choice = replace(choice, order=among[choice.order])
         self.focus = choice.focus
         self.weights.fill_(1)  # in place, because a training loop of one's own may hold it
         if choice.weights is not None:

@@ -1,0 +1,1 @@
+"""Claimed work: the samples of an epoch, divided among the present workers by speed."""

@@ -1,0 +1,186 @@
+"""Claimed work: each sample once per epoch, whoever comes and goes, and however fast."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tests.worlds import TARGETS, Recorder
+
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
+from edgegossip.algorithms.wrappers.claimed.claims import receivers, rendezvous
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import Rank, Seconds, Train, Units
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import Trainer, TrainingResult
+from edgegossip.sim.fault import Crash, Faults, Partition, Recover
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform, uneven
+from edgegossip.sim.simulator import Simulator
+
+NUM_UNITS = 60
+SIZE = 10
+LINKS = Links(default=Link(latency=0.01, bandwidth=1e6))
+SPEEDS = (1.0, 0.5, 0.25, 0.125)
+
+
+@dataclass
+class Visits:
+    """Counts the visits to each unit of each epoch."""
+
+    of: dict[int, Counter[int]] = field(default_factory=dict)
+    by: dict[tuple[int, Rank], int] = field(default_factory=Counter)
+
+    def require_once(self, num_epochs: int) -> None:
+        """Fail unless each unit of each epoch was visited exactly once."""
+        for epoch in range(num_epochs):
+            assert self.of[epoch] == Counter(range(NUM_UNITS)), epoch
+
+
+class UnitTrainer(Trainer):
+    """A quadratic; trains on units of `SIZE` samples, in batches of half as many."""
+
+    def __init__(self, rank: Rank, visits: Visits) -> None:
+        self.rank, self.visits = rank, visits
+
+    @property
+    def num_samples(self) -> int:
+        return SIZE * NUM_UNITS
+
+    @property
+    def num_units(self) -> int:
+        return NUM_UNITS
+
+    @property
+    def epoch_cost(self) -> float:
+        return self.num_samples
+
+    def cost(self, request: Train) -> float:
+        assert isinstance(request.work, Units)
+        return SIZE * len(request.work.indices)
+
+    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+        assert isinstance(request.work, Units)
+        params, num = request.params, len(request.work.indices)
+        for _ in range(num):
+            params = params + 0.01 * (TARGETS[self.rank] - params)
+        return TrainingResult(
+            params, SIZE * num, 2 * num, 0.5, metrics={"epoch": request.work.epoch}
+        )
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+def run(
+    inner: Algorithm[Any],
+    speeds: Sequence[float] = SPEEDS,
+    *,
+    faults: Faults | None = None,
+    platforms: Sequence[Platform] | None = None,
+    until: Seconds = float("inf"),
+) -> tuple[Simulator[Any], Visits, Recorder]:
+    """Run claimed work around `inner`; count only training that comes to its end."""
+    visits, recorder = Visits(), Recorder()
+    algorithm = ClaimedWork(inner=inner)
+    handle = algorithm.handle
+
+    def counting(state: Any, event: Any, now: Seconds) -> Any:  # noqa: ANN401
+        if type(event).__name__ == "Trained" and state.held is not None:
+            epoch, units = state.held
+            visits.of.setdefault(epoch, Counter()).update(units)
+            visits.by[epoch, state.rank] += len(units)
+        return handle(state, event, now)
+
+    object.__setattr__(algorithm, "handle", counting)
+    simulator = Simulator(
+        algorithm,
+        platforms or uneven(len(speeds), throughput=100.0, speeds=speeds),
+        torch.zeros(7),
+        lambda rank, incarnation: UnitTrainer(rank, visits),
+        links=LINKS,
+        faults=faults,
+        observer=recorder,
+    )
+    assert simulator.run(until) or until < float("inf")
+    return simulator, visits, recorder
+
+
+def epochs(num_workers: int = 4, num_rounds: int = 5) -> EpochGossip:
+    """EpochGossip on the complete graph."""
+    return EpochGossip(topology=complete(num_workers), num_rounds=num_rounds)
+
+
+@pytest.mark.parametrize("speeds", [SPEEDS, (1.0, 1.0, 1.0, 0.1), (1.0,) * 4, (1.0, 0.01)])
+def test_each_unit_is_visited_once_per_epoch(speeds: tuple[float, ...]) -> None:
+    _, visits, _ = run(epochs(len(speeds)), speeds)
+    visits.require_once(5)
+
+
+def test_rendezvous_moves_only_the_units_of_the_lost_worker() -> None:
+    weights = {rank: 1.0 + rank for rank in range(5)}
+    before = rendezvous(3, 7, 1000, weights)
+    for lost in weights:
+        rest = {rank: weight for rank, weight in weights.items() if rank != lost}
+        after = rendezvous(3, 7, 1000, rest)
+        assert torch.equal(before[before != lost], after[before != lost])
+        assert lost not in after
+
+
+def test_rendezvous_gives_units_in_proportion_to_weights() -> None:
+    owned = rendezvous(0, 0, 100_000, {0: 1.0, 1: 2.0, 2: 5.0}).bincount() / 100_000
+    assert torch.allclose(owned, torch.tensor([0.125, 0.25, 0.625]), atol=0.01)
+
+
+def test_only_the_surplus_is_given_and_to_those_that_are_sooner() -> None:
+    assert receivers(0, {0: 5.0, 1: 5.0}, {0: 1.0, 1: 1.0}) == []
+    remaining, rates = {0: 0.0, 1: 8.0, 2: 4.0}, {0: 2.0, 1: 1.0, 2: 1.0}
+    given = {j: receivers(j, remaining, rates) for j in remaining}
+    assert given == {0: [], 1: [0] * 5, 2: [0]}
+
+
+@pytest.mark.parametrize("at", [3.0, 7.7, 12.345])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_units_of_a_crashed_worker_are_visited_once_by_the_others(
+    at: Seconds, rank: Rank
+) -> None:
+    _, visits, _ = run(epochs(), faults=Faults(script=(Crash(at=at, rank=rank),)))
+    visits.require_once(5)
+
+
+@pytest.mark.parametrize("at", [3.0, 7.7, 9.345])
+@pytest.mark.parametrize("back", [0.7, 4.0, 8.0])
+def test_a_returning_worker_takes_part_and_repeats_nothing(at: Seconds, back: Seconds) -> None:
+    script = (Crash(at=at, rank=1), Recover(at=at + back, rank=1))
+    _, visits, _ = run(epochs(num_rounds=8), faults=Faults(script=script))
+    visits.require_once(8)
+    assert visits.by[7, 1] > 0.1 * NUM_UNITS
+
+
+def test_all_workers_go_and_come_back_and_each_unit_is_visited_once() -> None:
+    script = [
+        fault
+        for rank, at in enumerate((3.1, 8.3, 14.7, 21.9))
+        for fault in (Crash(at=at, rank=rank), Recover(at=at + 5, rank=rank))
+    ]
+    _, visits, _ = run(epochs(num_rounds=10), faults=Faults(script=tuple(script)))
+    visits.require_once(10)
+
+
+def test_a_partition_loses_no_unit_and_repeats_few_after_it() -> None:
+    script = (Partition(start=4.0, end=9.0, group=(2, 3)),)
+    _, visits, recorder = run(epochs(num_rounds=8), faults=Faults(script=script))
+    for epoch in range(8):
+        assert set(visits.of[epoch]) == set(range(NUM_UNITS))
+    assert [max(visits.of[epoch].values()) for epoch in range(4, 8)] == [1] * 4
+    repeated = sum(sum(visits.of[epoch].values()) - NUM_UNITS for epoch in range(8))
+    counted = sum(note.numbers["twice"] for _, _, note in recorder.notes)
+    assert 0 < counted <= repeated
