@@ -36,7 +36,7 @@ from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank
 from edgegossip.contract.topology import complete, directed_exponential, ring
-from edgegossip.real.agreement import FinalAverage
+from edgegossip.runs.final_average import FinalAverage
 
 NUM_ROUNDS = 40
 NEAR = 1e-5

@@ -27,7 +27,7 @@ from edgegossip.contract.trainer import TrainingResult
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.settings import HostServices, HostSettings
 from edgegossip.net.host.status import Phase, WorkerStatus
-from edgegossip.real.agreement import FinalAverage, ending_seconds
+from edgegossip.runs.final_average import FinalAverage, ending_seconds
 
 LEASE: Seconds = 1.5
 HORIZON: Seconds = 3600.0

@@ -36,7 +36,7 @@ from edgegossip.contract import topology as topologies
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.topology import Topology, from_edges_by_round
-from edgegossip.real.agreement import FinalAverage
+from edgegossip.runs.final_average import FinalAverage
 
 
 def draw_world(seed: int, name: str | None = None) -> World:

@@ -62,9 +62,9 @@ from edgegossip.contract.protocol import (
 from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.net.guard.admission import Admission, Admitted
 from edgegossip.net.guard.envelope import Envelope, pack
-from edgegossip.real.agreement import with_final_average
 from edgegossip.real.best_model import with_best
 from edgegossip.runs.best import KeepBest
+from edgegossip.runs.final_average import with_final_average
 
 WITH_BEST = {
     f"{name}-best": with_best(ALL[name], NUM_WORKERS, KeepBest(patience=patience))

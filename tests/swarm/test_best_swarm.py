@@ -16,9 +16,9 @@ from tests.virtual_network import Wire
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.topology import complete
-from edgegossip.real.agreement import FinalAverage
 from edgegossip.real.best_model import BestState, best_state, with_best
 from edgegossip.runs.best import KeepBest
+from edgegossip.runs.final_average import FinalAverage
 
 EPOCHS = EpochGossip(topology=complete(4), num_rounds=12)
 

@@ -31,9 +31,9 @@ from edgegossip.contract.protocol import (
 )
 from edgegossip.contract.randomness import generator
 from edgegossip.contract.topology import complete, ring
-from edgegossip.real.agreement import FinalAverage
 from edgegossip.real.best_model import BestByValidation, BestState, best_state, with_best
 from edgegossip.runs.best import LOSS, KeepBest
+from edgegossip.runs.final_average import FinalAverage
 from edgegossip.sim.fault import Crash, Drop, Faults, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform, uneven

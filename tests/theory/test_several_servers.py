@@ -34,8 +34,8 @@ from edgegossip.contract.protocol import (
     TimerFired,
 )
 from edgegossip.contract.trainer import Trainer
-from edgegossip.real.agreement import FinalAverage
 from edgegossip.runs.experiment import algorithm_name
+from edgegossip.runs.final_average import FinalAverage
 from edgegossip.sim.fault import Crash, Drop, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.simulator import Simulator

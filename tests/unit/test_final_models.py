@@ -36,17 +36,11 @@ from edgegossip.contract.protocol import (
 from edgegossip.contract.topology import complete
 from edgegossip.net.host.timing import Patience
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.agreement import (
-    Agreement,
-    FinalAverage,
-    FinalState,
-    agreement_of,
-    disagreements,
-    with_final_average,
-)
+from edgegossip.real.agreement import Agreement, agreement_of, disagreements
 from edgegossip.real.gather import gather
 from edgegossip.real.gathering import WORKERS
 from edgegossip.report.page import write_report
+from edgegossip.runs.final_average import FinalAverage, FinalState, with_final_average
 from edgegossip.runs.folder import load_results
 from edgegossip.runs.results import Results
 

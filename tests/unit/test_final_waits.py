@@ -19,7 +19,8 @@ from edgegossip.contract.protocol import Message, Rank, Seconds
 from edgegossip.contract.topology import complete
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.status import Phase
-from edgegossip.real.agreement import FinalAverage, agreement_of
+from edgegossip.real.agreement import agreement_of
+from edgegossip.runs.final_average import FinalAverage
 
 EPOCHS = EpochGossip(topology=complete(3), num_rounds=20)
 Change = Callable[[Run, Host[Any]], None]

@@ -39,8 +39,8 @@ from edgegossip.contract.protocol import (
 )
 from edgegossip.contract.topology import complete
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.agreement import FinalAverage
 from edgegossip.real.training_loop import TrainingLoop
+from edgegossip.runs.final_average import FinalAverage
 
 ENDLESS = GoSGD(topology=complete(2), num_rounds=1_000_000, exchange_probability=0.1)
 

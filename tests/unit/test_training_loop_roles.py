@@ -26,8 +26,8 @@ from edgegossip.contract.protocol import (
     WorkerLost,
 )
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.agreement import FinalAverage
 from edgegossip.real.training_loop import TrainingLoop
+from edgegossip.runs.final_average import FinalAverage
 
 NUM = 2
 SERVED = BSP(num_workers=NUM, num_rounds=4)

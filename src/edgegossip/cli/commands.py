@@ -48,10 +48,20 @@ class RunOptions(Options, TrackOptions, KeepOptions):
         batched: Train the workers' models together, which is several times faster for small
             models, and on a GPU, but changes the last bits of the result. "auto" does so on a
             CPU with 64 or more workers, unless their steps are too long to be faster so.
+        final_average: At the end, let all workers exchange their models, so that each ends with
+            the mean of all.
     """
 
     only: str | None = None
     batched: Batched = "auto"
+    final_average: bool = False
+
+    def applied_to(self, experiment: Experiment) -> Experiment:
+        experiment = super().applied_to(experiment)
+        try:
+            return replace(experiment, final_average=True) if self.final_average else experiment
+        except ValueError as error:
+            raise UsageError(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)

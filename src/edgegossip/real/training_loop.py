@@ -37,18 +37,13 @@ from edgegossip.net.host.host import Host
 from edgegossip.net.host.introduction import Introduction
 from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
 from edgegossip.net.transport import Transport
-from edgegossip.real.agreement import (
-    Agreement,
-    FinalAverage,
-    FinalState,
-    agreement_of,
-    ending_seconds,
-)
+from edgegossip.real.agreement import Agreement, agreement_of
 from edgegossip.real.best_model import best_model, best_state, with_best
 from edgegossip.real.introduction import compared_tensors, run_id, sketch
 from edgegossip.real.processes import Processes, StepTotals
 from edgegossip.runs.best import LOSS, BestModel, KeepBest, kept_best
 from edgegossip.runs.describe import describe, flatten, versions
+from edgegossip.runs.final_average import FinalAverage, FinalState, ending_seconds
 
 _METRICS = (LOSS, ACCURACY)
 """Metrics of `evaluate` by which models may be chosen: the direction of others is unknown."""

@@ -25,13 +25,7 @@ from edgegossip.machine.counters import is_running
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
 from edgegossip.net.transport import Transport
-from edgegossip.real.agreement import (
-    FinalAverage,
-    FinalState,
-    agreement_of,
-    ending_seconds,
-    with_final_average,
-)
+from edgegossip.real.agreement import agreement_of
 from edgegossip.real.best_model import best_state, with_best_of
 from edgegossip.real.introduction import introduce, run_id, run_key
 from edgegossip.real.worker_files import DiskWarning, Snapshots, WorkerEventLog, WorkerTracking
@@ -47,6 +41,12 @@ from edgegossip.runs.files import (
     locked,
     save_checkpoint,
     write_json,
+)
+from edgegossip.runs.final_average import (
+    FinalAverage,
+    FinalState,
+    ending_seconds,
+    with_final_average,
 )
 from edgegossip.runs.folder import BEST
 from edgegossip.runs.process import intra_op_threads, on_stop_signal

@@ -155,6 +155,7 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         keep: How the best model is chosen (`metric`, or null for the chosen one), and when the
             run ends early (`patience`), with the `rounds` of real machines; absent without
             `keep`.
+        final_average: `true` if the workers end with the mean of all models; else absent.
         evaluation_interval: Seconds between two evaluations, or null.
         evaluation_epochs: Epochs of all workers together between two evaluations, or null. If
             both are null, the interval is the default.
@@ -168,6 +169,7 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
     dataset = experiment.task.dataset
     known = {} if isinstance(dataset, Local) else {"num_train": len(dataset.train)}
     kept = {} if experiment.keep is None else {"keep": describe(experiment.keep)}
+    final = {"final_average": True} if experiment.final_average else {}
     return {
         "schema": SCHEMA,
         "recipe": recipe,
@@ -183,6 +185,7 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         "max_seconds": experiment.max_seconds,
         "until": describe(experiment.until),
         **kept,
+        **final,
         "evaluation_interval": experiment.evaluation_interval,
         "evaluation_epochs": experiment.evaluation_epochs,
         "versions": versions(),

@@ -18,6 +18,7 @@ from edgegossip.data.local import Local
 from edgegossip.data.partition import Shared
 from edgegossip.machine.profile import Profile
 from edgegossip.runs.best import KeepBest, kept_best
+from edgegossip.runs.final_average import have_one_model
 from edgegossip.runs.results import Evaluation
 from edgegossip.sim.fault import Faults
 from edgegossip.sim.link import Links
@@ -47,6 +48,11 @@ class Experiment:
         keep: Also keep the best averaged model by validation, and perhaps end the run when it
             no longer improves: a `KeepBest`, or "best" for its defaults. None keeps only the
             last model.
+        final_average: After the last round, or at `max_seconds`, let all workers exchange their
+            models, so that each ends with the mean of all (with a server: with its model). The
+            time and the bytes count. Only simulated runs need it: real workers do so unless
+            they get ``--no-final-average``. A run that ends early, by `until` or `keep`, has no
+            such exchange.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model,
             which begin at 0; None for a quarter of the slowest worker's epoch. Another
             evaluation is made at the end.
@@ -59,8 +65,9 @@ class Experiment:
             instance; if a number or rank is out of range, there is no worker, the topology has
             a different number of workers, the task's models do not match the algorithm's roles,
             both evaluation settings are given, `until` or `keep` names an unknown metric,
-            `keep` lacks a validation split, the algorithm moves data that must not be moved, or
-            does not divide data that is `Shared`.
+            `keep` lacks a validation split, `final_average` is set for an algorithm whose ranks
+            hold parts of a model, or the algorithm moves data that must not be moved, or does
+            not divide data that is `Shared`.
     """
 
     task: Task
@@ -73,6 +80,7 @@ class Experiment:
     max_seconds: Seconds | None = None
     until: RunTarget | None = None
     keep: KeepBest | Literal["best"] | None = None
+    final_average: bool = False
     evaluation_interval: Seconds | None = None
     evaluation_epochs: float | None = None
     name: str | None = None
@@ -154,6 +162,11 @@ class Experiment:
             raise ValueError(
                 f"the model has a part {min(missing)!r}, but no worker that is evaluated holds "
                 f"it; the roles are {sorted({role.name for role in roles})}"
+            )
+        if self.final_average and not have_one_model(roles):
+            raise ValueError(
+                "final_average needs workers that hold whole models, and the ranks of "
+                f"{self.run_name} hold parts of one; leave it out"
             )
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import (
     Interrupted,
     RunFolderError,
@@ -23,6 +24,7 @@ from edgegossip.runs.describe import described_roles, header, who_is_who
 from edgegossip.runs.events import EventLog, cut_off
 from edgegossip.runs.experiment import Experiment, is_target_reached
 from edgegossip.runs.files import LOADING_ERRORS, locked
+from edgegossip.runs.final_average import FinalAverage, FinalState
 from edgegossip.runs.folder import RunFolder, require_folder
 from edgegossip.runs.process import interrupted, on_stop_signal, one_intra_op_thread
 from edgegossip.runs.results import ALL_CRASHED, EARLY_STOP, Evaluation, FiniteMetrics, Results
@@ -110,6 +112,17 @@ def check_interval(experiment: Experiment, workload: Workload) -> Seconds:
     return max(len(shard) / speeds[rank] for rank, shard in workload.shards.items()) / 4
 
 
+def _whole_algorithm(experiment: Experiment) -> Algorithm[Any]:
+    """The experiment's algorithm, with the final average if wanted."""
+    if not experiment.final_average:
+        return experiment.algorithm
+    # Just behind the limit, so that the look at the limit is that of a run without it.
+    ends_at = math.nextafter(experiment.max_seconds or math.inf, math.inf)
+    return FinalAverage(
+        inner=experiment.algorithm, num_workers=experiment.num_workers, ends_at=ends_at
+    )
+
+
 class _Run:
     """A running experiment: simulate up to the next evaluation, evaluate, store, repeat."""
 
@@ -142,8 +155,8 @@ class _Run:
         checkpoint = folder.checkpoint()
         self._is_untried = checkpoint is not None  # until the next one is kept
         self._log = EventLog(folder.events, checkpoint["log_size"] if checkpoint else 0)
-        self.simulator = Simulator(
-            experiment.algorithm,
+        self.simulator: Simulator[Any] = Simulator(
+            _whole_algorithm(experiment),
             experiment.platforms,
             self._workload.initial_params,
             self._workload.make_trainer,
@@ -200,7 +213,10 @@ class _Run:
         return has_ended
 
     def _reason(self) -> str:
-        if self.simulator.is_over:
+        finals = [each for each in self.simulator.states if isinstance(each, FinalState)]
+        if any(each.is_cut for each in finals):
+            return "time limit"
+        if self.simulator.is_over or (finals and self.simulator.has_finished):
             last_round = self._experiment.algorithm.traits.num_rounds or math.inf
             has_finished = any(state.round >= last_round for state in self.simulator.states)
             return (
@@ -222,6 +238,8 @@ class _Run:
     def _simulate(self) -> bool:
         """Simulate and evaluate; return True at the end of the run, False after a stop."""
         simulator, limit = self.simulator, self._experiment.max_seconds or math.inf
+        if self._history and self._history[-1].time >= limit:  # resumed within the exchange
+            return self._exchange()
         while True:
             until = min(self._num_looks * self._interval, limit)
             is_over = simulator.run(until)
@@ -230,12 +248,30 @@ class _Run:
             self._num_looks += 1
             if is_over or until == limit or self._is_due():
                 self._evaluate(simulator.now if is_over else until)
-            if is_over or until == limit or self._is_at_target():
+            if is_over or self._is_at_target() or self._has_stopped_improving():
                 return True
-            if self._has_stopped_improving():
-                return True
+            if until == limit:
+                return self._exchange()
             if time.monotonic() - self._last_checkpoint >= self._checkpoint_seconds:
                 self._keep()
+
+    def _exchange(self) -> bool:
+        """Let the workers average their models after the time limit, and measure the mean.
+
+        Returns:
+            As `_simulate`.
+        """
+        simulator = self.simulator
+        if not self._experiment.final_average:
+            return True
+        while not simulator.has_finished:
+            # Not to the simulator's end: a training that was cut off, and no longer counts, may
+            # take longer than the exchange.
+            simulator.run(simulator.next_at)
+            if simulator.should_stop:
+                return False
+        self._evaluate(simulator.now)
+        return True
 
     def _is_due(self) -> bool:
         """Whether to evaluate now."""
@@ -394,7 +430,7 @@ class _Run:
         """Write the last line of the log, the summary and the parameters."""
         now = self.simulator.now
         if reason == "time limit" and self._experiment.max_seconds is not None:
-            now = self._experiment.max_seconds
+            now = max(now, self._experiment.max_seconds)
         if not self._history:
             self._evaluate(now, is_final=True)
         results = Results(

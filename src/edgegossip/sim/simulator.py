@@ -194,6 +194,17 @@ class Simulator(Generic[State]):
         """Whether all online workers have finished and nothing is in flight."""
         return not self._num_open and (self.is_anyone_online or self._num_recoveries == 0)
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether all online workers have finished; work and messages may be in flight."""
+        records = zip(self._records, self._membership.is_online, strict=True)
+        return all(record.has_finished for record, is_online in records if is_online)
+
+    @property
+    def next_at(self) -> Seconds:
+        """Time of the next event; infinite if there is none."""
+        return self._agenda.times[0] if self._agenda.times else math.inf
+
     @rare_collections()
     def run(self, until: Seconds = math.inf) -> bool:
         """Process events up to and including time `until`; return whether the run is over.
