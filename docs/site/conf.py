@@ -54,6 +54,7 @@ CONTENTS = """
 :caption: Use it
 
 All pages <docs/index>
+docs/install
 docs/algorithms
 docs/compression
 EdgeSqueeze <docs/edge-squeeze>

@@ -90,5 +90,5 @@ def test_the_demo_opens_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("edgegossip.cli.demo_command.compare_command", lambda words: 0)
-    assert main(["demo", "--out", str(tmp_path), "--open"]) == 0
+    assert main(["demo", "--out", str(tmp_path), "--open", "yes"]) == 0
     assert opened == [(tmp_path / "report.html").as_uri()]

@@ -7,6 +7,7 @@ import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -26,27 +27,25 @@ class Demo:
 
     Args:
         out: Folder of the results; by default runs/demo/STAMP.
-        open: Open the report in a browser; by default only if somebody sits at this terminal.
+        open: Whether to open the report in a browser; auto does so if a person sits here.
     """
 
     out: Path | None = None
-    open: bool | None = None
+    open: Literal["auto", "yes", "no"] = "auto"
 
 
 def demo_command(arguments: list[str]) -> int:
     """`edgegossip demo`."""
     options = tyro.cli(Demo, prog="edgegossip demo", args=arguments)
     out = options.out or default_folder("demo")
-    print(
-        "Four machines at 100, 80, 33 and 25 % of full speed learn to read digits.", flush=True
-    )
+    print("Four machines at 100, 80, 33 and 25 % speed learn to read digits.", flush=True)
     code = compare_command(["quickstart", "--num-epochs", str(EPOCHS), "--out", str(out)])
     print(
         "The report compares how the algorithms keep these machines busy. Next:\n"
         "  edgegossip new my-project --task vision    a project of your own\n"
         "  edgegossip launch quickstart -n 4          the same on a real network of processes"
     )
-    if _is_seen() if options.open is None else options.open:
+    if options.open == "yes" or (options.open == "auto" and _is_seen()):
         webbrowser.open((out / _REPORT).resolve().as_uri())
     return code
 
