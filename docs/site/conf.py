@@ -89,6 +89,7 @@ docs/api/index
 docs/results
 docs/papers
 docs/performance
+docs/comparison
 ```
 
 ```{toctree}
