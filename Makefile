@@ -56,9 +56,14 @@ check-wheel: $(READY) ## Build the package, install it into an empty environment
 	cd $(SCRATCH)/wheel/empty \
 		&& ../venv/bin/edgegossip --help \
 		&& ../venv/bin/edgegossip list \
+		&& ../venv/bin/edgegossip demo --open no \
+		&& ../venv/bin/edgegossip new mine --task tabular \
+		&& ../venv/bin/edgegossip run mine/recipe.py:recipe --num-epochs 2 \
 		&& ../venv/bin/edgegossip study "$(CURDIR)/studies/aggregation.py:fig7" --short \
 		&& ../venv/bin/edgegossip run quickstart --num-epochs 2 \
 		&& ../venv/bin/python -c "from edgegossip import *; print(Gossip(topology=ring(4), num_rounds=1))"
+	$(SCRATCH)/wheel/venv/bin/pip install --quiet twine==7.0.0
+	$(SCRATCH)/wheel/venv/bin/twine check --strict $(SCRATCH)/wheel/*.whl $(SCRATCH)/wheel/*.tar.gz
 
 check-examples: $(READY) ## Run the examples, but for the one that needs an archive
 	rm -rf $(SCRATCH)/examples && mkdir -p $(SCRATCH)/examples

@@ -54,6 +54,7 @@ CONTENTS = """
 :caption: Use it
 
 All pages <docs/index>
+docs/install
 docs/algorithms
 docs/compression
 EdgeSqueeze <docs/edge-squeeze>
@@ -88,6 +89,7 @@ docs/api/index
 docs/results
 docs/papers
 docs/performance
+docs/comparison
 ```
 
 ```{toctree}

@@ -20,6 +20,7 @@ from edgegossip.cli.command import Command, parse_recipe
 from edgegossip.cli.options import ClusterOptions, KeepOptions, Options, TrackOptions
 from edgegossip.cli.printing import log_to_console
 from edgegossip.contract.errors import (
+    EdgeGossipError,
     Interrupted,
     RunFolderError,
     TrainingError,
@@ -27,10 +28,7 @@ from edgegossip.contract.errors import (
 )
 from edgegossip.recipes.call import RecipeCall
 from edgegossip.report import units
-from edgegossip.report.export import export
 from edgegossip.report.live import LiveView
-from edgegossip.report.page import write_report
-from edgegossip.report.study_page import write_study_report
 from edgegossip.runs.batching import Batched, batched
 from edgegossip.runs.comparison import compare
 from edgegossip.runs.experiment import Experiment
@@ -137,6 +135,8 @@ def report_command(arguments: list[str]) -> int:
     """`edgegossip report`."""
     log_to_console()
     folder = tyro.cli(report_folder, prog="edgegossip report", args=arguments)
+    from edgegossip.report.study_page import write_study_report
+
     write = write_study_report if (folder / STUDY).exists() else write_report
     print(f"report: {write(folder)}")
     return 0
@@ -168,10 +168,24 @@ class ExportOptions:
 
 def export_command(arguments: list[str]) -> int:
     """`edgegossip export`."""
+    from edgegossip.report.export import export
+
     log_to_console()
     options = tyro.cli(ExportOptions, prog="edgegossip export", args=arguments)
     print(f"exported: {export(options.folder, options.out, only=options.only)}")
     return 0
+
+
+def write_report(folder: Path) -> Path:
+    """Draw the report of a folder; only here, a command needs matplotlib."""
+    try:
+        from edgegossip.report.page import write_report as write
+    except ModuleNotFoundError as error:
+        raise EdgeGossipError(
+            f"a report needs {error.name}, which a light install leaves out; {folder} is "
+            "complete: copy it to a machine with everything, and run edgegossip report there"
+        ) from error
+    return write(folder)
 
 
 def print_report(page: Path) -> None:

@@ -19,7 +19,9 @@ from edgegossip.cli.commands import (
     RunOptions,
     report_folder,
 )
+from edgegossip.cli.demo_command import Demo
 from edgegossip.cli.doctor_command import Doctor
+from edgegossip.cli.new_command import New
 from edgegossip.cli.plan_command import PlanOptions
 from edgegossip.cli.profile_command import ProfileOptions
 from edgegossip.cli.router_command import RouterOptions
@@ -95,6 +97,8 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "script": ScriptOptions,
         "certs": _choice(CERTS_COMMANDS),
         "doctor": Doctor,
+        "demo": Demo,
+        "new": New,
         "list": _nothing,
         "completion": _choice(dict.fromkeys(SHELLS, _nothing)),
     }

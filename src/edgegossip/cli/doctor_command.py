@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgegossip.contract.errors import NetworkError, UsageError, without_password
+from edgegossip.machine.system import usable_cores
 
 _STYLES = {"ok": "green", "none": "dim", "missing": "yellow", "failed": "red"}
 _LOCAL_REDIS = "redis://localhost:6379"
@@ -99,7 +100,7 @@ def _package(name: str, purpose: str, module: str = "") -> Finding:
 
 
 def _hardware() -> Iterator[Finding]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    usable = usable_cores()
     yield Finding("cores", "ok", f"{usable or os.cpu_count()} of {os.cpu_count()}")
     yield _memory()
     if torch := _optional("torch"):

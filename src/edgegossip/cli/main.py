@@ -16,6 +16,9 @@ edgegossip: train one PyTorch model together on machines of very different speed
 
 usage: edgegossip COMMAND [OPTIONS]
 
+  edgegossip demo                   a first look: seconds, and nothing to download
+  edgegossip new DIR --task vision  a project of your own that runs at once
+
   edgegossip list                   one line per recipe and study
   edgegossip run RECIPE             one algorithm of a recipe (--only NAME says which)
   edgegossip compare RECIPE         all algorithms of a recipe, side by side
@@ -125,6 +128,8 @@ def _complain(error: object) -> None:
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "demo": _imported("edgegossip.cli.demo_command", "demo_command"),
+    "new": _imported("edgegossip.cli.new_command", "new_command"),
     "list": _list,
     "run": _imported("edgegossip.cli.commands", "run_command"),
     "compare": _imported("edgegossip.cli.commands", "compare_command"),

@@ -102,5 +102,5 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return f"{lines[-1] if lines else 'no output'} (see {path})"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from edgegossip.cli.command import Command, parse_recipe, recipe_name
-from edgegossip.cli.commands import print_report, print_table
+from edgegossip.cli.commands import print_report, print_table, write_report
 from edgegossip.cli.options import ConnectionOptions, KeepOptions, TrackOptions
 from edgegossip.cli.printing import log_to_console
 from edgegossip.contract.errors import Interrupted, UsageError
@@ -34,7 +34,6 @@ from edgegossip.real.worker import WorkerSettings
 from edgegossip.recipes.call import RecipeCall, option_words
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
-from edgegossip.report.page import write_report
 from edgegossip.runs.describe import rank_name
 from edgegossip.runs.files import read_json
 from edgegossip.runs.process import one_intra_op_thread

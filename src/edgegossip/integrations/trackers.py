@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 import time
@@ -15,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 from edgegossip.contract.errors import require_extra
 from edgegossip.contract.protocol import Seconds
+from edgegossip.machine.files import locked_file
+from edgegossip.machine.system import user_number
 from edgegossip.runs.tracking import TrackedRun, Tracker
 
 _STATUS = {"interrupted": "KILLED", "failed": "FAILED"}
@@ -52,9 +53,8 @@ class MLflow:
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Keep two processes from making a new database or experiment at once; one would fail."""
-    path = Path(tempfile.gettempdir(), f"edgegossip-mlflow-{os.getuid()}.lock")
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    path = Path(tempfile.gettempdir(), f"edgegossip-mlflow-{user_number()}.lock")
+    with locked_file(path, wait=True):
         yield
 
 

@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
+from edgegossip.machine.system import open_flags
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a full disk, and of a full quota."""
 _AT_ONCE = 2**20
@@ -97,7 +99,7 @@ def write_reserved(path: Path, content: bytes) -> None:
 
 def _open_reserve(path: Path, more: int = 0) -> int:
     # A link there would be from someone else.
-    return os.open(reserve_of(path), os.O_RDWR | os.O_NOFOLLOW | more, 0o666)
+    return os.open(reserve_of(path), os.O_RDWR | open_flags() | more, 0o666)
 
 
 def _allocate(file: BinaryIO, num_bytes: int) -> None:
@@ -146,7 +148,7 @@ def locked_file(path: Path, *, wait: bool) -> Iterator[str | None]:
         )
     try:
         with suppress(OSError):  # on a full disk, the lock still holds
-            path.write_text(f"{os.getpid()}\n")
+            path.write_text(f"{os.getpid()}\n", encoding="utf-8")
         yield problem
     finally:
         # Removed while it is locked: a process that has opened it meanwhile opens it again.
@@ -158,6 +160,6 @@ def locked_file(path: Path, *, wait: bool) -> Iterator[str | None]:
 def _holder(path: Path) -> str:
     """Name the process that holds a lock."""
     with suppress(OSError):
-        if (holder := path.read_text(errors="replace").strip()).isdecimal():
+        if (holder := path.read_text(encoding="utf-8", errors="replace").strip()).isdecimal():
             return f"process {holder}"
     return "another process"

@@ -12,7 +12,6 @@ import heapq
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,9 +25,12 @@ from itertools import accumulate, count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+import psutil
+
 from edgegossip.contract.errors import DataError
 from edgegossip.contract.ranges import check_choices, check_ranges
 from edgegossip.machine.counters import is_running
+from edgegossip.machine.system import own_group
 
 if TYPE_CHECKING:  # it imports torch, which would take as long as many a load
     from edgegossip.contract.protocol import Seconds
@@ -156,8 +158,8 @@ def _deadline(seconds: Seconds, action: Callable[[], object]) -> Iterator[None]:
 
 def _kill(pids: list[int]) -> None:
     for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
 
 
 # The program.
@@ -167,7 +169,7 @@ def _start(num_processes: int, arguments: list[str]) -> None:
     for number in range(num_processes):
         command = [sys.executable, "-m", "edgegossip.machine.loads", str(number), *arguments]
         # Ctrl+C is for the process that wanted the load, which then ends it.
-        subprocess.Popen(command, start_new_session=True)
+        subprocess.Popen(command, **own_group())
 
 
 def _work(number: int, kind: str, num_bytes: int, share: float, folder: Path) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from edgegossip.contract.protocol import Seconds
+from edgegossip.machine.system import usable_cores
 
 
 def num_cores() -> int:
     """The number of cores that this process may use; outside Linux, the number of all cores."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return usable_cores() or os.cpu_count() or 1
 
 
 # Quotas of Linux control groups and how much of them is used.
@@ -39,7 +37,7 @@ class Quota:
         if self.usage is None:
             return None
         with suppress(OSError, ValueError, LookupError):
-            text = self.usage.read_text()
+            text = self.usage.read_text(encoding="utf-8")
             if self.usage.name == "cpuacct.usage":
                 return int(text) * 1e-9
             return int(dict(line.split() for line in text.splitlines())["usage_usec"]) * 1e-6
@@ -103,5 +101,5 @@ def _mount(root: Path, kind: str, controller: str) -> Path | None:
 
 def _read(path: Path) -> str:
     with suppress(OSError):
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     return ""

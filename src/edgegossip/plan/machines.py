@@ -106,7 +106,7 @@ def read_machines(path: Path) -> tuple[Machine, ...]:
         UsageError: If the file cannot be read, or its contents are invalid.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"cannot read machines from {path}: {error}") from error

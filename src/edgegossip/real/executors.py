@@ -24,6 +24,7 @@ from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.machine.quota import num_cores
+from edgegossip.machine.system import own_group
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.process import intra_op_threads, on_stop_signal
 from edgegossip.training.executors.follower import Follower
@@ -226,7 +227,7 @@ def _running(
                 stdin=subprocess.DEVNULL,
                 env=_environment(index, number, store.port),
                 # Ctrl+C must reach the lead only, which ends the others.
-                start_new_session=True,
+                **own_group(),
             )
             processes.append(process)
         yield PrefixStore("executors 0", store), processes

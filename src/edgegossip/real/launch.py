@@ -19,6 +19,7 @@ from edgegossip.contract.errors import Interrupted, RunFolderError, TrainingErro
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.data.local import Local
 from edgegossip.machine.counters import is_running, kill_descendants
+from edgegossip.machine.system import own_group, send_stop
 from edgegossip.real.best_model import with_best_of
 from edgegossip.real.gather import make_gathering
 from edgegossip.real.gathering import WORKERS, Gathering
@@ -86,27 +87,25 @@ class WorkerProcesses:
             # Workers run side by side: several intra-op threads each would get in their way.
             env={"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})},
             # Ctrl+C must reach it only once, and only through this process.
-            start_new_session=True,
+            **own_group(),
         )
         if self.is_stopping:  # the signal came while it was being started
-            process.send_signal(self._stop_signal)
+            send_stop(process, self._stop_signal)
 
     def stop(self) -> None:
         """Ask all workers to stop."""
         self.is_stopping = True
-        self._send(self._stop_signal)
+        for process in [*self.processes.values()]:  # a signal may come during `start`
+            if process.poll() is None:
+                send_stop(process, self._stop_signal)
 
     def kill(self) -> None:
         """Kill all workers that still run, with the processes that they have started."""
-        for process in self.processes.values():
+        for process in [*self.processes.values()]:
             if process.poll() is None:
                 kill_descendants(process.pid)
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: int) -> None:
-        for process in [*self.processes.values()]:  # a signal may come during `start`
-            if process.poll() is None:
-                process.send_signal(number)
+        for process in [*self.processes.values()]:
+            process.kill()
 
 
 @contextmanager
@@ -212,7 +211,7 @@ def has_finished(folder: Path) -> bool:
 def last_line(folder: Path) -> str:
     """The last line that a worker printed, and where the others are."""
     path = folder / LOG
-    lines = path.read_text(errors="replace").strip().splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return f"{lines[-1] if lines else 'nothing said'} (see {path})"
 
 

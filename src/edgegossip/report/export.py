@@ -58,7 +58,9 @@ def export(run: Path | str, out: Path | str | None = None, *, only: str | None =
     tensors = _read_model(folder / PARAMS)
     out = folder / EXPORT if out is None else Path(out)
     old_card = out / CARD
-    if old_card.exists() and _MARK not in old_card.read_text(errors="replace"):
+    if old_card.exists() and _MARK not in old_card.read_text(
+        encoding="utf-8", errors="replace"
+    ):
         raise RunFolderError(f"{old_card} is not a model card of a run; choose another --out")
     try:
         data = read_folder(folder)

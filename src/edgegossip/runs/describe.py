@@ -12,6 +12,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence, Sized
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,13 @@ def _describe_local(local: Local) -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that affect numbers."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **found}
+    """Versions of the packages that affect numbers, without those that are not installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        # A light install leaves out scikit-learn.
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def flatten(described: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
         RunFolderError: If the file is missing or damaged.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing; {path.parent} is not a run folder") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -278,7 +278,7 @@ def lock_holder(folder: Path) -> int | None:
     The process may have been killed since.
     """
     try:
-        text = (folder / LOCK).read_text(errors="replace").strip()
+        text = (folder / LOCK).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
     return int(text) if text.isdecimal() else None

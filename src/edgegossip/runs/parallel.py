@@ -6,10 +6,8 @@ where threads wait for each other. With one process per core, every core carries
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
@@ -23,12 +21,12 @@ from typing import Any, Protocol, Self, TypeVar
 from torch import multiprocessing
 
 from edgegossip.contract.errors import TrainingError
+from edgegossip.machine.system import leave_terminal
 from edgegossip.runs.process import interrupt, on_stop_signal
 from edgegossip.runs.tracking import Progress, Status
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _END_SECONDS = 10.0
 # In a child process: the queue of reports to its parent, and whether it was asked to stop.
 _statuses: Any = None
@@ -181,11 +179,9 @@ def _begin(statuses: Any) -> None:  # noqa: ANN401
     """Prepare a child that Ctrl+C does not reach and that, on Linux, dies with its parent."""
     global _statuses
     _statuses = statuses
-    os.setsid()
     # An idle process killed by SIGTERM would keep the lock of the queue that all wait on.
     signal.signal(signal.SIGTERM, _be_asked)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+    leave_terminal()
 
 
 def _be_asked(number: int, frame: FrameType | None) -> None:

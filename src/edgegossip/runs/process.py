@@ -12,8 +12,7 @@ from types import FrameType
 import torch
 
 from edgegossip.contract.errors import Interrupted
-
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from edgegossip.machine.system import is_hangup, stop_signals
 
 
 def interrupt() -> None:
@@ -53,7 +52,7 @@ def on_stop_signal(
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal is_asked
         if is_asked:
-            if number == signal.SIGHUP:
+            if is_hangup(number):
                 return
             insist()
         is_asked = True
@@ -61,8 +60,8 @@ def on_stop_signal(
 
     earlier = {
         number: signal.signal(number, handle)
-        for number in _NUMBERS
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        for number in stop_signals()
+        if not is_hangup(number) or signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield

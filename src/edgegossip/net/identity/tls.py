@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.machine.system import others_may_read
 from edgegossip.net.address import Address
 from edgegossip.net.identity.certificates import (
     authority_paths,
@@ -305,7 +305,7 @@ class TLS:
 
     def warn(self, identity: IdentityFiles) -> None:
         """Log warnings about the identity; see `check`."""
-        if self.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if others_may_read(self.key):
             _LOG.warning(
                 "other users of this machine can read %s, and then impersonate its owner; "
                 "use: chmod 600 %s",
