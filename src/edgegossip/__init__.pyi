@@ -41,6 +41,7 @@ from .algorithms.server.methods import (
 )
 from .algorithms.stages.decoupled import Decoupled as Decoupled
 from .algorithms.stages.pipelined import Pipelined as Pipelined
+from .algorithms.wrappers.averaged_moments import AveragedMoments as AveragedMoments
 from .algorithms.wrappers.batch_tune import BatchTune as BatchTune
 from .algorithms.wrappers.control_variates import ControlVariates as ControlVariates
 from .algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip as EdgeGossip
