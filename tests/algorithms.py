@@ -41,6 +41,7 @@ from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
+from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
@@ -345,6 +346,16 @@ CONTROLLED: dict[str, ControlVariates] = {
 }
 """With control variates, which make vectors and messages twice as long."""
 
+WITH_MOMENTS: dict[str, AveragedMoments] = {
+    f"{name}-moments": AveragedMoments(inner=inner, first_period=1, second_period=2)
+    for name, inner in {
+        "gosgd": ALGORITHMS["gosgd"],
+        "double-squeeze": ALGORITHMS["double-squeeze"],
+        "epoch-gossip-balanced": EdgeGossip(inner=ALGORITHMS["epoch-gossip"]),
+    }.items()
+}
+"""Some of whose messages carry moments of the optimizer."""
+
 ALONE = Alone(num_rounds=NUM_ROUNDS, local_steps=2)
 
 ALL: dict[str, Algorithm[Any]] = {
@@ -354,6 +365,7 @@ ALL: dict[str, Algorithm[Any]] = {
     **STAGES,
     **SERVED,
     **CONTROLLED,
+    **WITH_MOMENTS,
 }
 
 PEERS = {

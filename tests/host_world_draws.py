@@ -27,6 +27,7 @@ from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
 from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
 from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.server.worker import SERVER
+from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -37,6 +38,8 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.topology import Topology, from_edges_by_round
 from edgegossip.runs.final_average import FinalAverage
+
+_WRAPPERS = AveragedMoments | ControlVariates | EdgeGossip | TrailingAverage
 
 
 def draw_world(seed: int, name: str | None = None) -> World:
@@ -202,7 +205,7 @@ def draw_final_world(seed: int) -> World:
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
     varied: Any = algorithm
-    if isinstance(varied, EdgeGossip | TrailingAverage | ControlVariates | Standby | Shards):
+    if isinstance(varied, _WRAPPERS | Standby | Shards):
         inner: Any = longer(varied.inner, factor)
         wrapped: Algorithm[Any] = replace(varied, inner=inner)
         return wrapped
@@ -212,7 +215,7 @@ def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
 
 def smaller(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
     """The same for fewer workers; as it is where it has no topology."""
-    if isinstance(algorithm, EdgeGossip | TrailingAverage | ControlVariates):
+    if isinstance(algorithm, _WRAPPERS):
         return replace(algorithm, inner=smaller(algorithm.inner, num_workers))
     varied: Any = algorithm
     if not isinstance(getattr(varied, "topology", None), Topology):

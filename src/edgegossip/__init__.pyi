@@ -41,6 +41,7 @@ from .algorithms.server.methods import (
 )
 from .algorithms.stages.decoupled import Decoupled as Decoupled
 from .algorithms.stages.pipelined import Pipelined as Pipelined
+from .algorithms.wrappers.averaged_moments import AveragedMoments as AveragedMoments
 from .algorithms.wrappers.batch_tune import BatchTune as BatchTune
 from .algorithms.wrappers.claimed.claimed_work import ClaimedWork as ClaimedWork
 from .algorithms.wrappers.control_variates import ControlVariates as ControlVariates

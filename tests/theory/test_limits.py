@@ -50,6 +50,7 @@ from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.server.parameter_server import ServerState
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
+from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.standby.standby import Standby
@@ -258,6 +259,7 @@ KEPT = {
     "alone": ALONE,
     "balanced": FEWER,
     "controlled": ControlVariates(inner=FEWER),
+    "moments": AveragedMoments(inner=FEWER, first_period=1, second_period=2),
 }
 
 

@@ -218,6 +218,18 @@ def test_momentum_of_a_request_holds_for_all() -> None:
         assert_equal([crew.lead.train(request)], [alone.train(request)])
 
 
+def test_moments_of_a_request_hold_for_all() -> None:
+    arguments = given()
+    alone = learner_of(**arguments)
+    with together(2, arguments) as crew:
+        results = []
+        for each in (alone, crew.lead):
+            first = each.train(Train(each.model.params.clone(), Steps(2), moments={}))
+            others = {"first": first.moments["first"] * 0.5 + 0.1}
+            results.append([each.train(Train(first.params, Steps(4), moments=others))])
+        assert_equal(*results)
+
+
 def test_running_statistics_are_those_of_the_lead() -> None:
     arguments = given(model=seeded(small_model), optimizer=adam)
     with together(2, arguments) as crew:

@@ -11,6 +11,7 @@ from tests.tiers import REPRESENTATIVES
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.stages import Stages
+from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
@@ -22,6 +23,7 @@ from edgegossip.contract.rounds import Synchronous
 
 KINDS = (
     Asynchronous,
+    AveragedMoments,
     BatchTune,
     ControlVariates,
     EdgeGossip,

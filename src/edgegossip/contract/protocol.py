@@ -191,6 +191,9 @@ class Trained:
             whole model.
         cost: Cost in training samples: `num_samples` plus the cost of choosing the samples.
         metrics: The trainer's other measurements, by name.
+        moments: Moments of the optimizer after training, if `Train.moments` is not None:
+            "first" and "second", each with an entry for each parameter that has such a moment.
+            A trainer without moments reports none.
         has_gone_back: Whether the initial parameters were unsound, probably because of other
             workers' messages. If so, nothing was trained: `params` and `before` are the last
             sound parameters. State derived from later parameters (momentum, errors) should be
@@ -206,6 +209,7 @@ class Trained:
     outputs: Payload = field(default_factory=dict)
     cost: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    moments: Payload = field(default_factory=dict)
     has_gone_back: bool = False
 
     @classmethod
@@ -327,6 +331,9 @@ class Train:
             optimizer's own.
         inputs: Tensors that layers of a split model train on (activations, gradients); empty
             for a trainer that draws its own batches.
+        moments: Moments of the trainer's optimizer, named as in `Trained.moments`, which
+            replace its own. None leaves them alone; an empty mapping does, too, but asks for a
+            report.
 
     Raises:
         ValueError: If a number is out of range.
@@ -341,6 +348,7 @@ class Train:
     rate_ratio: float = 1.0
     momentum: float | None = None
     inputs: Payload = field(default_factory=dict)
+    moments: Payload | None = None
 
     def __post_init__(self) -> None:
         momentum = self.momentum

@@ -140,6 +140,7 @@ class TrainingResult:
     loss: float
     outputs: Payload = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    moments: Payload = field(default_factory=dict)
     cost: float | None = None
 
     def event(self, before: Tensor, seconds: Seconds, cost: float) -> Trained:
@@ -154,6 +155,7 @@ class TrainingResult:
             outputs=self.outputs,
             cost=cost if self.cost is None else self.cost,
             metrics=self.metrics,
+            moments=self.moments,
         )
 
 

@@ -240,12 +240,12 @@ class ModelCopies:
         """A checkpoint's state that lets training continue on any copy."""
         optimizer = state["optimizer"]
         return {
-            "optimizer": None if optimizer is None else self._on_device(optimizer),
+            "optimizer": None if optimizer is None else self.on_device(optimizer),
             "dropout": state["dropout"],
             "buffers": state["buffers"],
         }
 
-    def _on_device(self, memory: OptimizerState) -> OptimizerState:
+    def on_device(self, memory: OptimizerState) -> OptimizerState:
         """Put an optimizer's state, from a checkpoint, where PyTorch keeps it."""
         # Behind the state of each tensor, there may be that of groups.
         layouts = chain(self._layouts, repeat(None))

@@ -20,10 +20,11 @@ from edgegossip.data.nested import Nested
 from edgegossip.models.flat import FlatModel
 from edgegossip.models.flops import training_flops
 from edgegossip.models.normalization import reset_lost_statistics
-from edgegossip.training.copies import ModelCopies, ModelCopy
+from edgegossip.training.copies import ModelCopies, ModelCopy, OptimizerState
 from edgegossip.training.feed import Feed
 from edgegossip.training.graphs import StepGraphs
 from edgegossip.training.loss import Forward, Loss, forward_pair, mean_of_finite, prepare_batch
+from edgegossip.training.moments import moments_of, with_moments
 from edgegossip.training.optimizer import Constant, OptimizerFactory, Schedule
 from edgegossip.training.sampling.accuracy_aware import PLAIN, AccuracyAware, PointLosses
 from edgegossip.training.sampling.batches import BatchStream, UnitTable
@@ -332,6 +333,7 @@ class Learner(Trainer):
         self.model.load(request.params)
         self.model.module.train()
         self._tune(request, progress)
+        self._replace_moments(request)
         num_samples = 0
         losses = []
         before = torch.get_rng_state()
@@ -348,7 +350,8 @@ class Learner(Trainer):
                 stacklevel=2,
             )
         # A copy, because the next request overwrites the model.
-        return self._summed_up(self.model.params.to("cpu", copy=True), losses, num_samples)
+        params = self.model.params.to("cpu", copy=True)
+        return self._summed_up(request, params, losses, num_samples)
 
     def _require_no_inputs(self, request: Train) -> None:
         if request.inputs:
@@ -358,12 +361,31 @@ class Learner(Trainer):
             )
 
     def _summed_up(
-        self, params: Tensor, losses: list[Tensor], num_samples: int
+        self, request: Train, params: Tensor, losses: list[Tensor], num_samples: int
     ) -> TrainingResult:
         loss = self._mean_loss(losses)
         self._num_steps += len(losses)
-        metrics = {"focus": self.batches.focus}
-        return TrainingResult(params, num_samples, len(losses), loss, metrics=metrics)
+        result = TrainingResult(params, num_samples, len(losses), loss)
+        result.metrics = {"focus": self.batches.focus}
+        if request.moments is not None:
+            result.moments = moments_of(self._memory)
+        return result
+
+    @property
+    def _memory(self) -> OptimizerState | None:
+        """The optimizer's state, without gaps."""
+        kept = self._at_rest["optimizer"] if self._copy is None else self._copy.memory()
+        return self._copies.portable(kept)
+
+    def _replace_moments(self, request: Train) -> None:
+        """Continue with the moments of `request`, if it has some."""
+        if not request.moments or (memory := self._memory) is None:
+            return
+        replaced = self._copies.on_device(with_moments(memory, request.moments))
+        if self._copy is None:
+            self._at_rest = {**self._at_rest, "optimizer": replaced}
+        else:
+            self._copy.remember(replaced)
 
     def start_over(self) -> None:
         """Reset the optimizer's state, which may be non-finite after a non-finite loss.

@@ -17,7 +17,8 @@ class QuadraticTrainer(Trainer):
     r"""Exact gradient steps on :math:`f_i(x) = \frac12 \|x - b_i\|^2`, a few microseconds each.
 
     The common optimum of all workers is the mean of the targets. An epoch is one step, and a
-    step costs one sample.
+    step costs one sample. The moments are those of an optimizer that forgets all but the last
+    gradient: that gradient and its square, so other moments change nothing.
 
     Args:
         target: :math:`b_i`, [num_params].
@@ -39,7 +40,10 @@ class QuadraticTrainer(Trainer):
         distance = request.params - self.target
         # Each step leaves (1 - lr) of the distance.
         after = self.target + (1 - self.lr) ** num_steps * distance
-        return TrainingResult(after, num_steps, num_steps, 0.5 * float(distance @ distance))
+        loss, moments = 0.5 * float(distance @ distance), {}
+        if request.moments is not None:
+            moments = {"first": distance, "second": distance.square()}
+        return TrainingResult(after, num_steps, num_steps, loss, moments=moments)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}

@@ -132,6 +132,7 @@ class LeadingLearner(ExecutorLearner):
         super().__init__(*args, **others)
         self._executors = executors
         self._has_begun = False
+        self._has_new_moments = False
         self._num_asked = 0
         self._following: Batch | None = None  # the next one of the request, if it is known
         self._asked: tuple[Batch, list[Batch], bool] | None = None
@@ -175,11 +176,13 @@ class LeadingLearner(ExecutorLearner):
         """Tell the others the parameters, the rates and, if they lack it, all other state."""
         executors, copy = self._executors, self._at_work()
         lacks_state = executors.follows is not self
+        # Without a key, the others' random streams go on.
+        has_news = lacks_state or self._has_new_moments
         groups = copy.optimizer.param_groups
         message: Message = {
             "kind": "begin",
             "key": [*self._key, executors.generation] if lacks_state else None,
-            "optimizer": copy.memory() if lacks_state else None,
+            "optimizer": copy.memory() if has_news else None,
             "buffers": copy.buffers(),
             "rates": [[float(each["lr"]), each.get("momentum")] for each in groups],
         }
@@ -187,7 +190,11 @@ class LeadingLearner(ExecutorLearner):
         values = copy.model.values
         sums = self._sums(executors.backend, len(executors.members))
         executors.spread(sums[: len(values)].copy_(values))
-        executors.follows, self._has_begun = self, True
+        executors.follows, self._has_begun, self._has_new_moments = self, True, False
+
+    def _replace_moments(self, request: Train) -> None:
+        super()._replace_moments(request)
+        self._has_new_moments |= bool(request.moments)
 
     def _step_together(self, batch: Batch) -> Tensor:
         executors, sampler = self._executors, self.batches.sampler
@@ -276,6 +283,8 @@ class FollowingLearner(ExecutorLearner):
             told = {"optimizer": message["optimizer"], "buffers": message["buffers"]}
             self._at_rest = self._copies.restored({**told, "dropout": None})
             self._restore(copy)
+        elif message["optimizer"] is not None:
+            copy.remember(self._copies.on_device(message["optimizer"]))
         copy.load_buffers(message["buffers"])
         for settings, (rate, momentum) in zip(
             copy.optimizer.param_groups, message["rates"], strict=True

@@ -77,6 +77,7 @@ class StackedLearner(Learner):
         self._require_no_inputs(request)
         self._require_momentum(request)
         self.rest()
+        self._replace_moments(request)
         return StackedWork(
             learner=self,
             request=request,
@@ -169,10 +170,13 @@ class StackedLearner(Learner):
         """Tell the selection the samples' losses, [batch]."""
         self.batches.sampler.record(batch.positions, losses)
 
-    def finish(self, member: Member, losses: Tensor, num_samples: int) -> TrainingResult:
+    def finish(
+        self, request: Train, member: Member, losses: Tensor, num_samples: int
+    ) -> TrainingResult:
         """Keep the state after a request, and return the result.
 
         Args:
+            request: The request.
             member: The new state.
             losses: Losses of all steps, [num_steps].
             num_samples: Number of samples in all batches.
@@ -186,7 +190,7 @@ class StackedLearner(Learner):
             "dropout": member.dropout,
             "buffers": dict(member.buffers),
         }
-        return self._summed_up(member.params, [*losses], num_samples)
+        return self._summed_up(request, member.params, [*losses], num_samples)
 
 
 MOST_TOGETHER = 32
@@ -371,8 +375,8 @@ class _Together:
 
     def _outcome(self, number: int) -> Outcome:
         losses = torch.cat(self._losses[number])
-        learner = self._work[number].learner
+        work, member = self._work[number], self._members[number]
         try:
-            return learner.finish(self._members[number], losses, self._num_samples[number])
+            return work.learner.finish(work.request, member, losses, self._num_samples[number])
         except TrainingError as error:
             return error
