@@ -154,6 +154,7 @@ class Peers:
             none.
         ended: Workers that have already finished; the others do not wait for them.
         takes_repeats: As in the algorithm's `Traits`.
+        is_open: As in `HostSettings`.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Peers:
         max_log_bytes: int = 0,
         ended: Collection[Rank] = (),
         takes_repeats: bool = False,
+        is_open: bool = False,
     ) -> None:
         self.rank = rank
         self.num_workers = num_workers
@@ -172,6 +174,9 @@ class Peers:
         self.has_begun = False
         self._ended = frozenset(ended)
         self._takes_repeats = takes_repeats
+        # Lives that the algorithm knows all the same: in an open run, one that appears for the
+        # first time has the empty state of one that has restarted.
+        self._not_restarted = () if is_open else (0,)
         # Workers that have left, and the time on this worker's clock when they count as lost.
         self._leaving: dict[Rank, Seconds] = {}
         others = (other for other in range(num_workers) if other != rank)
@@ -322,7 +327,7 @@ class Peers:
             return []
         # The algorithm must hear of a loss before each return, even if this worker missed it
         # because the other one restarted too fast.
-        has_restarted = peer.known_life not in (0, peer.life)
+        has_restarted = peer.known_life not in (*self._not_restarted, peer.life)
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
         if peer.is_lost:  # nobody waits for messages that it sent in the meantime
             peer.has_lost_some, peer.num_gaps = False, 0
