@@ -19,15 +19,15 @@ from tests.parity import SETTINGS
 from tests.virtual_network import Wire
 
 from edgegossip.algorithms.gossip.gossip import Gossip
-from edgegossip.contract.algorithm import opened
 from edgegossip.contract.protocol import WorkerJoined
 from edgegossip.contract.topology import OpenTopology, complete, ring
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.status import Phase
 from edgegossip.net.memory import MemoryNetwork
+from edgegossip.real.agreement import FinalAverage, agreement_of
 
 LIMIT = 8
-RING = opened(Gossip(topology=ring(LIMIT), num_rounds=40, local_steps=2))
+RING = Gossip(topology=ring(LIMIT).open(), num_rounds=40, local_steps=2)
 
 
 def host_with(*here: int, **settings: Any) -> Host[Any]:  # noqa: ANN401
@@ -104,6 +104,17 @@ def test_ranks_that_are_never_there_are_not_waited_for() -> None:
     first, *others = [process.host.state.params for process in run.processes.values()]
     for params in others:
         assert torch.allclose(params, first, atol=0.5)
+
+
+def test_the_final_mean_is_that_of_those_who_were_there() -> None:
+    final = FinalAverage(inner=RING, num_workers=LIMIT, ends_at=math.inf)
+    leaves = Disturbance(kind="leave", at=4.0, ranks=(5,), seconds=math.inf)
+    run = run_of(open_world(algorithm=final, disturbances=(leaves,)))
+    for rank in (1, 2, 6):
+        agreement = agreement_of(final, run.processes[rank].host)
+        assert agreement is not None
+        assert (agreement.members, agreement.is_apart) == ((1, 2, 6), False)
+        assert list(agreement.lines()) == []
 
 
 def test_one_that_leaves_is_lost_at_once() -> None:

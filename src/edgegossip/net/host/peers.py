@@ -174,9 +174,7 @@ class Peers:
         self.has_begun = False
         self._ended = frozenset(ended)
         self._takes_repeats = takes_repeats
-        # Lives that the algorithm knows all the same: in an open run, one that appears for the
-        # first time has the empty state of one that has restarted.
-        self._not_restarted = () if is_open else (0,)
+        self.is_open = is_open
         # Workers that have left, and the time on this worker's clock when they count as lost.
         self._leaving: dict[Rank, Seconds] = {}
         others = (other for other in range(num_workers) if other != rank)
@@ -187,6 +185,10 @@ class Peers:
 
     def __iter__(self) -> Iterator[tuple[Rank, Peer]]:
         return iter(self._peers.items())
+
+    def awaits(self, peer: Peer) -> bool:
+        """Whether the run counts on this worker: on one of an open run, once it was there."""
+        return not self.is_open or peer.life != 0
 
     @property
     def active(self) -> list[Rank]:
@@ -327,7 +329,9 @@ class Peers:
             return []
         # The algorithm must hear of a loss before each return, even if this worker missed it
         # because the other one restarted too fast.
-        has_restarted = peer.known_life not in (*self._not_restarted, peer.life)
+        # In an open run, one that appears for the first time has an empty state, too.
+        is_known = peer.known_life != 0 or self.is_open
+        has_restarted = is_known and peer.known_life != peer.life
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
         if peer.is_lost:  # nobody waits for messages that it sent in the meantime
             peer.has_lost_some, peer.num_gaps = False, 0
