@@ -51,6 +51,8 @@ def check(world: World) -> Run:
         rounds = {rank: p.host.state.round for rank, p in honest.items()}
         raise ViolationError(f"hang: rounds {rounds} at {run.time.now:.0f} s")
     for rank, process in honest.items():
+        if rank in run.gone and process.reason == "interrupted":
+            continue
         end, total = process.host.state.round, world.algorithm.traits.num_rounds
         if process.reason != "finished" or end != total:
             raise ViolationError(

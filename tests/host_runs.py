@@ -105,6 +105,7 @@ class Run:
     processes: dict[Rank, Process] = field(default_factory=dict)
     disks: dict[Rank, tuple[Json, dict[str, torch.Tensor]]] = field(default_factory=dict)
     starts: list[tuple[Seconds, Rank]] = field(default_factory=list)
+    gone: set[Rank] = field(default_factory=set)
     num_due: int = 0  # processes that are still to be started
 
     def __post_init__(self) -> None:
@@ -161,6 +162,7 @@ class Run:
             settings=HostSettings(
                 run=b"virtual!",
                 meet_seconds=world.meet_seconds,
+                is_open=world.is_open,
                 max_seconds=max_seconds,
                 ending_seconds=ending,
                 checkpoint_seconds=min(world.checkpoint_seconds, 1e6),
@@ -202,6 +204,9 @@ class Run:
             case "kill":
                 for rank in each.ranks:
                     self._kill(rank, each)
+            case "leave":
+                if (process := self.processes.get(each.ranks[0])) is not None:
+                    self._stop(process, each)
             case "stop all":
                 for process in [*self.processes.values()]:
                     self._stop(process, each)
@@ -217,7 +222,10 @@ class Run:
     def _stop(self, process: Process, each: Disturbance) -> None:
         if not process.is_running:
             return
-        process.after(0.0, process.host.stop)
+        process.after(0.0, process.host.leave if each.kind == "leave" else process.host.stop)
+        if each.seconds == math.inf:
+            self.gone.add(process.rank)
+            return
         self.num_due += 1
 
         def restart() -> None:

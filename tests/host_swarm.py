@@ -31,6 +31,7 @@ from tests.host_checks import (
 from tests.host_runs import Run
 from tests.host_world_draws import (
     draw_final_world,
+    draw_open_world,
     draw_server_world,
     draw_sharing_world,
     draw_staged_world,
@@ -43,6 +44,7 @@ from edgegossip.contract.protocol import Seconds
 
 WORLDS: dict[str, tuple[Callable[[int], World], Callable[[World], Run]]] = {
     "peers": (draw_world, check),
+    "open": (draw_open_world, check),
     "servers": (draw_server_world, check_server),
     "standby": (draw_standby_world, check_standby),
     "sharing": (draw_sharing_world, check_sharing),

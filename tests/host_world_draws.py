@@ -34,7 +34,7 @@ from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
 from edgegossip.contract import topology as topologies
-from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.algorithm import Algorithm, opened
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.topology import Topology, from_edges_by_round
 from edgegossip.runs.final_average import FinalAverage
@@ -73,6 +73,43 @@ def draw_world(seed: int, name: str | None = None) -> World:
         disk_fails=draw.choice([0.0, 0.0, 0.5, 1.0]),
         liar=draw.randrange(num_workers) if is_liar else None,
         lie=draw.choice(LIES) if is_liar else "",
+    )
+
+
+def draw_open_world(seed: int) -> World:
+    """The world of `seed` with up to 16 workers of an open run, many of which come and go."""
+    names = [name for name in PEERS if "choco" not in name]
+    name = names[seed % len(names)]
+    draw = random.Random(f"{seed} open")
+    algorithm = opened(resized(ALL[name], draw.choice([3, 4, 5, 6, 8, 8, 16])))
+    num_workers = num_workers_of(algorithm)
+    world = draw_world(seed, name)
+    starts = [0.0] * num_workers
+    for rank in draw.sample(range(num_workers), draw.randint(1, num_workers - 1)):
+        starts[rank] = draw.uniform(1.5, 15.0)
+    found, at = [], draw.uniform(2.0, 5.0)
+    for _ in range(draw.randint(0, 4)):
+        kind = draw.choice(["kill", "leave", "leave", "partition"])
+        ranks = draw.sample(range(num_workers), 1 if kind != "partition" else num_workers // 2)
+        seconds = draw.choice([0.05, 0.8, 4.0] + ([] if kind == "partition" else [math.inf]))
+        disturbance = Disturbance(
+            kind=kind,
+            at=at,
+            ranks=tuple(ranks),
+            seconds=seconds,
+            with_disk=draw.random() < 0.5,
+        )
+        found.append(disturbance)
+        at += draw.uniform(0.0, 6.0)
+    return replace(
+        world,
+        algorithm=longer(algorithm, draw.choice([1, 2, 4])),
+        step_seconds=tuple(0.2 * 2 ** draw.random() for _ in range(num_workers)),
+        start_at=tuple(starts),
+        disturbances=tuple(found),
+        liar=None,
+        lie="",
+        is_open=True,
     )
 
 
@@ -221,6 +258,20 @@ def smaller(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
     if not isinstance(getattr(varied, "topology", None), Topology):
         return algorithm
     found: Algorithm[Any] = replace(varied, topology=_cut_down(varied.topology, num_workers))
+    return found
+
+
+def resized(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
+    """The same for another number of workers, on a ring if its edges are given one by one."""
+    varied: Any = algorithm
+    if isinstance(varied, EdgeGossip | TrailingAverage | ControlVariates):
+        wrapped: Algorithm[Any] = replace(varied, inner=resized(varied.inner, num_workers))
+        return wrapped
+    if not isinstance(varied.topology, topologies.CompleteTopology):
+        make = varied.topology.remake or topologies.ring
+    else:
+        make = topologies.complete
+    found: Algorithm[Any] = replace(varied, topology=make(num_workers))
     return found
 
 

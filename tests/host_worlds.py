@@ -21,7 +21,7 @@ class Disturbance:
     """Something that goes wrong.
 
     Args:
-        kind: "pause", "cut", "one way cut", "partition", "kill", "stop all".
+        kind: "pause", "cut", "one way cut", "partition", "kill", "leave", "stop all".
         at: When.
         ranks: Whom it befalls; of a partition, one half.
         seconds: For how long; a killed one is started again after it, with infinity never.
@@ -51,6 +51,7 @@ class World:
     disk_fails: float = 0.0
     liar: Rank | None = None
     lie: str = ""
+    is_open: bool = False
 
     @property
     def num_workers(self) -> int:

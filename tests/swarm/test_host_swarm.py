@@ -23,6 +23,7 @@ def batches(kind: str, first: int, last: int, size: int) -> list[tuple[str, rang
 
 FEW = [
     *first(1, batches("peers", 0, 200, 10)),
+    *first(1, batches("open", 0, 20, 2)),
     *first(0, batches("servers", 0, 5, 1)),
     *first(1, batches("standby", 0, 5, 1)),
     *first(0, batches("sharing", 0, 5, 1)),
@@ -31,6 +32,7 @@ FEW = [
 ]
 MANY = [
     *batches("peers", 200, 10_000, 100),
+    *batches("open", 20, 1000, 20),
     *batches("servers", 5, 200, 15),
     *batches("standby", 5, 600, 35),
     *batches("sharing", 5, 200, 15),

@@ -113,11 +113,14 @@ class GatherOptions(TrackOptions, KeepOptions):
         only: Algorithm that was run, if the recipe is a comparison; by default its baseline.
         without: Ranks whose own data is excluded from the results; their measurements are not
             awaited.
+        open: The run was open (`edgegossip worker --open`), so some workers may never have been
+            there.
     """
 
     out: Path
     only: str | None = None
     without: tuple[Rank, ...] = ()
+    open: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +189,11 @@ def _same_for_all(command: Command[Any, RecipeCall]) -> list[str]:
     return [*command.call.words(), *([] if only is None else option_words("only", only))]
 
 
-def _kept(options: KeepOptions) -> list[str]:
-    """The options of the best model, which a gathering needs as well."""
+def _kept(options: WorkerOptions) -> list[str]:
+    """The options of the best model and of an open run, which a gathering needs as well."""
     given = {"keep": options.keep, "patience": options.patience}
-    return [w for name, x in given.items() if x is not None for w in option_words(name, x)]
+    words = [w for name, x in given.items() if x is not None for w in option_words(name, x)]
+    return [*words, "--open"] if options.open else words
 
 
 def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = ACCURACY) -> int:
@@ -320,7 +324,9 @@ def gather_command(arguments: list[str]) -> int:
     experiment = options.applied_to(command.call.experiment(options.only))
     chosen = options.trackers  # before anything is written: a package may be missing
     with one_intra_op_thread():
-        results, left_out = gather(experiment, options.out, name, options.without)
+        results, left_out = gather(
+            experiment, options.out, name, options.without, is_open=options.open
+        )
     if not isinstance(results, Results):
         _say_who_measures(options.out, ["measure", *_same_for_all(command)], results)
         return 0

@@ -464,12 +464,11 @@ class Synchronous(Algorithm[S], Generic[S]):
             self.catch_up_with(state, answers[giver].payload)
             self._go_to(state, furthest)
             state.inbox = {k: box for k, box in state.inbox.items() if k >= state.exchange}
-        if state.views is not None:
-            state.views.told.clear()  # all are told where it goes on
         # Only now do the others know from which exchange on they must wait for this worker.
+        moved = self._tell_where_it_goes_on(state)
         neighbors = self.graph(state).all_out_neighbors(state.rank)
         announcements = self.announce(state, [j for j in neighbors if j not in state.lost], now)
-        return [*announcements, *self._begin_round(state, now)]
+        return [*moved, *announcements, *self._begin_round(state, now)]
 
     # Skipping rounds.
 
@@ -575,6 +574,14 @@ class Synchronous(Algorithm[S], Generic[S]):
         bits[list(members)] = 1
         message = self.message("view", first, {"members": bits})
         return [Send(j, message) for j in untold]
+
+    def _tell_where_it_goes_on(self, state: S) -> list[Effect]:
+        """Tell all that this worker goes on in another exchange; any may wait for it."""
+        if state.views is None:
+            return []
+        state.views.told.clear()
+        others = [j for j in self._members(state) if j != state.rank]
+        return self._tell(state, others, state.exchange)
 
     def _put_off(self, state: S, receiver: Rank) -> Send:
         """Tell a new neighbor that it does not count yet, so that it counts this one out."""

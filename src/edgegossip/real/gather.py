@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from edgegossip.contract.algorithm import opened
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.protocol import Rank
 from edgegossip.data.local import Local
@@ -284,6 +286,8 @@ def gather(
     out: Path,
     recipe: str | None = None,
     without: Collection[Rank] = (),
+    *,
+    is_open: bool = False,
 ) -> tuple[Results | list[Rank], list[str]]:
     """Make one run folder from the workers' folders in `out`, over an earlier gathering's.
 
@@ -292,6 +296,7 @@ def gather(
         out: Run folder.
         recipe: Name of the recipe, for the record.
         without: Workers with `Local` data whose measurements are not awaited.
+        is_open: Whether the run was open; workers without a folder were never there.
 
     Returns:
         The results, and everything missing in them (`Gathering.left_out`). With `Local` data,
@@ -302,6 +307,8 @@ def gather(
         RunFolderError: If no worker left a model, a worker belonged to another experiment, or
             `out` cannot be written, holds a simulated run, or is in use.
     """
+    if is_open:
+        experiment = replace(experiment, algorithm=opened(experiment.algorithm))
     if not (out / WORKERS).is_dir():
         raise RunFolderError(
             f"there is no folder {out / WORKERS}; copy the folder of worker R there as "
@@ -310,6 +317,7 @@ def gather(
     with locked(out):
         require_gathered(out)
         gathering = make_gathering(experiment, out, recipe, without=without)
+        gathering.is_open = is_open
         waited_for = gathering.average()
         return waited_for or gathering.finish(), gathering.left_out
 

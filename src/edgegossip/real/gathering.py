@@ -139,6 +139,7 @@ class Gathering:
             WorkerFolder(out / WORKERS / str(rank), rank, links=experiment.links)
             for rank in range(experiment.num_workers)
         ]
+        self.is_open = False
         self._experiment = experiment
         self._out = out
         self._recipe = recipe
@@ -496,6 +497,8 @@ class Gathering:
             summary = worker.summary
             if summary is not None and summary["reason"] != "failed":
                 continue
+            if self.is_open and not worker.path.is_dir():
+                continue  # it was never there
             name = with_article(self.roles, worker.rank)
             if not worker.path.is_dir():
                 why = f"{worker.path} is missing: copy the folder of {name} there"

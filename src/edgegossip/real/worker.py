@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.algorithm import Algorithm, opened
 from edgegossip.contract.errors import NetworkError, RunFolderError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_counts, check_ranges, check_rank
@@ -49,7 +49,7 @@ from edgegossip.runs.final_average import (
     with_final_average,
 )
 from edgegossip.runs.folder import BEST
-from edgegossip.runs.process import intra_op_threads, on_stop_signal
+from edgegossip.runs.process import intra_op_threads, on_leave_signal, on_stop_signal
 from edgegossip.runs.tracking import Tracker
 from edgegossip.training.executors.lead import Executors
 from edgegossip.training.executors.learners import LeadingLearner
@@ -72,6 +72,9 @@ class WorkerSettings:
         min_workers: Minimum number of workers, including this one, to begin and to continue;
             with fewer, the run ends after `meet_seconds` and keeps a checkpoint. By default a
             run needs two workers to begin and may continue with any number.
+        open: The number of workers is a limit: the run begins soon after `min_workers` (by
+            default one) have met, others may come at any time, and sparse graphs follow those
+            that are present. SIGUSR1 makes a worker leave, so that nobody waits for its return.
         ended: Ranks that have already finished; the run does not wait for them.
         max_seconds: Time limit, counted from the beginning; by default the recipe's.
         checkpoint_seconds: Seconds between checkpoints.
@@ -92,6 +95,7 @@ class WorkerSettings:
     name: str = ""
     meet_seconds: Seconds = 60.0
     min_workers: int | None = None
+    open: bool = False
     ended: tuple[Rank, ...] = ()
     max_seconds: Seconds | None = None
     checkpoint_seconds: Seconds = 60.0
@@ -153,6 +157,8 @@ def take_part(
             measure the averaged model: its data is `Local`, or its model has parts.
     """
     check_rank(rank, experiment.num_workers)
+    if settings.open:
+        experiment = replace(experiment, algorithm=opened(experiment.algorithm))
     with_best_of(experiment)  # before a folder is made
     with locked(Path(out)), intra_op_threads(settings.threads):
         worker = _Worker(experiment, rank, Path(out), settings, recipe, command, executors)
@@ -208,7 +214,11 @@ class _Worker:
             raise
         reason = "failed"
         try:
-            with on_stop_signal(host.stop), self._blaming_the_checkpoint():
+            with (
+                on_stop_signal(host.stop),
+                on_leave_signal(host.leave),
+                self._blaming_the_checkpoint(),
+            ):
                 reason = host.run()
                 is_cut = isinstance(host.state, FinalState) and host.state.is_cut
                 if reason == "finished" and is_cut:
@@ -316,7 +326,8 @@ class _Worker:
                 final_average=settings.final_average,
             ),
             meet_seconds=settings.meet_seconds,
-            min_to_begin=settings.min_workers or 2,
+            min_to_begin=settings.min_workers or (1 if settings.open else 2),
+            is_open=settings.open,
             min_workers=settings.min_workers or 1,
             ended=settings.ended,
             max_seconds=limit,

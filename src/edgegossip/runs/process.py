@@ -70,6 +70,20 @@ def on_stop_signal(
             signal.signal(number, handler)
 
 
+@contextmanager
+def on_leave_signal(leave: Callable[[], None]) -> Iterator[None]:
+    """Call `leave` at SIGUSR1, where there is this signal, and in the main thread only."""
+    number = getattr(signal, "SIGUSR1", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(number, lambda *_: leave())
+    try:
+        yield
+    finally:
+        signal.signal(number, earlier)
+
+
 # Threads.
 
 

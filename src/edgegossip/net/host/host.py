@@ -121,7 +121,9 @@ class Host(Generic[State]):
         # Without checkpoints, nobody resumes, and only links that come back ask for messages.
         log_bytes = settings.max_log_bytes // (8 if self._save is None else 1)
         life, repeats = runtime.new_life(), self._traits.takes_repeats
-        self.peers = peers = Peers(rank, num_workers, life, log_bytes, settings.ended, repeats)
+        self.peers = peers = Peers(
+            rank, num_workers, life, log_bytes, settings.ended, repeats, settings.is_open
+        )
         self.sending, self.receiving, self._plausibility = connect(
             algorithm, initial_params, transport, inbox, peers, settings, clock
         )
@@ -131,7 +133,7 @@ class Host(Generic[State]):
         self._alarms = Alarms()
         self._patience = Patience()
         self._chores = Chores(services.chores)
-        self._should_stop = False
+        self._should_stop = self._should_leave = False
         self._kept_at: Seconds = 0.0
         self._checkpoint_at: Seconds = math.inf if self._save is None else 0.0
         # Events that came before the run began, or that a checkpoint holds.
@@ -158,6 +160,11 @@ class Host(Generic[State]):
         """After the current work, store a checkpoint and leave; thread-safe."""
         self._should_stop = True
         self._inbox.put(None)
+
+    def leave(self) -> None:
+        """Do as `stop`, and tell the others not to wait for a return; thread-safe."""
+        self._should_leave = True
+        self.stop()
 
     def run(self) -> str:
         """Take part until the end; return "finished", "time limit" or "interrupted".
@@ -312,7 +319,8 @@ class Host(Generic[State]):
         if self._should_stop and (not self._work.is_busy or self._work.put_off()):
             if self.peers.has_begun and self._save is not None:
                 # Told with the checkpoint: the others then wait for this worker to come back.
-                self.sending.phase = Phase.LEAVING
+                if not self._should_leave:  # else it says that it is gone, when it closes
+                    self.sending.phase = Phase.LEAVING
                 self._keep()
             return "interrupted"
         if self.now >= self._latest_end:

@@ -29,6 +29,8 @@ _AGAIN: Seconds = 1.0
 """Seconds between two statuses during the meeting, in case one was lost."""
 _STRAGGLERS: Seconds = 2.0
 """Seconds to wait for missing workers once other workers have begun."""
+_OPEN_WAIT: Seconds = 1.0
+"""Seconds for which an open run waits for others once it has enough to begin."""
 _PATIENCE = 10.0
 """Time for which a finished worker stays to answer, as a multiple of the run so far."""
 
@@ -64,6 +66,7 @@ class Meeting:
         self._settings = settings
         self._calls = f", calling {', '.join(calls)}" if calls else ""
         self._say_at: Seconds | None = None
+        self._enough_since: Seconds = math.inf
         self._few_since: Seconds = math.inf
         self.shortage: str | None = None
         """Reason why the run cannot continue, if any."""
@@ -101,9 +104,20 @@ class Meeting:
         if now >= self._tell_at:
             self._tell_at = now + _AGAIN
             self._sending.tell_all(again=True)
+        if not self._has_enough:
+            self._enough_since = math.inf
+        elif self._settings.is_open:
+            self._enough_since = min(self._enough_since, now)
+            self.deadline = min(self.deadline, self._enough_since + _OPEN_WAIT)
         # The others wait for nobody any more, so waiting much longer only puts this one back.
         if self._peers.began_at is not None:
             self.deadline = min(self.deadline, now + _STRAGGLERS)
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether enough workers have come or ended; one that has ended is not missing."""
+        num_here = self._peers.num_workers - len(self._peers.missing)
+        return num_here >= min(self._settings.min_to_begin, self._peers.num_workers)
 
     def conclude(self) -> None:
         """End the wait.
@@ -113,9 +127,8 @@ class Meeting:
         """
         self._introductions.require_majority(is_waiting=False)
         missing, settings = self._peers.missing, self._settings
-        # Workers that have ended are not missing, so they count.
         num_here = self._peers.num_workers - len(missing)
-        if num_here < min(settings.min_to_begin, self._peers.num_workers):
+        if not self._has_enough:
             ended = " ".join(map(str, sorted({*missing, *settings.ended})))
             raise NetworkError(
                 f"{num_here} of the {settings.min_to_begin} workers that a run needs to begin "
@@ -124,7 +137,13 @@ class Meeting:
                 "workers `edgegossip doctor` reaches, name those that have finished (--ended "
                 f"{ended}), or require fewer (--min-workers 1)"
             )
-        if missing:
+        if settings.is_open:
+            _LOG.info(
+                "beginning with %d of at most %d workers; others may come at any time",
+                num_here,
+                self._peers.num_workers,
+            )
+        elif missing:
             _LOG.warning(
                 "beginning without %s: absent, not linked to this worker, or with different "
                 "settings; the data of an absent worker is not used",

@@ -154,6 +154,7 @@ class Peers:
             none.
         ended: Workers that have already finished; the others do not wait for them.
         takes_repeats: As in the algorithm's `Traits`.
+        is_open: As in `HostSettings`.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Peers:
         max_log_bytes: int = 0,
         ended: Collection[Rank] = (),
         takes_repeats: bool = False,
+        is_open: bool = False,
     ) -> None:
         self.rank = rank
         self.num_workers = num_workers
@@ -172,6 +174,7 @@ class Peers:
         self.has_begun = False
         self._ended = frozenset(ended)
         self._takes_repeats = takes_repeats
+        self.is_open = is_open
         # Workers that have left, and the time on this worker's clock when they count as lost.
         self._leaving: dict[Rank, Seconds] = {}
         others = (other for other in range(num_workers) if other != rank)
@@ -182,6 +185,10 @@ class Peers:
 
     def __iter__(self) -> Iterator[tuple[Rank, Peer]]:
         return iter(self._peers.items())
+
+    def awaits(self, peer: Peer) -> bool:
+        """Whether the run counts on this worker: on one of an open run, once it was there."""
+        return not self.is_open or peer.life != 0
 
     @property
     def active(self) -> list[Rank]:
@@ -322,7 +329,9 @@ class Peers:
             return []
         # The algorithm must hear of a loss before each return, even if this worker missed it
         # because the other one restarted too fast.
-        has_restarted = peer.known_life not in (0, peer.life)
+        # In an open run, one that appears for the first time has an empty state, too.
+        is_known = peer.known_life != 0 or self.is_open
+        has_restarted = is_known and peer.known_life != peer.life
         lost: list[Event] = [] if peer.is_lost else [WorkerLost(rank)]
         if peer.is_lost:  # nobody waits for messages that it sent in the meantime
             peer.has_lost_some, peer.num_gaps = False, 0

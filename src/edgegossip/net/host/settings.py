@@ -49,6 +49,8 @@ class HostSettings:
             in `ended` count.
         min_workers: Number of workers that a run needs to continue.
         ended: Workers that have already finished; the others do not wait for them.
+        is_open: Whether the number of workers is a limit: the run begins soon after
+            `min_to_begin` have met, and workers may come for the first time at any time.
         max_seconds: Time limit, counted from the beginning of the run.
         ending_seconds: Seconds beyond `max_seconds` for the last messages of an algorithm that
             knows the limit; training is then no longer awaited.
@@ -73,6 +75,7 @@ class HostSettings:
     min_to_begin: int = 1
     min_workers: int = 1
     ended: tuple[Rank, ...] = ()
+    is_open: bool = False
     max_seconds: Seconds = math.inf
     ending_seconds: Seconds = 0.0
     checkpoint_seconds: Seconds = 60.0
