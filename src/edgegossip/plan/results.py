@@ -164,8 +164,9 @@ def _ranking_table(order: Sequence[Outlook], goal: float) -> Table:
             ("busiest uplink", "percent"),
         ),
         rows=tuple(_line(each) for each in order),
-        note="Medians over seeds that were not used to choose settings, measured on held-out "
-        f"training samples; the target is "
+        note="Time to the target: of the mean over seeds that were not used to choose "
+        "settings; soonest and latest: of single seeds; others are medians over the seeds. "
+        "Measured on held-out training samples; the target is "
         f"{units.metric_value(goal, metric, 2)}. {reason(order)} Sent, "
         "energy and samples: of all machines, up to the target; energy follows from the "
         "machines' watts and joules per byte. Idle: share of the machines' capacity "
