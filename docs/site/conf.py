@@ -69,6 +69,7 @@ Simulator <docs/simulator>
 Real machines <docs/network>
 Existing scripts <docs/scripts>
 Local data <docs/local-data>
+docs/deployment
 docs/security
 docs/monitor
 Run folder <docs/run-folder>
