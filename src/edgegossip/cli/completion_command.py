@@ -20,6 +20,8 @@ from edgegossip.cli.commands import (
     report_folder,
 )
 from edgegossip.cli.doctor_command import Doctor
+from edgegossip.cli.invite_command import BanOptions, InviteOptions, MembersOptions
+from edgegossip.cli.join_command import JoinOptions, LeaveOptions
 from edgegossip.cli.plan_command import PlanOptions
 from edgegossip.cli.profile_command import ProfileOptions
 from edgegossip.cli.router_command import RouterOptions
@@ -51,6 +53,7 @@ _WITH_RECIPE = {
     "plan": PlanOptions,
     "launch": LaunchOptions,
     "worker": WorkerOptions,
+    "invite": InviteOptions,
     "gather": GatherOptions,
     "measure": MeasureOptions,
     "profile": ProfileOptions,
@@ -92,6 +95,10 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "report": report_folder,
         "export": ExportOptions,
         "router": RouterOptions,
+        "join": JoinOptions,
+        "leave": LeaveOptions,
+        "members": MembersOptions,
+        "ban": BanOptions,
         "script": ScriptOptions,
         "certs": _choice(CERTS_COMMANDS),
         "doctor": Doctor,
