@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.transports import free_ports
 
+from edgegossip.cli.doctor_command import doctor_command
 from edgegossip.cli.invite_command import ban_command, members_command
 from edgegossip.cli.join_command import join_command, leave_command
 from edgegossip.contract.errors import NetworkError, UsageError
@@ -40,6 +41,7 @@ def megabyte(num_workers: int = 4):
     return replace(made, task=replace(made.task, model=model))
 """
 NUM_WORKERS = 3
+ROUTER = free_ports(1)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +199,7 @@ def house() -> Iterator[tuple[Members, SigningService]]:
 
 
 def service(members: Members, words: tuple[str, ...], **given: str) -> SigningService:
-    routers = ("tls/127.0.0.1:7447",)
+    routers = (f"tls/127.0.0.1:{ROUTER}",)
     offer = Offer(
         run="night", words=words, num_workers=2, routers=routers, version="1", **given
     )
@@ -234,6 +236,25 @@ def test_a_machine_that_can_be_called_gets_direct_links(
     [port] = free_ports(1)
     join_command([invitation(*house), "--name", "a", "--no-start", "--port", str(port)])
     assert JoinedRun.read(Path("runs/joined/night")).listen == f"tls/0.0.0.0:{port}"
+
+
+def test_doctor_says_whether_links_are_direct(
+    house: tuple[Members, SigningService], capsys: pytest.CaptureFixture[str]
+) -> None:
+    [port] = free_ports(1)
+    for name, options in {"a": ["--relay"], "b": ["--port", str(port)]}.items():
+        words = ["--name", name, "--out", name, "--no-start"]
+        join_command([invitation(*house), *words, *options])
+    capsys.readouterr()
+    assert doctor_command(["--joined", "a"]) == 1  # there is no router
+    said = " ".join(capsys.readouterr().out.split())
+    assert "members: a, b" in said
+    assert f"router failed tls/127.0.0.1:{ROUTER}" in said
+    assert "links ok relayed by a router" in said
+    doctor_command(["--joined", "b"])
+    assert f"links ok direct, at tls/0.0.0.0:{port}" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_joining_needs_an_invitation() -> None:
