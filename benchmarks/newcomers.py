@@ -4,10 +4,10 @@
 
 `edgegossip invite` runs on this machine, and two workers that have joined train a model of
 1.05 MB (GoSGD) without a pause. Then newcomers join one after the other, each with an
-invitation of its own, and leave after their first step. Measured is the time from the start of the `edgegossip join`
-process until the first `trained` in the newcomer's `events.jsonl`, and when its certificate and
-its folder were there. All processes share this machine; the load of the minute before is noted.
-Exits with 1 if one takes longer than 10 s.
+invitation of its own, and leave after their first step. Measured is the time from the start of
+the `edgegossip join` process until the first `trained` in the newcomer's `events.jsonl`, and
+when its certificate and its folder were there. All processes share this machine; the load of
+the minute before is noted. Exits with 1 if one takes longer than 10 s.
 """
 
 from __future__ import annotations
