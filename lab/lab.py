@@ -36,6 +36,8 @@ class HostSpec:
             takes from so small a quota would be lost.
         bandwidth: Bytes per second, each way, of frames with their headers; None for no limit.
         latency: Seconds from the host to the switch, and as many back.
+        is_behind_nat: Whether a home router is in between: others see the router's address,
+            and cannot call the host. It needs the command nft.
 
     Raises:
         ValueError: If a number is out of range.
@@ -44,6 +46,7 @@ class HostSpec:
     cpu: float | None = None
     bandwidth: float | None = None
     latency: float = 0.0
+    is_behind_nat: bool = False
 
     def __post_init__(self) -> None:
         if self.cpu is not None and not self.cpu >= 0.05:
@@ -65,7 +68,7 @@ class Lab:
 
     Attributes:
         hosts: As given.
-        addresses: Of the hosts.
+        addresses: Of the hosts; of the home router where a host is behind one.
 
     Raises:
         LabError: On entering, if the machine lacks something or refuses it.
@@ -204,6 +207,8 @@ class Lab:
             machine.make_group(group)
             if spec.cpu is not None:
                 machine.set_quota(group, spec.cpu)
+            if spec.is_behind_nat:
+                self._network.hide(host)
             if spec.bandwidth is not None:
                 self._network.limit(host, spec.bandwidth)
             if spec.latency:

@@ -66,6 +66,7 @@ docs/tasks
 docs/tools
 docs/recipes
 Simulator <docs/simulator>
+Three machines at home <docs/home>
 Real machines <docs/network>
 Existing scripts <docs/scripts>
 Local data <docs/local-data>

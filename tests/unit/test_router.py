@@ -73,6 +73,24 @@ def test_workers_meet_behind_routers(
     assert caplog.messages == []
 
 
+@pytest.mark.slow
+def test_workers_that_do_not_listen_use_a_second_router_while_the_first_is_lost(
+    folder: Path, opened: ExitStack
+) -> None:
+    last = router(folder, opened)
+    with ExitStack() as first:
+        address = Address(connect=(router(folder, first, last), last))
+        a, b = (worker(folder, opened, rank, address) for rank in (0, 1))
+        assert a.events.next() == ("appeared", 1, 101)
+        assert b.events.next() == ("appeared", 0, 100)
+        a.send(1, b"once")
+        assert b.events.next() == ("received", 0, b"once")
+    a.events.until(("appeared", 1, 101))
+    b.events.until(("appeared", 0, 100))
+    a.send(1, b"again")
+    b.events.until(("received", 0, b"again"))
+
+
 def test_a_worker_that_calls_a_worker_is_warned_that_it_reaches_no_other(
     folder: Path, opened: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,6 +21,8 @@ from edgegossip.cli.commands import (
 )
 from edgegossip.cli.demo_command import Demo
 from edgegossip.cli.doctor_command import Doctor
+from edgegossip.cli.invite_command import BanOptions, InviteOptions, MembersOptions
+from edgegossip.cli.join_command import JoinOptions, LeaveOptions
 from edgegossip.cli.new_command import New
 from edgegossip.cli.plan_command import PlanOptions
 from edgegossip.cli.profile_command import ProfileOptions
@@ -53,6 +55,7 @@ _WITH_RECIPE = {
     "plan": PlanOptions,
     "launch": LaunchOptions,
     "worker": WorkerOptions,
+    "invite": InviteOptions,
     "gather": GatherOptions,
     "measure": MeasureOptions,
     "profile": ProfileOptions,
@@ -94,6 +97,10 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "report": report_folder,
         "export": ExportOptions,
         "router": RouterOptions,
+        "join": JoinOptions,
+        "leave": LeaveOptions,
+        "members": MembersOptions,
+        "ban": BanOptions,
         "script": ScriptOptions,
         "certs": _choice(CERTS_COMMANDS),
         "doctor": Doctor,

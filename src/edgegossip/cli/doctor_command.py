@@ -34,6 +34,8 @@ class Doctor:
         rank: Rank of this worker, required with --tls.
         router: Check a router's machine instead of a worker's.
         redis: Server to try for telemetry, such as redis://host:6379.
+        joined: Folder of a run that this machine has joined: tries its signing service and
+            routers, and says whether links are direct or relayed.
     """
 
     connect: tuple[str, ...] = ()
@@ -41,6 +43,7 @@ class Doctor:
     rank: int | None = None
     router: bool = False
     redis: str | None = None
+    joined: Path | None = None
 
     def __post_init__(self) -> None:
         if self.router and self.rank is not None:
@@ -74,6 +77,8 @@ def doctor_command(arguments: list[str]) -> int:
     findings = [*_software(), *_hardware(), _redis(options.redis)]
     if options.tls is not None or options.connect:
         findings += _network(options)
+    if options.joined is not None:
+        findings += _joined(options.joined)
     table = Table(box=None, padding=(0, 1), show_header=False)
     for finding in findings:
         style = _STYLES[finding.state]
@@ -174,6 +179,32 @@ def _network(options: Doctor) -> Iterator[Finding]:
             yield Finding(endpoint, "ok", detail, was_asked_for=True)
         except (NetworkError, ValueError) as error:
             yield Finding(endpoint, "failed", str(error), was_asked_for=True)
+
+
+def _joined(folder: Path) -> Iterator[Finding]:
+    from edgegossip.net.identity.joined import JoinedRun
+    from edgegossip.net.zenoh.probe import probe
+
+    run = JoinedRun.read(folder)
+    host, port = run.service
+    try:
+        rows = run.ask(folder, "members")["members"]
+        others = [each["name"] for each in rows if each["state"] == "member"]
+        detail = f"{host}:{port}; members: {', '.join(sorted(others))}"
+        yield Finding("signing service", "ok", detail, was_asked_for=True)
+    except NetworkError as error:
+        yield Finding("signing service", "failed", str(error), was_asked_for=True)
+    for endpoint in run.routers:
+        try:
+            reached = probe(endpoint, run.tls(folder))
+            detail = f"{endpoint}, {1e3 * reached.seconds:.0f} ms"
+            yield Finding("router", "ok", detail, was_asked_for=True)
+        except (NetworkError, ValueError) as error:
+            yield Finding("router", "failed", f"{endpoint}: {error}", was_asked_for=True)
+    detail = "relayed by a router: the signing service could not call this machine"
+    if run.listen is not None:
+        detail = f"direct, at {run.listen}, with members that can be called, too; else relayed"
+    yield Finding("links", "ok", detail)
 
 
 def _optional(name: str) -> Any:  # noqa: ANN401

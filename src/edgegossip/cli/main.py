@@ -34,6 +34,11 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip launch RECIPE -n 4     one process per worker on this machine, over a real network
   edgegossip worker RECIPE --rank R this machine is worker R; the others are elsewhere
   edgegossip router                 join workers that cannot connect to each other
+  edgegossip invite RECIPE          invite machines to a run, and connect them
+  edgegossip join INVITATION        join a run with such a line, and train
+  edgegossip leave --out DIR        leave a run that this machine has joined
+  edgegossip members                who has joined, and who is present
+  edgegossip ban NAME               expel a machine for good
   edgegossip script -n 4 FILE.py    a training script of your own, once for each worker
   edgegossip gather RECIPE --out DIR  measure and draw what workers left in DIR/workers/R
   edgegossip measure RECIPE --rank R --out DIR
@@ -141,6 +146,11 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": _imported("edgegossip.cli.worker_command", "launch_command"),
     "worker": _imported("edgegossip.cli.worker_command", "worker_command"),
     "router": _imported("edgegossip.cli.router_command", "router_command"),
+    "invite": _imported("edgegossip.cli.invite_command", "invite_command"),
+    "join": _imported("edgegossip.cli.join_command", "join_command"),
+    "leave": _imported("edgegossip.cli.join_command", "leave_command"),
+    "members": _imported("edgegossip.cli.invite_command", "members_command"),
+    "ban": _imported("edgegossip.cli.invite_command", "ban_command"),
     "script": _imported("edgegossip.cli.script_command", "script_command"),
     "gather": _imported("edgegossip.cli.worker_command", "gather_command"),
     "measure": _imported("edgegossip.cli.worker_command", "measure_command"),

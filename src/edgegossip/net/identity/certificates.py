@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -27,8 +27,10 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgegossip.contract.errors import NetworkError
-from edgegossip.contract.protocol import Rank
 from edgegossip.machine.files import locked_file, write_whole
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from edgegossip.contract.protocol import Rank
 
 _LOG = logging.getLogger("edgegossip.net")
 
@@ -45,6 +47,8 @@ RUN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 _LABEL = r"[A-Za-z0-9_](?:[\w-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?:{_LABEL}\.)*(?!\d+$){_LABEL}", re.ASCII)
+SERVICE = "edgegossip-enrollment"
+"""The common name of the signing service, which no access control knows."""
 _AUTHORITY = "authority"
 _ISSUED = "issued.pem"
 REVOKED = "revoked.pem"
@@ -142,7 +146,7 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
     # Each authority has its own name, so that an error can tell two of them apart.
     name = _name(f"edgegossip authority {secrets.token_hex(4)}")
     certificate = (
-        _builder(name, name, key, key, lifetime)
+        _builder(name, name, key.public_key(), key.public_key(), lifetime)
         .serial_number(x509.random_serial_number())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
@@ -209,34 +213,88 @@ def issue(
             _refuse_to_overwrite((path for pair in paths for path in pair), "--replace it")
         for rank, pair in zip(ranks, paths, strict=True):
             key = ec.generate_private_key(ec.SECP256R1())
-            signed = _sign(rank, key, run_name, names, lifetime, authority, authority_key)
-            # Recorded first, so that the authority knows of every certificate in use.
-            path = folder / _ISSUED
-            known = read_file(path) if path.exists() else b""
-            write_file(path, known + signed.public_bytes(Encoding.PEM), mode=0o644)
+            holder = holder_name(rank, run_name)
+            signed = _sign(holder, key.public_key(), names, lifetime, authority, authority_key)
+            _record(folder, signed)
             publish(folder, pair[0].parent)
             _write_pair(pair, signed, key)
     return [certificate for certificate, _ in paths]
 
 
+def issue_for(
+    folder: Path,
+    rank: Rank,
+    key: ec.EllipticCurvePublicKey,
+    *,
+    run_name: str,
+    days: int = 365,
+    begin: datetime | None = None,
+) -> x509.Certificate:
+    """Sign a certificate of worker `rank` for a key that was made on another machine.
+
+    Args:
+        folder: Folder of the authority.
+        rank: The worker.
+        key: Public key of its machine, which has proved that it owns the private one.
+        run_name: Name of the runs in which the certificate is valid.
+        days: Validity in days; limited by the authority's.
+        begin: Time from which `days` count; by default now.
+
+    Raises:
+        NetworkError: If `folder` has no authority, or cannot be written to.
+        ValueError: If `days` is out of range.
+    """
+    begin, end = _lifetime(days, begin)
+    authority, authority_key = load_authority(folder)
+    lifetime = begin, min(end, authority.not_valid_after_utc)
+    holder = holder_name(rank, run_name)
+    with changing(folder):
+        signed = _sign(holder, key, (), lifetime, authority, authority_key)
+        _record(folder, signed)
+    return signed
+
+
+def make_service_identity(folder: Path, *, days: int = 2) -> tuple[bytes, bytes]:
+    """Make a certificate and a key of the signing service, in PEM, without writing them.
+
+    No link accepts the certificate, because its name is neither a worker's nor a router's.
+
+    Raises:
+        NetworkError: If `folder` has no authority.
+    """
+    authority, authority_key = load_authority(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    lifetime = _lifetime(days, None)
+    signed = _sign(SERVICE, key.public_key(), (), lifetime, authority, authority_key)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return signed.public_bytes(Encoding.PEM), pem
+
+
+def _record(folder: Path, certificate: x509.Certificate) -> None:
+    # Before the certificate is handed out, so that the authority knows of every one in use.
+    path = folder / _ISSUED
+    known = read_file(path) if path.exists() else b""
+    write_file(path, known + certificate.public_bytes(Encoding.PEM), mode=0o644)
+
+
 def _sign(
-    rank: Rank | None,
-    key: ec.EllipticCurvePrivateKey,
-    run_name: str | None,
+    holder: str,
+    key: ec.EllipticCurvePublicKey,
     names: Iterable[x509.GeneralName],
     lifetime: Lifetime,
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
-    subject, serial = _name(holder_name(rank, run_name)), x509.random_serial_number()
-    own_names = [x509.DNSName(each) for each in (holder_name(rank), serial_name(serial))]
+    serial = x509.random_serial_number()
+    own_names = [holder.partition("@")[0], serial_name(serial)]
     builder = (
-        _builder(subject, authority.subject, key, authority_key, lifetime)
+        _builder(_name(holder), authority.subject, key, authority_key.public_key(), lifetime)
         .serial_number(serial)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
     )
-    for extension in (_PURPOSES, x509.SubjectAlternativeName([*own_names, *names])):
+    all_names = x509.SubjectAlternativeName([*map(x509.DNSName, own_names), *names])
+    for extension in (_PURPOSES, all_names):
         builder = builder.add_extension(extension, critical=False)
     return builder.sign(authority_key, hashes.SHA256())
 
@@ -402,11 +460,10 @@ def _alternative_name(host: str) -> x509.GeneralName:
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer_key: ec.EllipticCurvePrivateKey,
+    own: ec.EllipticCurvePublicKey,
+    above: ec.EllipticCurvePublicKey,
     lifetime: Lifetime,
 ) -> x509.CertificateBuilder:
-    own, above = key.public_key(), issuer_key.public_key()
     above_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(above)
     return (
         x509.CertificateBuilder()

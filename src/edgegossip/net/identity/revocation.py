@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -23,7 +23,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edgegossip.contract.errors import NetworkError
-from edgegossip.contract.protocol import Rank
 from edgegossip.net.identity.certificates import (
     REVOKED,
     changing,
@@ -36,6 +35,9 @@ from edgegossip.net.identity.certificates import (
     serial_name,
     write_file,
 )
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from edgegossip.contract.protocol import Rank
 
 _LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 

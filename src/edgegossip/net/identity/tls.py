@@ -8,14 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from edgegossip.contract.errors import NetworkError
-from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.machine.system import others_may_read
 from edgegossip.net.address import Address
 from edgegossip.net.identity.certificates import (
@@ -37,6 +36,9 @@ from edgegossip.net.identity.revocation import (
     list_path,
     parse_lists,
 )
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from edgegossip.contract.protocol import Rank, Seconds
 
 _LOG = logging.getLogger("edgegossip.net")
 _SOON = timedelta(days=7)

@@ -21,6 +21,8 @@ _FIRST = 0x10000
 _NUM_DIGITS = len(f"{_FIRST:x}")
 _MAX_DOUBLINGS = 10
 _MAX_REASONS = 1000
+ALIVE = "edgegossip/*/alive/*/*"
+"""Keys of all signs of life."""
 _TOKEN = re.compile(r"edgegossip/([^/]+)/alive/(\d{1,9})/[^/]+")
 Ends: TypeAlias = tuple[str, str, str]
 """The session at the other end of a link, and the addresses of both ends."""
@@ -292,7 +294,17 @@ def report_strangers(
             )
             report(rank if rank < num_workers else None, reason)
 
-    session.liveliness().declare_subscriber("edgegossip/*/alive/*/*", appeared, history=True)
+    session.liveliness().declare_subscriber(ALIVE, appeared, history=True)
+
+
+def token_of(key: str) -> tuple[str, Rank | None]:
+    """The run and the rank that a sign of life names; both are claims.
+
+    >>> token_of("edgegossip/night:quickstart/alive/3/17"), token_of("else")
+    (('night:quickstart', 3), ('', None))
+    """
+    match = _TOKEN.fullmatch(key)
+    return ("", None) if match is None else (match[1], int(match[2]))
 
 
 def report_links(

@@ -8,12 +8,18 @@ from types import TracebackType
 
 import zenoh
 
-from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range
 from edgegossip.net.address import Address
-from edgegossip.net.identity.access import known_holders, zenoh_security
+from edgegossip.net.identity.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.identity.tls import TLS, CertificateWatch, Credentials
-from edgegossip.net.zenoh.links import ExpiredLinks, log_refused_connections, report_links
+from edgegossip.net.zenoh.links import (
+    ALIVE,
+    ExpiredLinks,
+    log_refused_connections,
+    report_links,
+    token_of,
+)
 from edgegossip.net.zenoh.session import (
     LEASE,
     KeepTrying,
@@ -71,6 +77,7 @@ class Router:
         if security is not None:
             log_refused_connections()
             watch = CertificateWatch(security, None, run_names)
+        self._alive: set[str] = set()
         self._expired_links = ExpiredLinks()
         self._session = RenewedSession(
             self._open_session,
@@ -105,7 +112,20 @@ class Router:
             )
         return open_session(settings, self._address, self._num_workers, keep_trying)
 
+    def present(self, run_name: str) -> set[Rank]:
+        """Ranks of the workers of the runs with this name that show signs of life."""
+        found = (token_of(key) for key in tuple(self._alive))
+        return {rank for run, rank in found if rank is not None and bound_name(run) == run_name}
+
     def _enter(self, session: zenoh.Session) -> None:
+        alive: set[str] = set()
+        self._alive = alive
+
+        def changed(sample: zenoh.Sample) -> None:
+            change = alive.add if sample.kind == zenoh.SampleKind.PUT else alive.discard
+            change(str(sample.key_expr))
+
+        session.liveliness().declare_subscriber(ALIVE, changed, history=True)
         # No dead links here: a router calls no worker, so no worker's session can be stuck in
         # it.
         self._expired_links.follow(session)

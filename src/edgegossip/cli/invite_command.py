@@ -1,0 +1,354 @@
+"""The commands of the machine that invites others to a run. Importing this imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import tyro
+
+from edgegossip.cli.command import Command, parse_recipe
+from edgegossip.cli.options import KeepOptions
+from edgegossip.cli.printing import log_to_console
+from edgegossip.contract.errors import NetworkError, UsageError
+from edgegossip.contract.protocol import Seconds
+from edgegossip.machine.files import locked_file
+from edgegossip.net.address import Address, parse
+from edgegossip.net.identity.certificates import (
+    RUN_NAME,
+    authority_folder,
+    authority_paths,
+    holder_paths,
+    issue,
+    load_authority,
+    make_authority,
+    write_file,
+)
+from edgegossip.net.identity.enrollment import Offer, fingerprint_of
+from edgegossip.net.identity.invitation import Invitation
+from edgegossip.net.identity.joined import JoinedRun
+from edgegossip.net.identity.members import NAME, Member, Members
+from edgegossip.net.identity.signing import SigningService
+from edgegossip.net.identity.tls import load_tls
+from edgegossip.net.zenoh.router import Router
+from edgegossip.net.zenoh.session import LEASE
+from edgegossip.recipes.call import RecipeCall, option_words
+from edgegossip.runs.process import on_stop_signal
+
+PORT = 7446
+"""Usual port of the signing service, below that of routers and workers."""
+_ABSENT: Seconds = 15.0
+_MOST_CODE_BYTES = 2**19
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions(KeepOptions):
+    """Options that all workers of a run share.
+
+    Args:
+        only: Algorithm to run if the recipe is a comparison; by default its baseline.
+    """
+
+    only: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InviteOptions(SharedOptions):
+    """Invite machines to a run, and connect them, until Ctrl+C.
+
+    The first call makes an authority and a router's certificate. A second call beside a running
+    one prints another invitation. The recipe's --num-workers is the limit of the run.
+
+    Args:
+        host: Name or address under which the others reach this machine, e.g. 203.0.113.7; by
+            default its address in the local network.
+        name: Name of the run; by default the recipe's.
+        certs: Folder of all certificates, as of certs init.
+        port: Port at which new machines ask for a certificate.
+        router_port: Port of the router.
+        router: Endpoint of a further router, which runs elsewhere, e.g. tls/other:7447;
+            repeatable. Workers use it if this one is lost.
+        minutes: Time for which an invitation is valid.
+        days: Validity of the machines' certificates.
+        lease: Lease of links in seconds; see `edgegossip router`.
+    """
+
+    host: str | None = None
+    name: str | None = None
+    certs: Path = Path("certs")
+    port: int = PORT
+    router_port: int = 7447
+    router: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    minutes: float = 60.0
+    days: int = 365
+    lease: Seconds = LEASE
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not RUN_NAME.fullmatch(self.name):
+            raise ValueError(
+                f"name must have 1 to 40 letters, digits and '_.-', got {self.name!r}"
+            )
+        if not 0 < self.minutes <= 7 * 24 * 60:
+            raise ValueError(f"minutes must be above 0, and at most a week, got {self.minutes}")
+        for endpoint in self.router:
+            if parse("router", endpoint)[0] != "tls":
+                raise ValueError(f"router must be tls/HOST:PORT, got {endpoint!r}")
+
+
+def invite_command(arguments: list[str]) -> int:
+    """`edgegossip invite`."""
+    log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
+    command = parse_recipe("invite", InviteOptions, arguments)
+    options = command.options
+    run = options.name or re.sub(r"[^A-Za-z0-9_.-]", "_", _recipe(command))[:40]
+    authority = authority_folder(options.certs)
+    if not authority_paths(authority)[0].exists():
+        make_authority(authority)
+    members = Members(authority, run)
+    with ExitStack() as stack:
+        try:
+            lock = locked_file(authority / f".{run}.service.lock", wait=False)
+            stack.enter_context(lock)
+        except BlockingIOError:
+            _invite_once_more(members, options)
+            return 0
+        _serve(command, members, stack)
+    return 0
+
+
+def _recipe(command: Command[InviteOptions, RecipeCall]) -> str:
+    return command.call.name.rpartition(":")[2]
+
+
+def _invite_once_more(members: Members, options: InviteOptions) -> None:
+    path = _service_path(members)
+    try:
+        host, port = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise NetworkError(
+            f"{path} is missing; the other `edgegossip invite` begins or ends: try again"
+        ) from None
+    authority = load_authority(members.folder)[0]
+    token = members.invite(60 * options.minutes)
+    invitation = Invitation(host, port, members.run, fingerprint_of(authority), token)
+    _show(invitation, options.minutes)
+
+
+def _service_path(members: Members) -> Path:
+    return members.folder / f"{members.run}.service.json"
+
+
+def _serve(
+    command: Command[InviteOptions, RecipeCall], members: Members, stack: ExitStack
+) -> None:
+    options, run = command.options, members.run
+    experiment = options.applied_to(command.call.experiment(options.only))
+    num_workers = experiment.num_workers
+    host = options.host or _local_address()
+    router = stack.enter_context(_router(options, members, host, num_workers))
+    offer = _offer(command, run, num_workers, _endpoint(host, options.router_port))
+    service = SigningService(
+        members,
+        offer,
+        host="::" if ":" in host else "",
+        port=options.port,
+        days=options.days,
+        present=lambda: router.present(run),
+    )
+    stack.enter_context(service)
+    record = json.dumps([host, service.port]).encode()
+    write_file(_service_path(members), record, mode=0o600)
+    stack.callback(_service_path(members).unlink, missing_ok=True)
+    stop = threading.Event()
+
+    def invite() -> None:
+        token = members.invite(60 * options.minutes)
+        _show(service.invitation(host, token=token), options.minutes)
+
+    with on_stop_signal(stop.set):
+        print(
+            f"run {run}: {' '.join(offer.words)}, at most {num_workers} workers\n"
+            f"router at port {options.router_port}, signing service at port {service.port}, "
+            f"both at {host}; Ctrl+C ends them"
+        )
+        invite()
+        if sys.stdin.isatty():
+            print("press Enter for another invitation", flush=True)
+            threading.Thread(target=_at_each_line, args=(invite,), daemon=True).start()
+        stop.wait()
+
+
+def _router(options: InviteOptions, members: Members, host: str, num_workers: int) -> Router:
+    if not holder_paths(options.certs / "router", None)[0].exists():
+        issue(members.folder, [None], out=options.certs)
+    everywhere = "::" if ":" in host else "0.0.0.0"
+    listen = _endpoint(everywhere, options.router_port)
+    return Router(
+        Address(listen=(listen,), connect=options.router),
+        num_workers=num_workers,
+        security=load_tls(options.certs, None, [members.run]),
+        run_names=[members.run],
+        lease=options.lease,
+    )
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"tls/[{host}]:{port}" if ":" in host else f"tls/{host}:{port}"
+
+
+def _at_each_line(invite: Callable[[], None]) -> None:
+    for _ in sys.stdin:
+        invite()
+
+
+def _offer(
+    command: Command[InviteOptions, RecipeCall], run: str, num_workers: int, router: str
+) -> Offer:
+    options, code, digest = command.options, None, None
+    shared = {name: getattr(options, name) for name in ("only", "keep", "patience")}
+    given = [w for name, x in shared.items() if x is not None for w in option_words(name, x)]
+    words = [*command.call.words(), *given]
+    file, colon, function = command.call.name.rpartition(":")
+    if colon:
+        content = Path(file).read_bytes()
+        if len(content) > _MOST_CODE_BYTES:
+            raise UsageError(f"{file} has more than {_MOST_CODE_BYTES} bytes; make it smaller")
+        code, digest = content.decode(), hashlib.sha256(content).hexdigest()
+        words[0] = f"{Path(file).name}:{function}"
+    return Offer(
+        run=run,
+        words=tuple(words),
+        num_workers=num_workers,
+        routers=(router, *options.router),
+        version=importlib.metadata.version("edgegossip"),
+        digest=digest,
+        code=code,
+    )
+
+
+def _local_address() -> str:
+    """The address of this machine in the network with its default route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent; the address is for examples
+            address: str = probe.getsockname()[0]
+        except OSError:
+            raise UsageError(
+                "this machine has no network; give the --host under which others reach it"
+            ) from None
+    return address
+
+
+def _show(invitation: Invitation, minutes: float) -> None:
+    print(f"\nfor one machine, within {minutes:g} minutes:\n\n  edgegossip join {invitation}\n")
+    if sys.stdout.isatty():
+        try:
+            import segno
+        except ImportError:
+            print("(to see it as a QR code, too: pip install 'edgegossip[qr]')")
+        else:
+            segno.make(str(invitation), error="l").terminal(compact=True)
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersOptions:
+    """List the members of a run, on the machine that invites, or on a member's.
+
+    Args:
+        out: Folder of a run that this machine has joined; by default, list the runs of `certs`.
+        certs: Folder of all certificates.
+    """
+
+    out: Path | None = None
+    certs: Path = Path("certs")
+
+
+def members_command(arguments: list[str]) -> int:
+    """`edgegossip members`."""
+    options = tyro.cli(MembersOptions, prog="edgegossip members", args=arguments)
+    if options.out is not None:
+        run = JoinedRun.read(options.out)
+        answer = run.ask(options.out, "members")
+        _print_members(run.run, [Member(**each) for each in answer["members"]], answer["now"])
+        return 0
+    known = Members.all_in(authority_folder(options.certs))
+    if not known:
+        raise NetworkError(
+            f"nobody was invited with {options.certs}; give --certs, or the --out of a run "
+            "that this machine has joined"
+        )
+    for each in known:
+        _print_members(each.run, each.rows(), each.clock())
+    return 0
+
+
+def _print_members(run: str, rows: list[Member], now: Seconds) -> None:
+    print(f"run {run}:" if rows else f"run {run}: no members")
+    for each in rows:
+        rank = "-" if each.rank < 0 else str(each.rank)
+        joined = datetime.fromtimestamp(each.joined)
+        print(
+            f"  {rank:>3}  {each.name:32} {_state(each, now):24} since {joined:%Y-%m-%d %H:%M}"
+        )
+
+
+def _state(member: Member, now: Seconds) -> str:
+    if member.state != "member":
+        return member.state
+    if member.seen is None:
+        return "not seen yet"
+    ago = max(0.0, now - member.seen)
+    return "present" if ago < _ABSENT else f"absent for {ago / 60:.0f} min"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BanOptions:
+    """Expel a machine from a run for good; its certificate is revoked.
+
+    Args:
+        name: Name of the machine, from `edgegossip members`.
+        run: Name of the run, if `certs` has several.
+        certs: Folder of all certificates.
+    """
+
+    name: tyro.conf.Positional[str]
+    run: str | None = None
+    certs: Path = Path("certs")
+
+
+def ban_command(arguments: list[str]) -> int:
+    """`edgegossip ban`."""
+    options = tyro.cli(BanOptions, prog="edgegossip ban", args=arguments)
+    if not NAME.fullmatch(options.name):
+        raise UsageError(
+            f"{options.name!r} is not the name of a machine; see edgegossip members"
+        )
+    runs = [
+        each
+        for each in Members.all_in(authority_folder(options.certs))
+        if options.run in (None, each.run)
+    ]
+    if len(runs) != 1:
+        names = ", ".join(each.run for each in runs) or "none"
+        raise UsageError(f"say from which run (--run); {options.certs} has {names}")
+    member = runs[0].remove(options.name, "banned")
+    if member is None:
+        print(f"{options.name} is no member of {runs[0].run}, and cannot become one")
+    else:
+        print(
+            f"{options.name} is banned, and rank {member.rank} is free; members refuse it "
+            "within seconds"
+        )
+    return 0
