@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import pytest
 from lab.lab import HostSpec, Lab
@@ -13,7 +14,7 @@ from lab import machine, run
 
 
 @pytest.mark.parametrize("bad", [{"cpu": 0.0}, {"bandwidth": 0.0}, {"latency": -1.0}])
-def test_hosts_need_sensible_numbers(bad: dict[str, float]) -> None:
+def test_hosts_need_sensible_numbers(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(bad))} must be"):
         HostSpec(**bad)
 

@@ -24,7 +24,8 @@ from edgegossip.contract.topology import OpenTopology, complete, ring
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.status import Phase
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real.agreement import FinalAverage, agreement_of
+from edgegossip.real.agreement import agreement_of
+from edgegossip.runs.final_average import FinalAverage
 
 LIMIT = 8
 RING = Gossip(topology=ring(LIMIT).open(), num_rounds=40, local_steps=2)
