@@ -23,6 +23,7 @@ from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
+from edgegossip.algorithms.gossip.streaming_diloco import StreamingDiLoCo
 from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.push_sum import PushSum
@@ -224,6 +225,13 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         compressor=TopK(keep_ratio=0.3),
         overlap=True,
     ),
+    "streaming-diloco": StreamingDiLoCo(
+        topology=complete(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        local_steps=2,
+        num_fragments=2,
+        local_share=0.5,
+    ),
 }
 """By name, each for `NUM_WORKERS` workers; `dataclasses.replace` varies them."""
 
@@ -260,6 +268,7 @@ PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     DoubleSqueeze: {"outer_momentum": 0.0, "compressor": Identity()},
     NoLoCo: {"outer_momentum": 0.0, "outer_lr": 1.0},
     SparseLoCo: {"compressor": Identity()},
+    StreamingDiLoCo: {"outer_momentum": 0.0, "local_share": None},
 }
 """With what one worker alone is plain SGD, where it is not with everything."""
 

@@ -33,6 +33,7 @@ from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
+from edgegossip.algorithms.gossip.streaming_diloco import StreamingDiLoCo
 from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -100,6 +101,9 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         timeout=0.5,
     ),
     "sparseloco": SparseLoCo(topology=complete(NUM_WORKERS), num_rounds=6, timeout=0.5),
+    "streaming-diloco": StreamingDiLoCo(
+        topology=complete(NUM_WORKERS), num_rounds=6, num_fragments=2, timeout=0.5
+    ),
     "quasi-global-gossip": QuasiGlobalGossip(
         topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5
     ),

@@ -16,6 +16,7 @@ from .algorithms.gossip.gossip import Gossip as Gossip
 from .algorithms.gossip.noloco import NoLoCo as NoLoCo
 from .algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip as QuasiGlobalGossip
 from .algorithms.gossip.sparseloco import SparseLoCo as SparseLoCo
+from .algorithms.gossip.streaming_diloco import StreamingDiLoCo as StreamingDiLoCo
 from .algorithms.gossip.swift import SWIFT as SWIFT
 from .algorithms.push_sum.difference_push import DifferencePush as DifferencePush
 from .algorithms.push_sum.skew_compensated_sparse_push import (

@@ -30,6 +30,7 @@ from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.quasi_global_gossip import QuasiGlobalGossip
 from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
+from edgegossip.algorithms.gossip.streaming_diloco import StreamingDiLoCo
 from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
@@ -95,6 +96,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "diloco": DiLoCo(topology=COMPLETE, num_rounds=NUM_ROUNDS, compressor=TopK(0.5)),
     "sparseloco": SparseLoCo(**ROUNDS, compressor=TopK(0.5)),
     "double-squeeze": DoubleSqueeze(**ROUNDS, compressor=TopK(0.5)),
+    "streaming-diloco": StreamingDiLoCo(**ROUNDS, compressor=TopK(0.5), num_fragments=2),
 }
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 some_algorithms = pytest.mark.parametrize("algorithm", by_name(ALGORITHMS, ["gosgd", "diloco"]))
@@ -104,7 +106,7 @@ def with_values(algorithm: Algorithm[Any], value: float | Callable[[int], float]
     """Whatever is sent, plain or compressed, has `value` in all places, maybe by its round."""
     inner = getattr(algorithm, "inner", algorithm)
     compressor: Compressor = getattr(inner, "compressor", Identity())
-    size_of: Callable[[int], int] = getattr(inner, "chunk_size", lambda numel: numel)
+    size_of: Callable[[int], int] = getattr(inner, "turn_size", lambda numel: numel)
 
     def lie(receiver: Rank, message: Message) -> Message:
         size = value(message.round) if callable(value) else value

@@ -16,6 +16,7 @@ from edgegossip.algorithms.gossip.gasloc import GASLoC
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.noloco import NoLoCo
 from edgegossip.algorithms.gossip.sparseloco import SparseLoCo
+from edgegossip.algorithms.gossip.streaming_diloco import StreamingDiLoCo
 from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.server.adsp import ADSP
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
@@ -144,6 +145,9 @@ SYSTEMS: Mapping[str, System] = {
         lambda crew, n: AllReduce(**crew.peers, local_steps=n), STEPS, (1, 4, 16)
     ),
     "diloco": System(diloco, STEPS, (16, 4, 64)),
+    "streaming-diloco": System(
+        lambda crew, n: StreamingDiLoCo(**crew.peers, local_steps=n), STEPS, (4, 1, 16)
+    ),
     "edge-gossip-diloco": System(
         lambda crew, n: EdgeGossip(inner=diloco(crew, n)), STEPS, (32, 8, 128)
     ),

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
@@ -33,7 +32,8 @@ class HeldChunk:
     """A chunk at its holder, besides its entries in the model.
 
     Attributes:
-        own: The holder's own progress, taken when it sends the rest to other holders, [chunk].
+        own: The holder's own progress, taken when it sends the rest to other holders, [entries
+            of the chunk that this round exchanges].
         velocity: :math:`u`, [chunk].
         error: :math:`s`, steps that nobody has heard of yet, [chunk].
         update: :math:`p` of the last round, compressed; empty before there is one.
@@ -187,12 +187,26 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         """Number of entries in a message about a chunk; shorter chunks get a zero."""
         return -(-numel // self.num_workers)
 
+    def turn_size(self, numel: int) -> int:
+        """Number of entries of a chunk in a message of one round."""
+        return self.chunk_size(numel)
+
+    def turn(self, state: DoubleSqueezeState) -> slice:
+        """The entries of every chunk that this round exchanges."""
+        return slice(0, self.chunk_size(state.params.numel()))
+
     def _view(self, vector: Tensor, chunk: Rank) -> Tensor:
         return vector[chunk :: self.num_workers]
 
-    def _padded(self, entries: Tensor, numel: int) -> Tensor:
-        """A copy, as long as all chunks are in messages."""
-        return F.pad(entries, (0, self.chunk_size(numel) - len(entries)))
+    def _in_turn(self, state: DoubleSqueezeState, vector: Tensor, chunk: Rank) -> Tensor:
+        return self._view(vector, chunk)[self.turn(state)]
+
+    def _padded(self, entries: Tensor, size: int) -> Tensor:
+        """A copy, as long as the entries of all chunks are in messages."""
+        # `F.pad` would keep the stride of a single entry, which networks cannot send.
+        padded = entries.new_zeros(size)
+        padded[: len(entries)] = entries
+        return padded
 
     def prepare(self, state: DoubleSqueezeState) -> None:
         """Begin to hold chunks whose owners are lost, and stop when they are back."""
@@ -215,7 +229,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
             for chunk, held in state.held.items():
                 # It needs no compression, so nothing is held back. Taken now, not when others'
                 # progress has arrived, as training may end in between.
-                own = self._view(state.error, chunk)
+                own = self._in_turn(state, state.error, chunk)
                 held.own = own.clone()
                 own.zero_()
 
@@ -241,8 +255,8 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
 
     def _progress(self, state: DoubleSqueezeState, chunk: Rank) -> Payload:
         """This worker's progress in a chunk; what compression holds back stays in `error`."""
-        error = self._view(state.error, chunk)
-        wanted = self._padded(error, state.error.numel())
+        error = self._in_turn(state, state.error, chunk)
+        wanted = self._padded(error, self.turn_size(state.error.numel()))
         key = (self.seed, state.rank, "progress", chunk, state.round)
         payload = self.compressor.compress(wanted, *key)
         # In place, as a view of `error`: this vector is the worker's own and never sent.
@@ -257,7 +271,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         entries = self._view(state.params, chunk)
         if held.is_new or receiver in held.asked:
             # Only these receivers: a whole chunk takes as much as many compressed updates.
-            return {"whole": self._padded(entries, state.params.numel())}
+            return {"whole": self._padded(entries, self.chunk_size(state.params.numel()))}
         if (state.round + 1) % CHECK_EVERY:
             return held.update
         # Copies can differ although each update arrived, if its sender was cut off meanwhile.
@@ -284,29 +298,34 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         self, state: DoubleSqueezeState, chunk: Rank, payload: Payload
     ) -> Tensor | None:
         """Decompress a payload about a chunk; None if it is not complete."""
-        size = self.chunk_size(state.params.numel())
+        size = self.turn_size(state.params.numel())
         if not self.compressor.schema(size).keys() <= payload.keys():
             return None
-        return self.compressor.decompress(payload, size)[: len(self._view(state.params, chunk))]
+        length = len(self._in_turn(state, state.params, chunk))
+        return self.compressor.decompress(payload, size)[:length]
 
     def _step(self, state: DoubleSqueezeState, chunk: Rank, arrived: Sequence[Tensor]) -> None:
         """Step by the mean progress in a chunk that this worker holds; compress the step."""
-        held = state.held[chunk]
-        numel = state.params.numel()
+        held, turn = state.held[chunk], self.turn(state)
         # Over those that arrived: a missing worker's progress stays in its error memory only if
         # its message was never sent.
         mean = torch.stack([held.own, *arrived]).mean(0)
-        held.velocity = torch.add(mean, held.velocity, alpha=self.outer_momentum)
-        step = torch.add(mean, held.velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
+        velocity = torch.add(mean, held.velocity[turn], alpha=self.outer_momentum)
+        step = torch.add(mean, velocity, alpha=self.outer_momentum).mul_(self.outer_lr)
         if state.layout is not None:
             # Statistics have no momentum: extrapolated, a variance could become negative.
-            places = chunk + self.num_workers * torch.arange(len(mean), device=mean.device)
+            places = turn.start + torch.arange(len(mean), device=mean.device)
+            places = chunk + self.num_workers * places
             step = torch.where(places < state.layout.num_trained, step, mean)
         key = (self.seed, state.rank, "update", chunk, state.round)
-        padded, error = self._padded(step, numel), self._padded(held.error, numel)
-        turn = self.compressor.feed_back(padded, error, *key)
-        held.update, held.error = turn.payload, turn.error[: len(mean)]
-        self._view(state.params, chunk).add_(turn.sent[: len(mean)])
+        size = self.turn_size(state.params.numel())
+        padded, error = self._padded(step, size), self._padded(held.error[turn], size)
+        fed_back = self.compressor.feed_back(padded, error, *key)
+        held.update = fed_back.payload
+        # New tensors: a checkpoint may hold the old ones.
+        held.velocity, held.error = held.velocity.clone(), held.error.clone()
+        held.velocity[turn], held.error[turn] = velocity, fed_back.error[: len(mean)]
+        self._in_turn(state, state.params, chunk).add_(fed_back.sent[: len(mean)])
 
     def _adopt(self, state: DoubleSqueezeState, chunk: Rank, payload: Payload) -> None:
         """Take over what a chunk's holder has sent."""
@@ -317,7 +336,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         elif update is None:  # nothing came, or not from the holder that this worker knows
             state.outdated[chunk] = None
         else:
-            copy += update
+            copy[self.turn(state)] += update
             if "checksum" in payload and int(payload["checksum"]) != _checksum(copy):
                 state.outdated[chunk] = None
 
@@ -328,7 +347,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         """Compressed chunks, requests for whole ones, whole ones, and checksums."""
         size = self.chunk_size(params.numel())
         each = {
-            **self.compressor.schema(size),
+            **self.compressor.schema(self.turn_size(params.numel())),
             "request": TensorSpec(torch.uint8, (0,)),
             "whole": TensorSpec(params.dtype, (size,)),
             "checksum": TensorSpec(torch.int64, (), minimum=0, maximum=2**32 - 1),
