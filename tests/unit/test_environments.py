@@ -24,6 +24,7 @@ from edgegossip.recipes.environments import (
     churn,
     halos,
     one_slow,
+    own_machines,
     phones,
     stragglers,
 )
@@ -73,6 +74,21 @@ def test_a_server_is_another_machine_beside_the_first() -> None:
         if one:
             assert served.links.link(0, 1 + one) == peers.links.link(0, one)
     assert served.links.link(0, 1) == peers.links.default
+
+
+@thorough
+def test_without_a_spare_server_all_systems_have_the_same_machines() -> None:
+    experiments = own_machines(SMALL).experiments
+    assert {*SYSTEMS} - {*experiments} == {"alone"}
+    assert {each.platforms for each in experiments.values()} == {
+        experiments["diloco"].platforms
+    }
+    assert len(experiments["diloco"].platforms) == 4
+    assert experiments["adsp"].roles == ["server", *["worker"] * 3]
+    assert experiments["diloco"].roles == ["worker"] * 4
+    assert {*own_machines(SMALL).tunable} == {*experiments}
+    with pytest.raises(ValueError, match="num_workers must be at least 3"):
+        own_machines(replace(SMALL, num_workers=2))
 
 
 def test_alone_trains_on_the_fastest_machine_with_all_data() -> None:

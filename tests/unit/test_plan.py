@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.machine_lists import three_machines
 from tests.outlooks import outlook
-from tests.tiers import thorough
+from tests.tiers import first, thorough
 
 from edgegossip.cli.main import main
 from edgegossip.cli.plan_command import parse_plan
@@ -27,6 +27,7 @@ from edgegossip.plan.results import advice, exhibits
 from edgegossip.plan.study import best_of
 from edgegossip.recipes.call import RecipeCall
 from edgegossip.recipes.registry import load_recipe
+from edgegossip.recipes.systems import SYSTEMS
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.experiment import Comparison
 from edgegossip.runs.tuning import TUNING_SEED
@@ -49,6 +50,35 @@ def test_a_recipe_with_a_server_gives_one_of_the_machines_to_it(machines: Path) 
     assert plan.proposals["adsp"][0].call.arguments["num_workers"] == 2
     peers = planned(machines)
     assert peers.proposals["gosgd"][0].call.arguments["num_workers"] == 3
+
+
+@pytest.mark.parametrize("name", first(1, ["one-slow", "churn", "stragglers", "halos"]))
+def test_an_environment_whose_systems_have_other_machines_is_refused(
+    machines: Path, name: str
+) -> None:
+    told = (
+        rf"'environments/{name}' have different numbers of machines \(alone has 1, "
+        r"[a-z-]+ has 3, [a-z-]+ has 4\).*choose environments/own-machines"
+    )
+    with pytest.raises(UsageError, match=told):
+        planned(machines, "--task", "digits", recipe=f"environments/{name}")
+
+
+@thorough
+def test_a_plan_knows_the_systems_of_the_environments(machines: Path) -> None:
+    plan = planned(machines, "--task", "digits", recipe="environments/own-machines")
+    assert {*plan.proposals} == {*SYSTEMS} - {"alone"}
+    for name, proposals in plan.proposals.items():
+        system = SYSTEMS[name]
+        assert len(proposals) == 9  # three values of its setting, three rates
+        tried = dict.fromkeys(each.setting.values[system.setting] for each in proposals)
+        assert [*tried] == [*system.values]
+        experiment = plan.fleet.experiment(proposals[0], seed=0)
+        assert [each.throughput for each in experiment.platforms] == [1000, 250.5, 250.5]
+        serves = experiment.roles[0] == "server"
+        assert serves == (system.machines == "all and a server")
+        number = proposals[0].call.arguments["num_workers"]
+        assert f"--num-workers {number}" in proposals[0].command("launch", 5.0)
 
 
 def test_each_algorithm_is_tried_with_its_own_settings_the_likeliest_first(

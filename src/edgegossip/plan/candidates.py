@@ -117,12 +117,26 @@ def _values_to_try(call: RecipeCall, typed: Grid, comparison: Comparison, only: 
 
 
 def _made_for(wanted: int, call: RecipeCall) -> tuple[RecipeCall, Comparison]:
-    """Make the recipe for `wanted` machines, one of which may be its server."""
+    """Make the recipe for `wanted` machines, one of which may be its server.
+
+    Raises:
+        UsageError: If the recipe cannot be made for so many, or is no comparison of equally
+            many machines.
+    """
     for num_workers in (wanted, wanted - 1):
         sized = call.replace(num_workers=num_workers)
         made = sized.make()
         if not isinstance(made, Comparison):
             raise UsageError(f"recipe {call.name!r} is a single run; plan needs a comparison")
-        if {each.num_workers for each in made.experiments.values()} == {wanted}:
+        names = {each.num_workers: name for name, each in made.experiments.items()}
+        if len(names) > 1:
+            told = ", ".join(f"{name} has {number}" for number, name in sorted(names.items()))
+            raise UsageError(
+                f"the systems of recipe {call.name!r} have different numbers of machines "
+                f"({told}), and a plan is for systems that share the same ones; choose "
+                "environments/own-machines, which has these systems on your machines, or one "
+                "of systems/*"
+            )
+        if names.keys() == {wanted}:
             return sized, made
     raise UsageError(f"recipe {call.name!r} cannot be made for {wanted} machines")

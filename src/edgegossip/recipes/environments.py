@@ -97,6 +97,8 @@ class Environment:
         regions: Region of each machine; empty if there is one region.
         between: Links between regions, by pair of regions; both directions.
         faults: Crashes and returns of these machines.
+        has_spare_server: Whether a server is an additional machine; else the first one serves,
+            so that all systems have equally many machines.
     """
 
     platforms: tuple[Platform, ...]
@@ -104,6 +106,7 @@ class Environment:
     regions: tuple[int, ...] = ()
     between: tuple[tuple[Link, ...], ...] = ()
     faults: Faults = Faults()
+    has_spare_server: bool = True
 
     @property
     def fastest(self) -> Rank:
@@ -114,11 +117,13 @@ class Environment:
     def machines(self, used: Machines) -> Environment:
         """The environment of a system that uses these machines.
 
-        A server is rank 0: a machine beside the first one, as fast as the fastest machine and
-        with the best connection of all, which does not fail.
+        A server is rank 0. An additional one is a machine beside the first one, as fast as the
+        fastest machine and with the best connection of all, which does not fail.
         """
         match used:
             case "all":
+                return self
+            case "all and a server" if not self.has_spare_server:
                 return self
             case "the fastest":
                 only = self.fastest
@@ -196,16 +201,21 @@ def compare_in(
     busy = tuple(_busy(each, rank, settings, job) for rank, each in enumerate(scaled))
     environment = surroundings(Environment(platforms=busy), job)
     rates = tuple(float(f"{learning_rate(task) * factor:.3g}") for factor in (1.0, 3.0, 1 / 3))
+    systems = {
+        name: system
+        for name, system in SYSTEMS.items()
+        if environment.has_spare_server or system.machines != "the fastest"
+    }
     return Comparison(
         experiments={
             name: _experiment(name, system, environment, task, settings, job)
-            for name, system in SYSTEMS.items()
+            for name, system in systems.items()
         },
         baseline=BASELINE,
         target_gap=0.0,
         tunable={
             name: {system.setting: system.values, "lr": rates}
-            for name, system in SYSTEMS.items()
+            for name, system in systems.items()
         },
     )
 
@@ -280,6 +290,7 @@ STRAGGLERS = EnvironmentSettings(task="cifar10-dirichlet")
 CHURN = EnvironmentSettings(task="mnist")
 PHONES = EnvironmentSettings(task="har", num_workers=21)
 ONE_SLOW = EnvironmentSettings(task="mnist", num_workers=4)
+OWN_MACHINES = EnvironmentSettings(task="mnist", num_workers=4)
 
 
 def halos(
@@ -457,6 +468,31 @@ def one_slow(
     return compare_in(
         uneven(settings.num_workers, 1.0, speeds),
         lambda environment, job: environment,
+        settings,
+        data_dir,
+    )
+
+
+def own_machines(
+    settings: EnvironmentSettings = OWN_MACHINES,
+    *,
+    speeds: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25),
+    data_dir: Path = default_data_dir(),
+) -> Comparison:
+    """Uneven machines without a spare one, so the first one serves: for `edgegossip plan`.
+
+    All systems have equally many machines, and `alone`, which has only one, is left out. Links
+    have 5 ms and 100 Mbit/s. A plan has the machines and links of its own list instead.
+
+    Args:
+        settings: Settings of the recipe; at least 3 machines.
+        speeds: Speeds of the machines, which are repeated in turn.
+        data_dir: Folder of the data sets; by default $EDGEGOSSIP_DATA.
+    """
+    check_range("num_workers", settings.num_workers, "at least 3")
+    return compare_in(
+        uneven(settings.num_workers, 1.0, speeds),
+        lambda environment, job: replace(environment, has_spare_server=False),
         settings,
         data_dir,
     )

@@ -98,6 +98,7 @@ RECIPES = _entries(
         "environments/churn": "environments",
         "environments/phones": "environments",
         "environments/one-slow": "environments",
+        "environments/own-machines": "environments",
     },
 )
 REPOSITORY = Path(__file__).parents[3]
