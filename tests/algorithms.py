@@ -42,6 +42,7 @@ from edgegossip.algorithms.stages.decoupled import Decoupled
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -345,6 +346,15 @@ CONTROLLED: dict[str, ControlVariates] = {
 }
 """With control variates, which make vectors and messages twice as long."""
 
+CLAIMED: dict[str, ClaimedWork] = {
+    f"{name}-claimed": ClaimedWork(inner=ALGORITHMS[name])
+    for name in (
+        *("epoch-gossip", "gossip", "gosgd", "swift", "diloco"),
+        *("stochastic-gradient-push", "double-squeeze"),
+    )
+}
+"""On shared data, whose units the workers divide among themselves."""
+
 ALONE = Alone(num_rounds=NUM_ROUNDS, local_steps=2)
 
 ALL: dict[str, Algorithm[Any]] = {
@@ -354,6 +364,7 @@ ALL: dict[str, Algorithm[Any]] = {
     **STAGES,
     **SERVED,
     **CONTROLLED,
+    **CLAIMED,
 }
 
 PEERS = {

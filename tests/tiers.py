@@ -29,6 +29,7 @@ REPRESENTATIVES = frozenset(
         "pipelined-diloco",
         "gosgd-trailing",
         "epoch-gossip-balanced-controlled",
+        "epoch-gossip-claimed",
     }
 )
 """One algorithm of each family in `tests.algorithms.ALL`."""

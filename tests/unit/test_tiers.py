@@ -12,6 +12,7 @@ from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -23,6 +24,7 @@ from edgegossip.contract.rounds import Synchronous
 KINDS = (
     Asynchronous,
     BatchTune,
+    ClaimedWork,
     ControlVariates,
     EdgeGossip,
     ParameterServer,
