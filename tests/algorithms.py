@@ -44,6 +44,7 @@ from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -364,6 +365,14 @@ WITH_MOMENTS: dict[str, AveragedMoments] = {
     }.items()
 }
 """Some of whose messages carry moments of the optimizer."""
+CLAIMED: dict[str, ClaimedWork] = {
+    f"{name}-claimed": ClaimedWork(inner=ALGORITHMS[name])
+    for name in (
+        *("epoch-gossip", "gossip", "gosgd", "swift", "diloco"),
+        *("stochastic-gradient-push", "double-squeeze"),
+    )
+}
+"""On shared data, whose units the workers divide among themselves."""
 
 ALONE = Alone(num_rounds=NUM_ROUNDS, local_steps=2)
 
@@ -375,6 +384,7 @@ ALL: dict[str, Algorithm[Any]] = {
     **SERVED,
     **CONTROLLED,
     **WITH_MOMENTS,
+    **CLAIMED,
 }
 
 PEERS = {

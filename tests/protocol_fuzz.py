@@ -31,7 +31,14 @@ from typing import Any, TypeAlias
 
 import torch
 from tests.algorithms import ALL, NUM_WORKERS
-from tests.worlds import NUM_PARAMS, ManySamples, ObedientStage, stages_in
+from tests.worlds import (
+    NUM_PARAMS,
+    ManySamples,
+    ObedientStage,
+    UnitTrainer,
+    claims_units,
+    stages_in,
+)
 from torch import Tensor
 
 from edgegossip.contract.algorithm import Algorithm
@@ -250,12 +257,15 @@ class Crowd:
         if stages is not None:
             trainer: ManySamples = ObedientStage(stages, rank)
         else:
-            trainer = ManySamples(rank, 0.1, 4 if self.algorithm.role(rank).has_data else 0)
+            kind = UnitTrainer if claims_units(self.algorithm) else ManySamples
+            trainer = kind(rank, 0.1, 4 if self.algorithm.role(rank).has_data else 0)
         return Member(self.algorithm.init(rank, PARAMS), trainer, PARAMS)
 
     def _start(self, rank: Rank, has_rejoined: bool = False) -> None:
-        size, life = self.members[rank].trainer.num_samples, self.draw.getrandbits(62)
-        self.tell(rank, Started(has_rejoined, size, float(size), self.layout, life))
+        trainer, life = self.members[rank].trainer, self.draw.getrandbits(62)
+        size = trainer.num_samples
+        data = (size, float(size), self.layout)
+        self.tell(rank, Started(has_rejoined, *data, life, trainer.num_units))
 
     def tell(self, rank: Rank, event: Event) -> None:
         """Have a worker handle `event`, and carry out the effects."""

@@ -24,6 +24,7 @@ from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -100,9 +101,11 @@ def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     """The world of `seed`: half of them lose messages, and have a timeout."""
     if isinstance(algorithm, Stages):
         return draw_staged_world(algorithm, seed)
-    if isinstance(
-        algorithm, AveragedMoments | BatchTune | ControlVariates | EdgeGossip | TrailingAverage
-    ):
+    wrappers = (
+        *(AveragedMoments, BatchTune, ClaimedWork),
+        *(ControlVariates, EdgeGossip, TrailingAverage),
+    )
+    if isinstance(algorithm, wrappers):
         inner: Any = algorithm.inner
         world = draw_world(inner, seed)
         return replace(world, algorithm=replace(algorithm, inner=world.algorithm))

@@ -30,6 +30,7 @@ REPRESENTATIVES = frozenset(
         "gosgd-trailing",
         "epoch-gossip-balanced-controlled",
         "epoch-gossip-balanced-moments",
+        "epoch-gossip-claimed",
     }
 )
 """One algorithm of each family in `tests.algorithms.ALL`."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.stages.state import StageState
+from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.observer import Observer
@@ -29,6 +30,7 @@ from edgegossip.contract.protocol import (
     Steps,
     Train,
     Trained,
+    Units,
     WorkerState,
 )
 from edgegossip.contract.randomness import generator
@@ -92,6 +94,20 @@ class ManySamples(Trainer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.ranks = tuple(state["ranks"])
+
+
+class UnitTrainer(ManySamples):
+    """The same on shared data, in units of one sample; work that is not shared, too."""
+
+    @property
+    def num_units(self) -> int:
+        return self.size
+
+    def cost(self, request: Train) -> float:
+        if isinstance(request.work, Units):
+            assert max(request.work.indices) < self.size
+            return len(request.work.indices)
+        return super().cost(request)
 
 
 class StageTrainer(ManySamples):
@@ -216,6 +232,13 @@ def stages_in(algorithm: object) -> Stages | None:
     return algorithm
 
 
+def claims_units(algorithm: object) -> bool:
+    """Whether the workers divide shared data."""
+    while algorithm is not None and not isinstance(algorithm, ClaimedWork):
+        algorithm = getattr(algorithm, "inner", None)
+    return algorithm is not None
+
+
 def loss_of(params: Tensor) -> tuple[float, dict[str, float]]:
     """Mean loss over the targets of `params`, [num_params], and no metrics."""
     targets = TARGETS[:NUM_WORKERS, : params.numel()].to(params.dtype)
@@ -255,6 +278,8 @@ def make_world(
     def make_trainer(rank: Rank, incarnation: int) -> Trainer:
         if stages is not None:
             return StageTrainer(stages, rank, lr, size or 4, incarnation)
+        if claims_units(algorithm):
+            return UnitTrainer(rank, lr, size or 8)
         if size is not None:
             return ManySamples(rank, lr, size)
         beyond = torch.zeros(max(0, num_params - NUM_PARAMS))

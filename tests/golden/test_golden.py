@@ -17,6 +17,7 @@ import pytest
 from tests.algorithms import (
     ALGORITHMS,
     ALONE,
+    CLAIMED,
     CONTROLLED,
     SERVED,
     STAGES,
@@ -36,6 +37,7 @@ KEPT = {
     **SERVED,
     **CONTROLLED,
     **WITH_MOMENTS,
+    **CLAIMED,
     "alone": ALONE,
 }
 FOLDER = Path(__file__).parent

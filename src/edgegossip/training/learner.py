@@ -115,9 +115,15 @@ class Learner(Trainer):
         self._key = key = (seed, rank, incarnation)
         self._dataset = data.dataset
         self._shards = data.shards
-        self._units = (
-            UnitTable(len(data.shard), data.unit_size, seed) if data.unit_size else None
-        )
+        # Of shared data, each worker aggregates an equal part, as it does without sharing.
+        self._part: Tensor | None = None
+        self._units: UnitTable | None = None
+        if data.unit_size:
+            self._units = UnitTable(len(data.shard), data.unit_size, seed)
+            order = torch.randperm(len(data.shard), generator=generator(seed, "aggregated"))
+            self._part = (
+                order[sorted(data.shards).index(rank) :: len(data.shards)].sort().values
+            )
         is_augmented = settings.augmentation is not None
         self._random = generator(*key, "augmentation") if is_augmented else None
         self._is_sharing = copies is not None and copies.can_be_lent
@@ -214,7 +220,14 @@ class Learner(Trainer):
     @property
     def epoch_cost(self) -> float:
         """Cost of a pass over the shard and of the probe before it, in samples."""
-        return self.settings.accuracy_aware.epoch_cost(self._dataset.train.labels[self.shard])
+        labels = self._dataset.train.labels
+        aware = self.settings.accuracy_aware
+        return aware.epoch_cost(labels[self.shard], labels[self._aggregated_samples])
+
+    @property
+    def _aggregated_samples(self) -> Tensor:
+        """Indices of the samples that are aggregated, if the selection needs it."""
+        return self.shard if self._part is None else self.shard[self._part]
 
     @property
     def setup_cost(self) -> float:
@@ -225,7 +238,9 @@ class Learner(Trainer):
         sample = self._dataset.train.batch(self.shard[:1])
         x, _ = prepare_batch(self._dataset, sample, self._torch_device)
         num_flops = accuracy_aware.aggregator.num_flops(
-            self.num_samples, self._dataset.input_shape, max(1, self._dataset.num_classes)
+            len(self._aggregated_samples),
+            self._dataset.input_shape,
+            max(1, self._dataset.num_classes),
         )
         copy = self._copies.borrow()  # not `model`: that would load this learner's state
         try:
@@ -288,7 +303,11 @@ class Learner(Trainer):
     def _make_batches(self) -> BatchStream:
         settings, aggregated = self.settings, None
         if settings.accuracy_aware.selection.needs_losses:
-            aggregated, targets = settings.accuracy_aware.aggregate(self._dataset, self.shard)
+            samples = self._aggregated_samples
+            aggregated, targets = settings.accuracy_aware.aggregate(self._dataset, samples)
+            if self._part is not None:
+                labels = self._dataset.train.labels[self.shard]
+                aggregated = aggregated.extended(self._part, labels)
             self._point_losses = PointLosses(
                 self._dataset,
                 aggregated.x,

@@ -123,14 +123,17 @@ class AccuracyAware:
             "choose Random() or Cyclic()"
         )
 
-    def epoch_cost(self, labels: Tensor) -> float:
+    def epoch_cost(self, labels: Tensor, aggregated: Tensor | None = None) -> float:
         """Cost of a pass over samples with `labels` [n] and of its probe, in training samples.
+
+        `aggregated` has the labels of those that are aggregated; None for all.
 
         This equals `BatchStream.epoch_cost` of their stream, but needs no aggregation.
         """
         if not self.selection.needs_losses:
             return float(len(labels))
-        budget = self._budget(len(labels), self.aggregator.num_subsets(labels))
+        some = labels if aggregated is None else aggregated
+        budget = self._budget(len(labels), self.aggregator.num_subsets(some))
         return len(labels) + budget.cost(1.0)
 
     def _budget(self, num_samples: int, num_subsets: int) -> ProbeBudget:

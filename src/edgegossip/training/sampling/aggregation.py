@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -70,6 +70,27 @@ class AggregatedData:
             values: Value of each sample, [num_samples, ...].
         """
         return _means(values, self.subset_of, len(self.x))
+
+    def extended(self, part: Tensor, labels: Tensor) -> AggregatedData:
+        """Let these points represent further samples: those of a class, in turn.
+
+        Args:
+            part: [num_samples] positions of the samples that were aggregated.
+            labels: [n] class of each sample, aggregated or not; in a regression all equal.
+
+        >>> x, y = torch.zeros(2, 1), torch.tensor([0, 0])
+        >>> points = AggregatedData(x, y, subset_of=torch.tensor([0, 1]))
+        >>> points.extended(torch.tensor([1, 3]), torch.zeros(5)).subset_of.tolist()
+        [0, 0, 1, 1, 0]
+        """
+        subset_of = torch.full((len(labels),), -1)
+        for label in labels[part].unique():
+            own = self.subset_of[labels[part] == label].unique()
+            members = (labels == label).nonzero()[:, 0]
+            subset_of[members] = own[torch.arange(len(members)) % len(own)]
+        subset_of[part] = self.subset_of
+        # A class that none of the aggregated samples has is represented by any point.
+        return replace(self, subset_of=subset_of.clamp(min=0))
 
     @property
     def sizes(self) -> Tensor:

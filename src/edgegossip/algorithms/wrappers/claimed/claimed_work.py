@@ -119,12 +119,13 @@ class ClaimedWork(Wrapper[ClaimedState]):
         bits = TensorSpec(torch.uint8, (None,), _MOST_UNITS // 8)
         pairs = TensorSpec(torch.int64, (2, None), 2 * _MOST_UNITS, 0, _MOST_UNITS)
         positive = (0, math.inf)
-        numbers = dict.fromkeys(("throughput", "weight", "next_weight"), positive)
+        numbers = dict.fromkeys(("throughput", "own_weight", "next_weight"), positive)
         report = MessageSpec(
             {"done": bits},
             {"given": pairs, "merged": bits},
             {**numbers, "since": range(2**31)},
             {"asks": range(1, 2)},
+            max_round=self.traits.num_rounds,
         )
         return {**self.inner.schema(params), "claims": report}
 
@@ -220,7 +221,8 @@ class ClaimedWork(Wrapper[ClaimedState]):
             ledger, units, told = self._claim(state, now)
             effects += told
             if units:
-                state.held, state.has_asked = (ledger.epoch, units), False
+                state.held = (ledger.epoch, units)
+                state.is_waiting = state.has_asked = False
                 train = replace(
                     state.progress.train,
                     params=state.progress.params,
@@ -231,11 +233,18 @@ class ClaimedWork(Wrapper[ClaimedState]):
                 if self._is_complete(state):
                     return [*effects, *self._end_epoch(state), *self._answer(state, now)]
                 break
+            if state.epoch + 1 >= (self.traits.num_rounds or math.inf):
+                if self._is_complete(state):  # there are fewer units than the run has work for
+                    return [*effects, *self._answer(state, now)]
+                break
             if not self._may_begin_next(state):
                 break
             effects += self._end_epoch(state)
             state.epoch += 1
-        return [*effects, SetTimer("claims", now + self._patience(state, now))]
+        if not state.is_waiting:  # news do not make it wait longer, or liars could
+            state.is_waiting = True
+            effects.append(SetTimer("claims", now + self._patience(state, now)))
+        return effects
 
     def _enter(self, state: ClaimedState) -> None:
         state.is_new = False
@@ -319,6 +328,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
         """Answer the inner algorithm's request."""
         assert state.progress is not None
         result, state.progress = state.progress.result(now), None
+        state.is_waiting = state.has_asked = False
         return [SetTimer("claims", math.inf), *self._pass_on(state, result, now)]
 
     # The end of an epoch.
@@ -371,14 +381,11 @@ class ClaimedWork(Wrapper[ClaimedState]):
             told = self._tell_all(state, state.ledger(state.epoch), asks=True)
             return [*told, SetTimer("claims", now + self._patience(state, now))]
         # What is overdue is claimed again, as if its owners were lost.
-        state.has_asked = False
+        state.has_asked = state.is_waiting = False
         for ledger in _begun(state):
             owners = ledger.owners(state.away)
-            for j in {*owners[ledger.undone()].tolist()}:
-                ledger.gone[j] = None
-                ledger.forget_gifts(j)
-                if j != state.rank:
-                    state.rates.pop(j, None)  # it gets no gifts until it says how fast it is
+            for j in {*owners[ledger.undone()].tolist()} - {state.rank}:
+                ledger.gone[j] = ledger.late[j] = None
             state.divide_again(ledger, self.seed)
         return self._go_on(state, now)
 

@@ -130,7 +130,8 @@ class Ledger:
         merged: [num_units] units that somebody has done, by the word of those that this worker
             has met again.
         given: By giver, its units that another worker does, and that worker.
-        gone: Workers, as keys, that have lost their claims by agreement.
+        gone: Workers, as keys, that have lost what they owned by agreement.
+        late: Those of them, as keys, that get no gifts either.
         parted: Workers, as keys, that this one could not reach for a time.
         opened_at: When this worker began the epoch.
     """
@@ -144,6 +145,7 @@ class Ledger:
     merged: Tensor
     given: dict[Rank, dict[int, Rank]] = field(default_factory=dict)
     gone: dict[Rank, None] = field(default_factory=dict)
+    late: dict[Rank, None] = field(default_factory=dict)
     parted: dict[Rank, None] = field(default_factory=dict)
     opened_at: Seconds = 0.0
 
@@ -164,7 +166,8 @@ class Ledger:
         for owned in (self.base, owners):
             for giver, units in sorted(self.given.items()):
                 for unit, receiver in units.items():
-                    if owned[unit] == giver and receiver not in lost:
+                    is_here = receiver not in lost and receiver not in self.late
+                    if owned[unit] == giver and is_here:
                         owners[unit] = receiver
         return owners
 

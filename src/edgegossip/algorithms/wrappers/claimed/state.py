@@ -120,6 +120,7 @@ class ClaimedState(WrapperState):
         is_predicting: Whether a forecast has been requested.
         is_new: Whether the others' weights are still awaited.
         has_rejoined: Whether the worker came back without its state.
+        is_waiting: Whether it waits for the others, until a timer fires.
         has_asked: Whether it has asked the others, while it waits, what they have done.
         num_twice: Units of the others that this worker has done, too.
     """
@@ -140,6 +141,7 @@ class ClaimedState(WrapperState):
     is_predicting: bool = False
     is_new: bool = True
     has_rejoined: bool = False
+    is_waiting: bool = False
     has_asked: bool = False
     num_twice: int = 0
 
@@ -215,7 +217,7 @@ class ClaimedState(WrapperState):
             payload["merged"] = packed(torch.stack(known).any(0))
         numbers = {
             "throughput": self.rates.get(self.rank, 0.0),
-            "weight": self.weight.now,
+            "own_weight": self.weight.now,
             "next_weight": self.weight.next,
             "since": self.weight.since,
         }
@@ -228,7 +230,7 @@ class ClaimedState(WrapperState):
         numbers, payload = message.numbers, message.payload
         self.rates[sender], self.heard_at[sender] = numbers["throughput"], now
         since = int(numbers["since"])
-        self.weights[sender] = Weight(numbers["weight"], numbers["next_weight"], since)
+        self.weights[sender] = Weight(numbers["own_weight"], numbers["next_weight"], since)
         self.epochs[sender] = message.round
         ledger = self.ledger(message.round)
         done = unpacked(payload["done"], self.num_units)
@@ -260,7 +262,7 @@ class ClaimedState(WrapperState):
         left = torch.bincount(owners[ledger.undone()]).tolist()
         found: dict[Rank, float] = {}
         for j, rate in self.rates.items():
-            if j in self.away or rate <= 0:
+            if j in self.away or j in ledger.late:
                 continue
             num = left[j] if j < len(left) else 0
             if j != self.rank and num:
