@@ -110,7 +110,7 @@ def agreement_of(
     if not isinstance(algorithm, FinalAverage) or not state.is_ending:
         return None
     # Workers that have left have no final model, and those of an open run that never came.
-    left = [rank for rank, peer in host.peers if peer.has_left or not host.peers.awaits(peer)]
+    left = [rank for rank, peer in host.peers if peer.has_left]
     rest = {*range(algorithm.num_workers)} - {*ended, *left}
     mean = {} if state.average is None else state.means[state.rank]
     members = [*mean]

@@ -84,6 +84,7 @@ class Peer:
         num_returns: Number of its returns without a missing message, and of its lies, since
             its last message.
         return_at: Time of its next such return; infinity if none is scheduled.
+        may_never_come: Whether the run is open.
     """
 
     log: SentLog
@@ -104,6 +105,7 @@ class Peer:
     has_lost_some: bool = False
     num_returns: int = 0
     return_at: Seconds = math.inf
+    may_never_come: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -112,8 +114,9 @@ class Peer:
 
     @property
     def has_left(self) -> bool:
-        """Whether the worker has left the run before its end, for good."""
-        return self.status is not None and self.status.phase == Phase.GONE
+        """Whether the worker has left the run before its end, or has never been there."""
+        is_gone = self.status is not None and self.status.phase == Phase.GONE
+        return is_gone or (self.may_never_come and self.life == 0)
 
     def turn_to(self, life: Life) -> None:
         """Restart the numbering of messages if this is another life."""
@@ -178,17 +181,16 @@ class Peers:
         # Workers that have left, and the time on this worker's clock when they count as lost.
         self._leaving: dict[Rank, Seconds] = {}
         others = (other for other in range(num_workers) if other != rank)
-        self._peers = {other: Peer(log=SentLog(max_bytes=max_log_bytes)) for other in others}
+        self._peers = {
+            other: Peer(log=SentLog(max_bytes=max_log_bytes), may_never_come=is_open)
+            for other in others
+        }
 
     def __getitem__(self, rank: Rank) -> Peer:
         return self._peers[rank]
 
     def __iter__(self) -> Iterator[tuple[Rank, Peer]]:
         return iter(self._peers.items())
-
-    def awaits(self, peer: Peer) -> bool:
-        """Whether the run counts on this worker: on one of an open run, once it was there."""
-        return not self.is_open or peer.life != 0
 
     @property
     def active(self) -> list[Rank]:
