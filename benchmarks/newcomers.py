@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import about
+from benchmarks.kept import about, rounded
 
 from edgegossip.contract.protocol import Seconds
 from edgegossip.real.launch import free_ports
@@ -121,11 +121,11 @@ def main() -> int:
     parser.add_argument("--newcomers", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
-    found: dict[str, Any] = {"about": about(options), "load before": os.getloadavg()[0]}
+    found: dict[str, Any] = {**about(options), "load before": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         found["seconds"] = measure(options.newcomers, Path(folder), stack)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rounded(found), indent=1))
     return int(max(each["first step"] for each in found["seconds"]) > ALLOWED)
 
 
