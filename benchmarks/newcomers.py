@@ -6,8 +6,9 @@
 1.05 MB (GoSGD) without a pause. Then newcomers join one after the other, each with an
 invitation of its own, and leave after their first step. Measured is the time from the start of
 the `edgegossip join` process until the first `trained` in the newcomer's `events.jsonl`, and
-when its certificate and its folder were there. All processes share this machine; the load of
-the minute before is noted. Exits with 1 if one takes longer than 10 s.
+when its certificate and its folder were there. All processes share this machine, so the first
+two workers, which would have machines of their own, have the lowest priority; the load of the
+minute before is noted. Exits with 1 if one takes longer than 10 s.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import about
+from benchmarks.kept import about, rounded
 
 from edgegossip.contract.protocol import Seconds
 from edgegossip.real.launch import free_ports
@@ -93,6 +94,7 @@ def measure(num_newcomers: int, folder: Path, stack: ExitStack) -> list[dict[str
     for name, line in {"a": first, "b": second}.items():
         words = ["join", line, "--name", name, "--out", name, "--", "--meet-seconds", "3"]
         process = start(folder, name, *words)
+        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
         stack.callback(process.wait)
         stack.callback(process.terminate)
     wait_for(lambda: has_trained(folder / "a") and has_trained(folder / "b"))
@@ -119,11 +121,11 @@ def main() -> int:
     parser.add_argument("--newcomers", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
-    found: dict[str, Any] = {"about": about(options), "load before": os.getloadavg()[0]}
+    found: dict[str, Any] = {**about(options), "load before": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         found["seconds"] = measure(options.newcomers, Path(folder), stack)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rounded(found), indent=1))
     return int(max(each["first step"] for each in found["seconds"]) > ALLOWED)
 
 

@@ -163,6 +163,16 @@ def test_of_two_machines_with_one_invitation_one_gets_in(house: House) -> None:
     assert sum("has been used" in each for each in results) == 1
 
 
+def test_an_invitation_is_judged_again_when_it_is_spent(house: House) -> None:
+    # Both conversations have found it open before either of them spends it.
+    id = token_id(house.members.invite())
+    for key in (house.members.key_of(id), house.members.key_of(id)):
+        assert key
+    house.members.admit(id, "a", "aa", 2, lambda rank: "1")
+    with pytest.raises(NetworkError, match="has been used"):
+        house.members.admit(id, "b", "bb", 2, lambda rank: "2")
+
+
 def test_an_invitation_expires(house: House) -> None:
     invitation = house.invite()
     house.clock.now += 3599

@@ -47,7 +47,8 @@ class JoinOptions:
         out: Folder of the run on this machine; by default runs/joined/RUN.
         trust_code: Fetch the recipe's file and run it, if the recipe is not of the package.
         relay: Use routers only, even if the others could call this machine.
-        port: Port for direct links.
+        port: Port for direct links, if a firewall lets only some through; 0 chooses a free one,
+            so that several workers of one machine do not collide.
         start: Begin to train; otherwise only join.
     """
 
@@ -56,7 +57,7 @@ class JoinOptions:
     out: Path | None = None
     trust_code: bool = False
     relay: bool = False
-    port: int = 7447
+    port: int = 0
     start: bool = True
 
 
