@@ -101,11 +101,9 @@ def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     """The world of `seed`: half of them lose messages, and have a timeout."""
     if isinstance(algorithm, Stages):
         return draw_staged_world(algorithm, seed)
-    wrappers = (
-        *(AveragedMoments, BatchTune, ClaimedWork),
-        *(ControlVariates, EdgeGossip, TrailingAverage),
-    )
-    if isinstance(algorithm, wrappers):
+    wrappers = AveragedMoments | BatchTune | ClaimedWork
+    more = ControlVariates | EdgeGossip | TrailingAverage
+    if isinstance(algorithm, wrappers | more):
         inner: Any = algorithm.inner
         world = draw_world(inner, seed)
         return replace(world, algorithm=replace(algorithm, inner=world.algorithm))
