@@ -37,7 +37,7 @@ class Invitation:
 
     >>> text = str(Invitation("pi.local", 7446, "night", bytes(32), bytes(16)))
     >>> text.startswith("edgegossip://pi.local:7446/night/AAAA"), len(text)
-    (True, 103)
+    (True, 104)
     >>> Invitation.parse(text).run
     'night'
     """
