@@ -92,7 +92,7 @@ def measure(num_newcomers: int, folder: Path, stack: ExitStack) -> list[dict[str
     stack.callback(process.terminate)
     second, _ = invitation(folder, "again", *invite)
     for name, line in {"a": first, "b": second}.items():
-        words = ["join", line, "--name", name, "--out", name, "--", "--meet-seconds", "3"]
+        words = ["join", line, "--name", name, "--out", name]
         process = start(folder, name, *words)
         os.setpriority(os.PRIO_PROCESS, process.pid, 19)
         stack.callback(process.wait)

@@ -130,11 +130,10 @@ def test_machines_join_are_listed_leave_and_are_banned(
         machines.start(each, *invite)
         wait_until(partial(said, each, line))
         invitations += said(each, line)
-    soon = ["--", "--meet-seconds", "3"]
     # The first by its arguments, the second by standard input, and the third by a variable.
-    machines.start("a", "join", invitations[0], "--name", "a", "--out", "a", *soon)
+    machines.start("a", "join", invitations[0], "--name", "a", "--out", "a")
     given = invitations[1] + "\n"
-    machines.start("b", "join", "-", "--name", "b", "--out", "b", *soon, line=given)
+    machines.start("b", "join", "-", "--name", "b", "--out", "b", line=given)
     wait_until(lambda: trained("a") and trained("b"))
     variable = {"EDGEGOSSIP_INVITATION": invitations[2]}
     begun = time.time()

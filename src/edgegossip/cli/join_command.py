@@ -30,7 +30,6 @@ VARIABLE = "EDGEGOSSIP_INVITATION"
 """Environment variable that may have the invitation."""
 _WORKERS = "workers"
 _STOP = 60.0
-_LOOK = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,14 +160,21 @@ def _take_part(folder: Path, further: list[str]) -> int:
     # One router at a time: messages with two paths are duplicated or lost. A worker that does
     # not listen has the others in reserve.
     routers = run.routers if run.listen is None else run.routers[:1]
-    own = ["--rank", str(run.rank), "--name", run.run, "--tls", str(certificates(folder))]
+    own = [
+        "--rank",
+        str(run.rank),
+        "--name",
+        run.run,
+        "--tls",
+        str(certificates(folder)),
+        "--open",
+    ]
     paths = ["--out", str(folder / _WORKERS / str(run.rank)), "--connect", *routers]
 
     def stop() -> None:
         signal.raise_signal(signal.SIGTERM)
 
     with RevocationNews(run, folder, stop):
-        _wait_for_another(run, folder)
         return worker_command([*words, *own, *paths, *listen, *further])
 
 
@@ -180,22 +186,6 @@ def _free_endpoint(endpoint: str) -> str:
     except OSError:
         return f"tls/{host}:0"
     return endpoint
-
-
-def _wait_for_another(run: JoinedRun, folder: Path) -> None:
-    """Wait until a second machine has joined, because a worker alone would give up."""
-    has_said = False
-    while True:
-        try:
-            members = run.ask(folder, "members")["members"]
-        except NetworkError:
-            return  # the worker itself tells what is missing
-        if any(each["state"] == "member" and each["name"] != run.name for each in members):
-            return
-        if not has_said:
-            print("waiting for another machine to join; Ctrl+C ends this", flush=True)
-        has_said = True
-        time.sleep(_LOOK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +218,8 @@ def _stop_worker(folder: Path) -> None:
     if pid is None or not is_running(pid):
         return
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+        # The others go on at once, instead of waiting for its return.
+        os.kill(pid, getattr(signal, "SIGUSR1", signal.SIGTERM))
     while is_running(pid) and lock_holder(folder) == pid:
         if time.monotonic() > end:
             raise NetworkError(f"process {pid} does not end; stop it, and leave again")
