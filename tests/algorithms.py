@@ -149,6 +149,9 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     **STANDBYS,
     **SEVERAL_SERVERS,
     "gossip": Gossip(topology=ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2),
+    "gossip-open": Gossip(
+        topology=ring(NUM_WORKERS).open(), num_rounds=NUM_ROUNDS, local_steps=2
+    ),
     "gossip-varying": Gossip(topology=MATCHINGS, num_rounds=NUM_ROUNDS),
     "epoch-gossip": EpochGossip(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),
     "epidemic-learning": EpidemicLearning(
@@ -181,6 +184,9 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     ),
     "stochastic-gradient-push": StochasticGradientPush(
         topology=directed_ring(NUM_WORKERS), num_rounds=NUM_ROUNDS, local_steps=2
+    ),
+    "stochastic-gradient-push-open": StochasticGradientPush(
+        topology=directed_ring(NUM_WORKERS).open(), num_rounds=NUM_ROUNDS, local_steps=2
     ),
     "sparse-push": SparsePush(
         topology=one_peer_exponential(NUM_WORKERS),

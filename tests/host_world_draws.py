@@ -277,6 +277,8 @@ def resized(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
 
 @cache
 def _cut_down(topology: Topology, num_workers: int) -> Topology:
+    if isinstance(topology, topologies.OpenTopology):
+        return _cut_down(topology.whole, num_workers).open()
     factory = getattr(topologies, topology.name.removesuffix(f"({topology.num_workers})"), None)
     if factory is not None:
         made: Topology = factory(num_workers)
