@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.algorithms import ALGORITHMS, ALONE, CONTROLLED, SERVED, STAGES, TUNED
+from tests.algorithms import ALGORITHMS, ALONE, CONTROLLED, REGIONS, SERVED, STAGES, TUNED
 from tests.worlds import UNEVEN, Recorder, joined, make_world
 
 from edgegossip.contract.metrics import consensus_distance
@@ -25,6 +25,7 @@ KEPT = {
     **ALGORITHMS,
     **TUNED,
     **STAGES,
+    **REGIONS,
     **SERVED,
     **CONTROLLED,
     "alone": ALONE,

@@ -9,6 +9,7 @@ from tests.algorithms import ALL
 from tests.tiers import REPRESENTATIVES
 
 from edgegossip.algorithms.push_sum.push_sum import PushSum
+from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
@@ -25,6 +26,7 @@ KINDS = (
     BatchTune,
     ControlVariates,
     EdgeGossip,
+    HALoS,
     ParameterServer,
     PushSum,
     Shards,
