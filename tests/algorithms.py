@@ -36,6 +36,7 @@ from edgegossip.algorithms.server.adacomm import ADACOMM
 from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
 from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
+from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.server.methods import ASP, BSP, SSP, FixedADACOMM
 from edgegossip.algorithms.server.parameter_server import ParameterServer
@@ -252,6 +253,7 @@ OVERSHOOTING = (
     DiLoCo,
     DoubleSqueeze,
     FedBuff,
+    HALoS,
     HeLoCo,
     GASLoC,
     NoLoCo,
@@ -342,6 +344,18 @@ STAGES: dict[str, Stages] = {
 }
 """One model in stages; see `tests.worlds.StageTrainer`."""
 
+REGIONS: dict[str, HALoS] = {
+    "halos": HALoS(
+        regions=(0, 1),
+        num_rounds=NUM_ROUNDS,
+        local_steps=3,
+        local_momentum=0.5,
+        local_buffer=2,
+        commits_per_sum=2,
+    ),
+}
+"""A server in each region, and one above them."""
+
 SERVED: dict[str, TrailingAverage] = {
     f"{name}-trailing": TrailingAverage(inner=inner, window=3)
     for name, inner in {
@@ -387,6 +401,7 @@ ALL: dict[str, Algorithm[Any]] = {
     **BALANCED,
     **TUNED,
     **STAGES,
+    **REGIONS,
     **SERVED,
     **CONTROLLED,
     **WITH_MOMENTS,

@@ -19,6 +19,7 @@ from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
 from edgegossip.algorithms.gossip.paced import Paced
 from edgegossip.algorithms.push_sum.push_sum import PushSum
+from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
@@ -108,7 +109,7 @@ def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
         world = draw_world(inner, seed)
         return replace(world, algorithm=replace(algorithm, inner=world.algorithm))
     draw = random.Random(seed)
-    num_workers = draw.randint(2, 6)
+    num_workers = draw.randint(3 if isinstance(algorithm, HALoS) else 2, 6)
     is_lossy = draw.random() < 0.5
     faults = draw_faults(draw, num_workers, is_lossy)
     overrides = {
@@ -121,6 +122,8 @@ def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     if isinstance(algorithm, ParameterServer | Shards):
         faults = with_server_back(faults, getattr(algorithm, "num_servers", 1))
     varied = vary(algorithm, draw, num_workers, is_lossy)
+    if isinstance(varied, HALoS):
+        faults = with_server_back(faults, 1 + varied.num_regions)
     world = World(
         algorithm=varied,
         platforms=tuple(
@@ -184,13 +187,24 @@ def with_stages_back(faults: Faults, num_first: int) -> Faults:
 
 
 def vary(
-    algorithm: AnyAlgorithm | Alone, draw: random.Random, num_workers: int, is_lossy: bool
-) -> AnyAlgorithm | Alone:
+    algorithm: AnyAlgorithm | Alone | HALoS,
+    draw: random.Random,
+    num_workers: int,
+    is_lossy: bool,
+) -> AnyAlgorithm | Alone | HALoS:
     """The algorithm for so many workers, with what the seed draws for it."""
     topology = draw_topology(draw, num_workers)
     num_rounds = draw.randint(1, 8)
     if isinstance(algorithm, Alone):
         return replace(algorithm, num_rounds=num_rounds)
+    if isinstance(algorithm, HALoS):
+        num_regions = 1 if num_workers < 5 else 2
+        return replace(
+            algorithm,
+            regions=tuple(k % num_regions for k in range(num_workers - 1 - num_regions)),
+            num_rounds=num_rounds,
+            resend_after=draw.uniform(0.1, 2) if is_lossy else None,
+        )
     if isinstance(algorithm, AnyServer):
         again = draw.uniform(0.1, 2) if is_lossy else None
         num_servers = min(getattr(algorithm, "num_servers", 1), num_workers - 1)

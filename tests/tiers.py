@@ -27,6 +27,7 @@ REPRESENTATIVES = frozenset(
         "gossip-balanced-gossip",
         "decoupled",
         "pipelined-diloco",
+        "halos",
         "gosgd-trailing",
         "epoch-gossip-balanced-controlled",
         "epoch-gossip-balanced-moments",

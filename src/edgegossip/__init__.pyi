@@ -33,6 +33,7 @@ from .algorithms.server.async_local_sgd import (
     FedBuff as FedBuff,
 )
 from .algorithms.server.decoupled_diloco import DecoupledDiLoCo as DecoupledDiLoCo
+from .algorithms.server.halos import HALoS as HALoS
 from .algorithms.server.heloco import HeLoCo as HeLoCo
 from .algorithms.server.methods import (
     ASP as ASP,

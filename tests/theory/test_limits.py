@@ -18,6 +18,7 @@ from tests.algorithms import (
     ASYNCHRONOUS,
     NUM_WORKERS,
     PLAIN,
+    REGIONS,
     STAGES,
     AnyAlgorithm,
     AnyServer,
@@ -47,6 +48,7 @@ from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.algorithms.server.parameter_server import ServerState
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
@@ -256,6 +258,7 @@ FEWER = EdgeGossip(inner=EpochGossip(topology=ring(3), num_rounds=2), block_shar
 KEPT = {
     **ALGORITHMS,
     **STAGES,
+    **REGIONS,
     "alone": ALONE,
     "balanced": FEWER,
     "controlled": ControlVariates(inner=FEWER),
@@ -291,7 +294,11 @@ def test_worker_that_comes_back_ends_where_the_others_do(algorithm: Algorithm[An
 
 
 def counts_rounds(algorithm: Algorithm[Any], rank: Rank) -> bool:
-    """Say whether it has rounds of its own: stages above the first know of theirs only."""
+    """Say whether it has rounds of its own: stages above the first know of theirs only, and
+    servers of regions know those of their workers.
+    """
+    if isinstance(algorithm, HALoS):
+        return rank > algorithm.num_regions
     return not isinstance(algorithm, Stages) or algorithm.stage(rank) == 0
 
 

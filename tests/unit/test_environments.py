@@ -12,6 +12,7 @@ import torch
 from tests.tiers import thorough
 
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
 from edgegossip.contract.topology import complete
@@ -79,7 +80,7 @@ def test_a_server_is_another_machine_beside_the_first() -> None:
 @thorough
 def test_without_a_spare_server_all_systems_have_the_same_machines() -> None:
     experiments = own_machines(SMALL).experiments
-    assert {*SYSTEMS} - {*experiments} == {"alone"}
+    assert {*SYSTEMS} - {*experiments} == {"alone", "halos"}
     assert {each.platforms for each in experiments.values()} == {
         experiments["diloco"].platforms
     }
@@ -89,6 +90,26 @@ def test_without_a_spare_server_all_systems_have_the_same_machines() -> None:
     assert {*own_machines(SMALL).tunable} == {*experiments}
     with pytest.raises(ValueError, match="num_workers must be at least 3"):
         own_machines(replace(SMALL, num_workers=2))
+
+
+def test_each_region_has_a_server_on_its_fast_links() -> None:
+    experiments = halos(replace(SMALL, num_workers=6)).experiments
+    peers, served = experiments["diloco"], experiments["halos"]
+    assert isinstance(served.algorithm, HALoS)
+    assert served.algorithm.regions == (0, 1, 2, 3, 0, 1)
+    assert served.platforms[5:] == peers.platforms
+    fast = peers.links.default
+    for region in range(4):
+        for rank in served.algorithm.members(region)[1:]:
+            assert served.links.link(1 + region, rank) == fast
+    assert served.links.link(0, 1) == fast  # the global server is in the first region
+    for one, other in [(0, 1), (1, 3), (2, 3)]:
+        assert served.links.link(1 + one, 1 + other) == peers.links.link(one, other) != fast
+    # Without regions, there is one.
+    simple = one_slow(replace(SMALL, num_workers=3), slow=0.5).experiments["halos"]
+    assert isinstance(simple.algorithm, HALoS)
+    assert simple.algorithm.regions == (0, 0, 0)
+    assert len(simple.platforms) == 5
 
 
 def test_alone_trains_on_the_fastest_machine_with_all_data() -> None:

@@ -9,6 +9,7 @@ from tests.algorithms import ALL
 from tests.tiers import REPRESENTATIVES
 
 from edgegossip.algorithms.push_sum.push_sum import PushSum
+from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
@@ -29,6 +30,7 @@ KINDS = (
     ClaimedWork,
     ControlVariates,
     EdgeGossip,
+    HALoS,
     ParameterServer,
     PushSum,
     Shards,

@@ -109,6 +109,11 @@ class Environment:
     has_spare_server: bool = True
 
     @property
+    def num_regions(self) -> int:
+        """Number of regions."""
+        return 1 + max(self.regions, default=0)
+
+    @property
     def fastest(self) -> Rank:
         """The fastest machine."""
         speeds = [each.total_throughput for each in self.platforms]
@@ -118,8 +123,10 @@ class Environment:
         """The environment of a system that uses these machines.
 
         A server is rank 0. An additional one is a machine beside the first one, as fast as the
-        fastest machine and with the best connection of all, which does not fail.
+        fastest machine and with the best connection of all, which does not fail. Servers of
+        regions, in order, are such machines in their own regions.
         """
+        num_servers = 1
         match used:
             case "all":
                 return self
@@ -133,17 +140,20 @@ class Environment:
                     regions=(),
                     faults=_with_ranks(self.faults, {only: 0}),
                 )
+            case "all and servers of regions":
+                num_servers = 1 + self.num_regions
         server = Platform(
             name="server",
             throughput=self.platforms[self.fastest].total_throughput,
             uplink=max(each.uplink for each in self.platforms),
             downlink=max(each.downlink for each in self.platforms),
         )
-        moved = {rank: rank + 1 for rank in range(len(self.platforms))}
+        moved = {rank: rank + num_servers for rank in range(len(self.platforms))}
+        of_servers = (*self.regions[:1], *range(num_servers - 1)) if self.regions else ()
         return replace(
             self,
-            platforms=(server, *self.platforms),
-            regions=(*self.regions[:1], *self.regions),
+            platforms=((server,) * num_servers + self.platforms),
+            regions=(*of_servers, *self.regions),
             faults=_with_ranks(self.faults, moved),
         )
 
@@ -204,7 +214,7 @@ def compare_in(
     systems = {
         name: system
         for name, system in SYSTEMS.items()
-        if environment.has_spare_server or system.machines != "the fastest"
+        if environment.has_spare_server or system.machines in ("all", "all and a server")
     }
     return Comparison(
         experiments={
@@ -229,12 +239,13 @@ def _experiment(
     job: Job,
 ) -> Experiment:
     own = environment.machines(system.machines)
-    number = len(own.platforms) - (system.machines == "all and a server")
+    on_fastest = system.machines == "the fastest"
     crew = Crew(
-        num_workers=number,
+        num_workers=1 if on_fastest else len(environment.platforms),
         seconds=job.seconds,
         layer_sizes=job.layer_sizes,
         seed=settings.seed,
+        regions=() if on_fastest else environment.regions,
     )
     algorithm = system.build(crew, getattr(settings, system.setting))
     return Experiment(
@@ -481,8 +492,9 @@ def own_machines(
 ) -> Comparison:
     """Uneven machines without a spare one, so the first one serves: for `edgegossip plan`.
 
-    All systems have equally many machines, and `alone`, which has only one, is left out. Links
-    have 5 ms and 100 Mbit/s. A plan has the machines and links of its own list instead.
+    All systems have equally many machines: `alone`, which has one, and `halos`, which has
+    servers of regions, are left out. Links have 5 ms and 100 Mbit/s. A plan has the machines
+    and links of its own list instead.
 
     Args:
         settings: Settings of the recipe; at least 3 machines.

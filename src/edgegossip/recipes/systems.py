@@ -21,6 +21,7 @@ from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.server.adsp import ADSP
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
 from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
+from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import UNTIL_CUT_OFF, Algorithm
@@ -28,7 +29,9 @@ from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.topology import complete, random_matching, random_receivers
 from edgegossip.recipes.edge_squeeze import LARGEST, edge_squeeze
 
-Machines: TypeAlias = Literal["all", "all and a server", "the fastest"]
+Machines: TypeAlias = Literal[
+    "all", "all and a server", "all and servers of regions", "the fastest"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +43,14 @@ class Crew:
         seconds: Duration of the run.
         layer_sizes: Number of entries of each tensor in the model, in order.
         seed: Seeds random choices of algorithms.
+        regions: Region of each worker; empty if there is one region.
     """
 
     num_workers: int
     seconds: Seconds
     layer_sizes: tuple[int, ...]
     seed: int = 0
+    regions: tuple[int, ...] = ()
 
     @property
     def peers(self) -> dict[str, Any]:
@@ -66,7 +71,8 @@ class System:
         make: Builds the algorithm for a crew and a value of the setting.
         setting: Name of the setting, which is an argument of the recipes.
         values: Values to try, the default first.
-        machines: Machines that the system uses. A server is an additional machine, of rank 0.
+        machines: Machines that the system uses. A server is an additional machine, of rank 0;
+            those of regions follow it.
     """
 
     make: Callable[[Crew, Any], Algorithm[Any]]
@@ -132,6 +138,19 @@ def epidemic(crew: Crew, local_steps: int) -> EpidemicLearning:
     )
 
 
+def halos(crew: Crew, local_steps: int) -> HALoS:
+    """HALoS with the published rates, whatever the number of workers and regions."""
+    regions = crew.regions or (0,) * crew.num_workers
+    in_region = crew.num_workers / (1 + max(regions))
+    return HALoS(
+        regions=regions,
+        num_rounds=UNTIL_CUT_OFF,
+        local_steps=local_steps,
+        local_lr=0.2 * in_region,
+        global_lr=0.15 * (1 + max(regions)),
+    )
+
+
 def served(make: Callable[[Crew, Any], Algorithm[Any]]) -> System:
     """A system with a server that takes outer steps; slow workers take fewer local steps."""
     return System(make, STEPS, (32, 8, 128), "all and a server")
@@ -183,6 +202,7 @@ SYSTEMS: Mapping[str, System] = {
         lambda crew, n: HeLoCo(**crew.served, local_steps=n, sizes=crew.layer_sizes)
     ),
     "decoupled-diloco": served(lambda crew, n: DecoupledDiLoCo(**crew.served, local_steps=n)),
+    "halos": System(halos, STEPS, (8, 2, 32), "all and servers of regions"),
     "gosgd": System(pushing, PROBABILITY, (0.05, 0.01, 0.2)),
     "ad-psgd": System(asking, PROBABILITY, (0.2, 0.05, 1.0)),
     "adsp": System(adsp, "windows", (20, 8, 50), "all and a server"),
