@@ -60,6 +60,7 @@ docs/compression
 EdgeSqueeze <docs/edge-squeeze>
 Sparse-Push <docs/sparse-push>
 docs/edgegossip
+Claimed work <docs/claimed-work>
 docs/parameter-servers
 docs/stages
 docs/tasks

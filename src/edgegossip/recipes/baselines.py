@@ -17,6 +17,7 @@ from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
@@ -25,7 +26,7 @@ from edgegossip.contract.errors import DataError
 from edgegossip.contract.ranges import check_range, check_ranges
 from edgegossip.contract.topology import Topology, complete, ring
 from edgegossip.data.dataset import Dataset
-from edgegossip.data.partition import IID, BySubject, Partition
+from edgegossip.data.partition import IID, BySubject, Partition, Shared
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.data.readers import cifar10, har, mnist
 from edgegossip.models import lenet5, resnet20, sensor_cnn
@@ -109,11 +110,11 @@ def compare_baselines(
     # The paper averages no models over rounds.
     is_published = settings.as_published is not None and settings.window == "auto"
     served = partial(averaged, window=None if is_published else settings.window)
-    everyone = complete(len(platforms))
-    epochs = partial(EpochGossip, topology=everyone)
+    epochs = partial(EpochGossip, topology=(everyone := complete(len(platforms))))
     gossip = timed(task=task, algorithm=epochs(num_rounds=UNTIL_CUT_OFF))
     own = _whole_system(gossip, settings, accuracy_aware)
-    shares = served(own.algorithm, rounds=rounds_per_epoch(platforms))
+    rounds = rounds_per_epoch(platforms)
+    shares = own.algorithm if settings.shared else served(own.algorithm, rounds=rounds)
     steps = len(task.dataset.train) / len(platforms) / task.batch_size
     experiments = {  # names without wrappers, so that a sweep may change these
         "epoch-gossip": run(
@@ -136,7 +137,15 @@ def compare_baselines(
 def _whole_system(
     gossip: Experiment, settings: Settings, accuracy_aware: AccuracyAware
 ) -> Experiment:
-    """All parts of EdgeGossip around `gossip`: the paper's, or ours."""
+    """All parts of EdgeGossip around `gossip`, or claimed work: the paper's system, or ours."""
+    if settings.shared:
+        if settings.as_published is not None or settings.control not in (0, "auto"):
+            raise ValueError(
+                "ClaimedWork divides shared data, without control variates and not as the "
+                "paper's system does; leave out shared, or as_published and control"
+            )
+        task = replace(gossip.task, partition=Shared())
+        return replace(gossip, task=task, algorithm=ClaimedWork(inner=gossip.algorithm))
     if settings.as_published is None:
         return edge_gossip(gossip, accuracy_aware=accuracy_aware, control=settings.control)
     if settings.control not in (0, "auto"):

@@ -75,12 +75,15 @@ class Settings(CommonSettings):
         as_published: Reading of Algorithm 2 with which EdgeGossip is the paper's whole system
             (`as_published`); None for our defaults. It has no control variates, and then no run
             is averaged unless there is a `window`.
+        shared: Let all workers of "edge-gossip" read all samples and claim units of them
+            (`ClaimedWork`), in place of shards, control variates and an average over rounds.
     """
 
     exchange_probability: float = 0.02
     control: float | Literal["auto"] = "auto"
     window: Window = "auto"
     as_published: Reading | None = None
+    shared: bool = False
 
 
 # Tasks, made from the settings of recipes.

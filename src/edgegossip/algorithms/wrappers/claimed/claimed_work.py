@@ -18,6 +18,7 @@ from edgegossip.contract import (
     Epochs,
     Event,
     Finish,
+    LocalProtocolError,
     Message,
     MessageSpec,
     Note,
@@ -42,7 +43,8 @@ from edgegossip.contract import (
     check_ranges,
 )
 
-_MOST_UNITS = 2**20
+MOST_UNITS = 2**13  # larger data sets have larger units
+_MOST_GIFTS = 2**9  # of one worker in one epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +118,8 @@ class ClaimedWork(Wrapper[ClaimedState]):
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages, and the workers' reports."""
-        bits = TensorSpec(torch.uint8, (None,), _MOST_UNITS // 8)
-        pairs = TensorSpec(torch.int64, (2, None), 2 * _MOST_UNITS, 0, _MOST_UNITS)
+        bits = TensorSpec(torch.uint8, (None,), MOST_UNITS // 8)
+        pairs = TensorSpec(torch.int64, (2, None), 2 * _MOST_GIFTS, 0, MOST_UNITS)
         positive = (0, math.inf)
         numbers = dict.fromkeys(("throughput", "own_weight", "next_weight"), positive)
         report = MessageSpec(
@@ -130,8 +132,18 @@ class ClaimedWork(Wrapper[ClaimedState]):
         return {**self.inner.schema(params), "claims": report}
 
     def handle(self, state: ClaimedState, event: Event, now: Seconds) -> list[Effect]:
+        """Handle `event`, as in `Algorithm`.
+
+        Raises:
+            LocalProtocolError: If an epoch has too many units.
+        """
         match event:
             case Started():
+                if event.num_units > MOST_UNITS:
+                    raise LocalProtocolError(
+                        f"an epoch has {event.num_units} units, more than {MOST_UNITS}; make "
+                        "them larger, as in Shared(units=1024)"
+                    )
                 state.num_units, state.has_rejoined = event.num_units, event.has_rejoined
                 state.unit_cost = event.epoch_cost / max(1, event.num_units)
             case Predicted() if state.is_predicting:
@@ -298,8 +310,11 @@ class ClaimedWork(Wrapper[ClaimedState]):
         gifts = [u for u in state.own(ledger) if not _is_gift(ledger, u, state.rank)]
         # From the end, because it works from the beginning.
         pairs = dict(zip(reversed(gifts), takers, strict=False))
-        ledger.given[state.rank] = {**ledger.given.get(state.rank, {}), **pairs}
-        return bool(pairs)
+        pairs = {**ledger.given.get(state.rank, {}), **pairs}
+        if len(pairs) > _MOST_GIFTS:
+            return False  # it will be late, and the others take over what is overdue
+        ledger.given[state.rank] = pairs
+        return bool(gifts and takers)
 
     def _account(self, state: ClaimedState, event: Trained, now: Seconds) -> list[Effect]:
         assert state.held is not None

@@ -1,4 +1,4 @@
-"""Who trains on which units of an epoch: hashing by weight, transfers, and what is done."""
+"""Owners of the units of an epoch, by hashing and transfers, and the units that are done."""
 
 from __future__ import annotations
 
