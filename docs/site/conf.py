@@ -69,6 +69,7 @@ Real machines <docs/network>
 Existing scripts <docs/scripts>
 Local data <docs/local-data>
 docs/security
+docs/robust
 docs/monitor
 Run folder <docs/run-folder>
 ```

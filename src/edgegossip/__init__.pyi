@@ -25,6 +25,18 @@ from .algorithms.push_sum.sparse_push import SparsePush as SparsePush
 from .algorithms.push_sum.stochastic_gradient_push import (
     StochasticGradientPush as StochasticGradientPush,
 )
+from .algorithms.robust.clipping import (
+    ClippedSum as ClippedSum,
+    NormBound as NormBound,
+    SelfCenteredClipping as SelfCenteredClipping,
+)
+from .algorithms.robust.coordinates import (
+    CoordinateMedian as CoordinateMedian,
+    TrimmedMean as TrimmedMean,
+)
+from .algorithms.robust.geometric_median import GeometricMedian as GeometricMedian
+from .algorithms.robust.krum import Krum as Krum
+from .algorithms.robust.nearest_neighbors import NearestNeighbors as NearestNeighbors
 from .algorithms.server.adacomm import ADACOMM as ADACOMM
 from .algorithms.server.adsp import ADSP as ADSP, ADSPPlus as ADSPPlus
 from .algorithms.server.async_local_sgd import (
@@ -42,6 +54,7 @@ from .algorithms.server.methods import (
 from .algorithms.stages.decoupled import Decoupled as Decoupled
 from .algorithms.stages.pipelined import Pipelined as Pipelined
 from .algorithms.wrappers.batch_tune import BatchTune as BatchTune
+from .algorithms.wrappers.clipped_messages import ClippedMessages as ClippedMessages
 from .algorithms.wrappers.control_variates import ControlVariates as ControlVariates
 from .algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip as EdgeGossip
 from .algorithms.wrappers.shards.shards import Shards as Shards

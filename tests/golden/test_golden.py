@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.algorithms import ALGORITHMS, ALONE, CONTROLLED, SERVED, STAGES, TUNED
+from tests.algorithms import ALGORITHMS, ALONE, CLIPPED, CONTROLLED, SERVED, STAGES, TUNED
 from tests.worlds import UNEVEN, Recorder, joined, make_world
 
 from edgegossip.contract.metrics import consensus_distance
@@ -27,6 +27,7 @@ KEPT = {
     **STAGES,
     **SERVED,
     **CONTROLLED,
+    **CLIPPED,
     "alone": ALONE,
 }
 FOLDER = Path(__file__).parent

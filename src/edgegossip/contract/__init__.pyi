@@ -61,9 +61,15 @@ from .reliable_links import (
     NextRound as NextRound,
     ReliableLinks as ReliableLinks,
 )
+from .robust import (
+    Mixed as Mixed,
+    RobustRule as RobustRule,
+    robust_field as robust_field,
+)
 from .rounds import (
     LocalSteps as LocalSteps,
     NeighborAveraging as NeighborAveraging,
+    RobustRounds as RobustRounds,
     RoundBased as RoundBased,
     RoundState as RoundState,
     Synchronous as Synchronous,

@@ -41,6 +41,7 @@ from edgegossip.contract.protocol import (
     WorkerState,
 )
 from edgegossip.contract.ranges import check_counts, check_ranges
+from edgegossip.contract.robust import RobustRule, robust_field, trust_note
 from edgegossip.contract.schema import MessageSpec, TensorSpec, lacks
 from edgegossip.contract.topology import Topology
 
@@ -61,6 +62,7 @@ class RoundState(WorkerState):
         catch_up: Neighbors' answers while the worker catches up; None otherwise.
         ahead: Catch-up messages from neighbors in later rounds, by sender.
         layout: Layout of `params`, from `Started`.
+        trust: Shares of weight that a robust rule has given to neighbors, not noted yet.
     """
 
     exchange: int = 0
@@ -72,6 +74,7 @@ class RoundState(WorkerState):
     catch_up: dict[Rank, Message] | None = None
     ahead: dict[Rank, Message] = field(default_factory=dict)
     layout: Layout | None = None
+    trust: dict[Rank, float] = field(default_factory=dict)
 
 
 S = TypeVar("S", bound=RoundState)
@@ -288,6 +291,7 @@ class Synchronous(Algorithm[S], Generic[S]):
             if not self._is_complete(state):
                 return effects
             self._mix(state)
+            effects += self._note_trust(state)
         # A worker that has skipped to the end may still be training.
         return effects if state.is_training else [*effects, *self.end(state)]
 
@@ -317,7 +321,15 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     def _mix_and_go_on(self, state: S, now: Seconds) -> list[Effect]:
         self._mix(state)
-        return self._begin_round(state, now)
+        return [*self._note_trust(state), *self._begin_round(state, now)]
+
+    @staticmethod
+    def _note_trust(state: S) -> list[Effect]:
+        """Note whom a robust rule has distrusted, if the algorithm has one."""
+        if not state.trust:
+            return []
+        shares, state.trust = state.trust, {}
+        return [trust_note(shares)]
 
     def _mix(self, state: S) -> None:
         arrived = state.inbox.pop(state.exchange, {})
@@ -584,7 +596,31 @@ class LocalSteps(Synchronous[S], Generic[S]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeighborAveraging(RoundBased[S], Generic[S]):
+class RobustRounds(RoundBased[S], Generic[S]):
+    """`RoundBased` for algorithms in which a robust rule may take the place of a mean.
+
+    Args:
+        robust: Rule that limits what false vectors do; None averages all.
+    """
+
+    robust: RobustRule | None = robust_field()
+
+    def combine(
+        self,
+        state: S,
+        own: Tensor,
+        others: Mapping[Rank, Tensor],
+        weights: Mapping[Rank, float],
+    ) -> Tensor:
+        """Apply `robust`, which must not be None, as `RobustRule.combine`; note its shares."""
+        assert self.robust is not None
+        mix = self.robust.combine(own, others, weights)
+        state.trust = mix.shares
+        return mix.params
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighborAveraging(RobustRounds[S], Generic[S]):
     r"""Base of algorithms that send parameters to neighbors and average the received ones.
 
     .. math:: x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j
@@ -597,6 +633,8 @@ class NeighborAveraging(RoundBased[S], Generic[S]):
         topology: Undirected communication graph; may vary in time.
         num_rounds: See `Synchronous`.
         mixing: Rule that gives the rows of :math:`W`.
+        robust: Rule that limits what false models do; None averages all. It takes the rows of
+            :math:`W`, and may not keep the mean.
         timeout: See `Synchronous`.
 
     Raises:
@@ -635,6 +673,11 @@ class NeighborAveraging(RoundBased[S], Generic[S]):
         # A message that has arrived counts, even if its sender is lost by now.
         absent.difference_update(inbox)
         weights = self.mixing.weights(self.topology, state.rank, state.round, absent)
+        if self.robust is not None:
+            models = {j: payload["params"] for j, payload in inbox.items()}
+            given = {j: weights[j] for j in models}
+            state.params = self.combine(state, state.params, models, given)
+            return
         own_weight = 1 - sum(weights[j] for j in inbox)
         mixed = own_weight * state.params
         for j, payload in inbox.items():
