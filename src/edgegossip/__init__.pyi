@@ -141,12 +141,23 @@ from .runs.experiment import (
 from .runs.results import Results as Results
 from .runs.runner import run as run
 from .runs.tracking import Tracker as Tracker
+from .sim.attack import (
+    ALIE as ALIE,
+    Dissensus as Dissensus,
+    FalseWeight as FalseWeight,
+    InnerProduct as InnerProduct,
+    NegatedModel as NegatedModel,
+    Scaling as Scaling,
+    StaleReplay as StaleReplay,
+)
 from .sim.fault import (
     Crash as Crash,
     Delay as Delay,
     Drop as Drop,
     Faults as Faults,
+    FlipLabels as FlipLabels,
     Partition as Partition,
+    Poison as Poison,
     Recover as Recover,
 )
 from .sim.link import Link as Link, Links as Links
