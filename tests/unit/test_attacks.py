@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import liars
 from tests.algorithms import NUM_WORKERS
 from tests.tiers import first, thorough
 from tests.worlds import EVEN, TARGETS, Recorder, joined, make_world
@@ -242,3 +243,23 @@ def test_labels_cannot_be_flipped_without_classes() -> None:
     )
     with pytest.raises(ValueError, match="has no classes"):
         Workload(task, [0], 0, flipped={0})
+
+
+@thorough
+@pytest.mark.parametrize("is_robust", [False, True])
+def test_hosts_with_a_rule_hold_against_a_negated_model(is_robust: bool) -> None:
+    def lie(receiver: int, message: Message) -> Message:
+        if message.kind != "params":
+            return message
+        # Twice, because the network admits it: the values are no larger than usual.
+        payload = {name: -2 * tensor for name, tensor in message.payload.items()}
+        return replace(message, payload=payload)
+
+    rule = eg.NearestNeighbors() if is_robust else None
+    algorithm = eg.Gossip(topology=eg.complete(liars.NUM_WORKERS), num_rounds=12, robust=rule)
+    outcome = liars.run(algorithm, lie, seconds=60.0)
+    assert outcome.reasons == dict.fromkeys(liars.HONEST, "finished")
+    honest = TARGETS[list(liars.HONEST)]
+    distance = float((outcome.estimates.mean(0) - honest.mean(0)).norm())
+    spread = float((honest - honest.mean(0)).norm(dim=1).mean())
+    assert (distance < spread / 2) == is_robust, (distance, spread)
