@@ -27,6 +27,7 @@ STUDIES = {
     "systems/table": "systems",
     "environments/waiting": "waiting",
     "language/authors": "language_models",
+    "robustness/attacks": "robustness",
     "synthetic-gradients/methods": "stages",
     "synthetic-gradients/links": "stage_networks",
     "synthetic-gradients/stages": "stages",

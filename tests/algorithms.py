@@ -32,6 +32,8 @@ from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
 )
 from edgegossip.algorithms.push_sum.sparse_push import SparsePush
 from edgegossip.algorithms.push_sum.stochastic_gradient_push import StochasticGradientPush
+from edgegossip.algorithms.robust.clipping import NormBound, SelfCenteredClipping
+from edgegossip.algorithms.robust.coordinates import CoordinateMedian
 from edgegossip.algorithms.server.adacomm import ADACOMM
 from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
@@ -46,6 +48,7 @@ from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
+from edgegossip.algorithms.wrappers.clipped_messages import ClippedMessages
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -90,6 +93,7 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     "bsp": BSP(**COMMITTERS),
     "ssp": SSP(**COMMITTERS, slack=2),
     "asp": ASP(**COMMITTERS),
+    "asp-robust": ASP(**COMMITTERS, robust=NormBound()),
     "fixed-adacomm": FixedADACOMM(**COMMITTERS, tau=2),
     "adacomm": ADACOMM(**COMMITTERS, tau=4, window=2.0),
     "adsp-plus": ADSPPlus(
@@ -153,6 +157,11 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "gossip-open": Gossip(
         topology=ring(NUM_WORKERS).open(), num_rounds=NUM_ROUNDS, local_steps=2
     ),
+    "gossip-robust": Gossip(
+        topology=complete(NUM_WORKERS),
+        num_rounds=NUM_ROUNDS,
+        robust=SelfCenteredClipping(radius_at=2.0),
+    ),
     "gossip-varying": Gossip(topology=MATCHINGS, num_rounds=NUM_ROUNDS),
     "epoch-gossip": EpochGossip(topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS),
     "epidemic-learning": EpidemicLearning(
@@ -212,6 +221,9 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
         local_steps=2,
         compressor=TopK(keep_ratio=0.3),
         repair_rounds=2,
+    ),
+    "diloco-robust": DiLoCo(
+        topology=complete(NUM_WORKERS), num_rounds=NUM_ROUNDS, robust=CoordinateMedian()
     ),
     "sparseloco": SparseLoCo(
         topology=complete(NUM_WORKERS),
@@ -393,6 +405,10 @@ CLAIMED: dict[str, ClaimedWork] = {
     )
 }
 """On shared data, whose units the workers divide among themselves."""
+CLIPPED: dict[str, ClippedMessages] = {
+    f"{name}-clipped": ClippedMessages(inner=ALGORITHMS[name]) for name in ("adpsgd", "gosgd")
+}
+"""Their workers clip each model that comes."""
 
 ALONE = Alone(num_rounds=NUM_ROUNDS, local_steps=2)
 
@@ -406,6 +422,7 @@ ALL: dict[str, Algorithm[Any]] = {
     **CONTROLLED,
     **WITH_MOMENTS,
     **CLAIMED,
+    **CLIPPED,
 }
 
 PEERS = {

@@ -73,6 +73,7 @@ Existing scripts <docs/scripts>
 Local data <docs/local-data>
 docs/deployment
 docs/security
+docs/robust
 docs/monitor
 Run folder <docs/run-folder>
 ```

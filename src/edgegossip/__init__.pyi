@@ -26,6 +26,18 @@ from .algorithms.push_sum.sparse_push import SparsePush as SparsePush
 from .algorithms.push_sum.stochastic_gradient_push import (
     StochasticGradientPush as StochasticGradientPush,
 )
+from .algorithms.robust.clipping import (
+    ClippedSum as ClippedSum,
+    NormBound as NormBound,
+    SelfCenteredClipping as SelfCenteredClipping,
+)
+from .algorithms.robust.coordinates import (
+    CoordinateMedian as CoordinateMedian,
+    TrimmedMean as TrimmedMean,
+)
+from .algorithms.robust.geometric_median import GeometricMedian as GeometricMedian
+from .algorithms.robust.krum import Krum as Krum
+from .algorithms.robust.nearest_neighbors import NearestNeighbors as NearestNeighbors
 from .algorithms.server.adacomm import ADACOMM as ADACOMM
 from .algorithms.server.adsp import ADSP as ADSP, ADSPPlus as ADSPPlus
 from .algorithms.server.async_local_sgd import (
@@ -46,6 +58,7 @@ from .algorithms.stages.pipelined import Pipelined as Pipelined
 from .algorithms.wrappers.averaged_moments import AveragedMoments as AveragedMoments
 from .algorithms.wrappers.batch_tune import BatchTune as BatchTune
 from .algorithms.wrappers.claimed.claimed_work import ClaimedWork as ClaimedWork
+from .algorithms.wrappers.clipped_messages import ClippedMessages as ClippedMessages
 from .algorithms.wrappers.control_variates import ControlVariates as ControlVariates
 from .algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip as EdgeGossip
 from .algorithms.wrappers.shards.shards import Shards as Shards
@@ -133,6 +146,15 @@ from .runs.experiment import (
 from .runs.results import Results as Results
 from .runs.runner import run as run
 from .runs.tracking import Tracker as Tracker
+from .sim.attack import (
+    ALIE as ALIE,
+    Dissensus as Dissensus,
+    FalseWeight as FalseWeight,
+    InnerProduct as InnerProduct,
+    NegatedModel as NegatedModel,
+    Scaling as Scaling,
+    StaleReplay as StaleReplay,
+)
 from .sim.fault import (
     Arrival as Arrival,
     Crash as Crash,
@@ -140,7 +162,9 @@ from .sim.fault import (
     Drop as Drop,
     Faults as Faults,
     Leave as Leave,
+    FlipLabels as FlipLabels,
     Partition as Partition,
+    Poison as Poison,
     Recover as Recover,
 )
 from .sim.link import Link as Link, Links as Links

@@ -18,6 +18,7 @@ from tests.algorithms import (
     ALGORITHMS,
     ALONE,
     CLAIMED,
+    CLIPPED,
     CONTROLLED,
     REGIONS,
     SERVED,
@@ -40,6 +41,7 @@ KEPT = {
     **CONTROLLED,
     **WITH_MOMENTS,
     **CLAIMED,
+    **CLIPPED,
     "alone": ALONE,
 }
 FOLDER = Path(__file__).parent

@@ -11,7 +11,10 @@ from .algorithm import (
     without_numbers as without_numbers,
 )
 from .asynchronous import Asynchronous as Asynchronous, AsynchronousState as AsynchronousState
-from .averaging import NeighborAveraging as NeighborAveraging
+from .averaging import (
+    NeighborAveraging as NeighborAveraging,
+    RobustRounds as RobustRounds,
+)
 from .errors import (
     LocalProtocolError as LocalProtocolError,
     PlatformError as PlatformError,
@@ -63,6 +66,11 @@ from .reliable_links import (
     Awaiting as Awaiting,
     NextRound as NextRound,
     ReliableLinks as ReliableLinks,
+)
+from .robust import (
+    Mixed as Mixed,
+    RobustRule as RobustRule,
+    robust_field as robust_field,
 )
 from .rounds import (
     LocalSteps as LocalSteps,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic
@@ -11,12 +10,37 @@ from torch import Tensor
 
 from edgegossip.contract.mixing import MetropolisHastings, MixingRule
 from edgegossip.contract.protocol import Payload, Rank
+from edgegossip.contract.robust import RobustRule, robust_field
 from edgegossip.contract.rounds import RoundBased, S
 from edgegossip.contract.schema import TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeighborAveraging(RoundBased[S], Generic[S]):
+class RobustRounds(RoundBased[S], Generic[S]):
+    """`RoundBased` for algorithms in which a robust rule may take the place of a mean.
+
+    Args:
+        robust: Rule that limits what false vectors do; None averages all.
+    """
+
+    robust: RobustRule | None = robust_field()
+
+    def combine(
+        self,
+        state: S,
+        own: Tensor,
+        others: Mapping[Rank, Tensor],
+        weights: Mapping[Rank, float],
+    ) -> Tensor:
+        """Apply `robust`, which must not be None, as `RobustRule.combine`; note its shares."""
+        assert self.robust is not None
+        mix = self.robust.combine(own, others, weights)
+        state.trust = mix.shares
+        return mix.params
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighborAveraging(RobustRounds[S], Generic[S]):
     r"""Base of algorithms that send parameters to neighbors and average the received ones.
 
     .. math:: x_i \leftarrow W_{ii} x_i + \sum_{j \in N(i)} W_{ij} x_j
@@ -29,6 +53,8 @@ class NeighborAveraging(RoundBased[S], Generic[S]):
         topology: Undirected communication graph; may vary in time.
         num_rounds: See `Synchronous`.
         mixing: Rule that gives the rows of :math:`W`.
+        robust: Rule that limits what false models do; None averages all. It takes the rows of
+            :math:`W`, and may not keep the mean.
         timeout: See `Synchronous`.
 
     Raises:
@@ -69,12 +95,8 @@ class NeighborAveraging(RoundBased[S], Generic[S]):
         absent = {*state.lost, *(j for j in neighbors if first.get(j, 0) > state.exchange)}
         # A message that has arrived counts, even if its sender is lost by now.
         absent.difference_update(inbox)
-        weights = self.mixing.weights(self.topology, state.rank, state.round, absent)
-        own_weight = 1 - sum(weights[j] for j in inbox)
-        mixed = own_weight * state.params
-        for j, payload in inbox.items():
-            mixed.add_(payload["params"], alpha=weights[j])
-        state.params = mixed
+        row = self.mixing.weights(self.topology, state.rank, state.round, absent)
+        self._average(state, inbox, {j: row[j] for j in inbox})
 
     @property
     def mixes_symmetrically(self) -> bool:
@@ -88,7 +110,17 @@ class NeighborAveraging(RoundBased[S], Generic[S]):
             theirs = self.view_of(state, j)
             row = own if theirs is None else self.mixing.weights(theirs, j, state.round)
             weights[j] = min(own[j], row[j if theirs is None else state.rank])
-        mixed = (1 - math.fsum(weights.values())) * state.params
+        self._average(state, inbox, weights)
+
+    def _average(
+        self, state: S, inbox: Mapping[Rank, Payload], weights: Mapping[Rank, float]
+    ) -> None:
+        """Mix the received parameters with these weights, and the own ones with the rest."""
+        if self.robust is not None:
+            models = {j: payload["params"] for j, payload in inbox.items()}
+            state.params = self.combine(state, state.params, models, weights)
+            return
+        mixed = (1 - sum(weights.values())) * state.params
         for j, payload in inbox.items():
             mixed.add_(payload["params"], alpha=weights[j])
         state.params = mixed

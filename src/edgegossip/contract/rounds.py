@@ -41,6 +41,7 @@ from edgegossip.contract.protocol import (
     WorkerState,
 )
 from edgegossip.contract.ranges import check_counts, check_ranges
+from edgegossip.contract.robust import trust_note
 from edgegossip.contract.schema import MessageSpec, TensorSpec, lacks
 from edgegossip.contract.topology import Topology
 from edgegossip.contract.views import Members, Views
@@ -63,6 +64,7 @@ class RoundState(WorkerState):
         ahead: Catch-up messages from neighbors in later rounds, by sender.
         layout: Layout of `params`, from `Started`.
         views: Views of an open run; None otherwise.
+        trust: Shares of weight that a robust rule has given to neighbors, not noted yet.
     """
 
     exchange: int = 0
@@ -75,6 +77,7 @@ class RoundState(WorkerState):
     ahead: dict[Rank, Message] = field(default_factory=dict)
     layout: Layout | None = None
     views: Views | None = None
+    trust: dict[Rank, float] = field(default_factory=dict)
 
 
 S = TypeVar("S", bound=RoundState)
@@ -298,6 +301,7 @@ class Synchronous(Algorithm[S], Generic[S]):
             if not self._is_complete(state):
                 return effects
             self._mix(state)
+            effects += self._note_trust(state)
         # A worker that has skipped to the end may still be training.
         return effects if state.is_training else [*effects, *self.end(state)]
 
@@ -351,7 +355,15 @@ class Synchronous(Algorithm[S], Generic[S]):
 
     def _mix_and_go_on(self, state: S, now: Seconds) -> list[Effect]:
         self._mix(state)
-        return self._begin_round(state, now)
+        return [*self._note_trust(state), *self._begin_round(state, now)]
+
+    @staticmethod
+    def _note_trust(state: S) -> list[Effect]:
+        """Note whom a robust rule has distrusted, if the algorithm has one."""
+        if not state.trust:
+            return []
+        shares, state.trust = state.trust, {}
+        return [trust_note(shares)]
 
     def _mix(self, state: S) -> None:
         arrived = state.inbox.pop(state.exchange, {})

@@ -53,6 +53,32 @@ class Split(Protocol):
         """The label of every sample, int64 [num_samples]; zeros without classes."""
 
 
+@dataclass(frozen=True)
+class FlippedLabels:
+    """A split with false labels: the last class in place of the first one, and so on.
+
+    Args:
+        inner: Samples with classes.
+        num_classes: Number of classes.
+    """
+
+    inner: Split
+    num_classes: int
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def batch(self, indices: Tensor) -> Nested:
+        """Take samples, with their false labels."""
+        x, y = self.inner.batch(indices)
+        return x, self.num_classes - 1 - y
+
+    @property
+    def labels(self) -> Tensor:
+        """The false label of every sample."""
+        return self.num_classes - 1 - self.inner.labels
+
+
 class ArraySplit:
     """Samples in memory, or in files that are mapped to memory.
 

@@ -24,6 +24,7 @@ from edgegossip.report.servers import commit_pictures, commit_rows, server_words
 from edgegossip.report.stages import stage_pictures, stage_rows
 from edgegossip.report.style import Picture, run_colors
 from edgegossip.report.timeline import kept_sentence, timeline_pictures
+from edgegossip.report.trust import trust_pictures
 from edgegossip.report.units import (
     capitalized,
     data_size,
@@ -93,14 +94,15 @@ def write_report(folder: Path | str) -> Path:
         curves = list(metric_pictures(contents, colors))
         commits = list(commit_pictures(contents, colors))
         stages = list(stage_pictures(contents, colors))
+        trust = list(trust_pictures(contents))
         timelines = list(timeline_pictures(contents, colors))
-        page = render_page(contents, colors, curves, commits, stages, timelines)
+        page = render_page(contents, colors, curves, commits, stages, timelines, trust)
     except DRAWING_ERRORS as error:
         raise RunFolderError(
             f"what {folder} holds cannot be drawn ({error!r:.300}); a file in it is damaged - "
             "run the experiment again"
         ) from error
-    return write_page(folder, page, [*curves, *commits, *stages, *timelines])
+    return write_page(folder, page, [*curves, *commits, *stages, *trust, *timelines])
 
 
 def write_page(folder: Path, page: str, pictures: Sequence[Picture]) -> Path:
@@ -131,6 +133,7 @@ def render_page(
     commits: list[Picture],
     stages: list[Picture],
     timelines: list[Picture],
+    trust: Sequence[Picture] = (),
 ) -> str:
     """Fill in the template; all data is escaped."""
     header, rows = folder.runs[0].log.header, commit_rows(folder)
@@ -154,6 +157,7 @@ def render_page(
         commit_rows=rows,
         servers=server_words([row.run for row in rows]),
         stages=stages,
+        trust=trust,
         stage_rows=stage_rows(folder),
         model=" or ".join(dict.fromkeys(run.log.model for run in folder.runs)),
         has_own_models=any(run.log.model == AVERAGED for run in folder.runs),

@@ -194,7 +194,14 @@ class Experiment:
         Args:
             reads: The workers whose `Local` data this process may read; None for all workers.
         """
-        return Workload(self.task, self.data_ranks, self.seed, self.algorithm.role, reads)
+        return Workload(
+            self.task,
+            self.data_ranks,
+            self.seed,
+            self.algorithm.role,
+            reads,
+            self.faults.flipped,
+        )
 
     @property
     def data_ranks(self) -> list[Rank]:

@@ -1,4 +1,4 @@
-"""Faults of a run, as a script: who comes and goes, partitions, lost and late messages."""
+"""Faults of a run, as a script: who comes and goes, partitions, lost, late, false messages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TypeAlias
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.randomness import uniform
 from edgegossip.contract.ranges import check_range, check_ranges
+from edgegossip.sim.attack import Attack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +106,43 @@ class Delay:
     receiver: Rank | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poison:
+    """From `start` to `end`, what worker `rank` sends passes through `attack`.
+
+    The worker trains and mixes like an honest one; only its messages are false. Several faults
+    for one worker apply in turn. Averaged models and their evaluation leave poisoned workers
+    out, from the beginning.
+    """
+
+    rank: Rank
+    attack: Attack
+    start: Seconds = 0.0
+    end: Seconds = math.inf
+
+    def applies(self, now: Seconds) -> bool:
+        """Whether messages sent at `now` are false."""
+        return self.start <= now < self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlipLabels:
+    """Worker `rank` trains on false labels: the last class for the first one, and so on.
+
+    Averaged models leave it out, as with `Poison`.
+    """
+
+    rank: Rank
+
+
 @dataclass(slots=True)
 class Detection:
     """The time at which workers notice losses or the end of a partition."""
 
 
-Fault: TypeAlias = Crash | Recover | Arrival | Leave | Partition | Drop | Delay
+Fault: TypeAlias = (
+    Crash | Recover | Arrival | Leave | Partition | Drop | Delay | Poison | FlipLabels
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +173,8 @@ class Faults:
         """Time, rank (-1 for all ranks) and event of each scheduled fault."""
         for fault in self.script:
             match fault:
-                # Drops and delays have no event: each message looks for those that apply to it.
+                # Drops, delays and poison have no event: each message looks for those that
+                # apply to it.
                 case Crash() | Recover() | Leave():
                     yield fault.at, fault.rank, fault
                 case Arrival() if fault.at < math.inf:
@@ -167,12 +200,26 @@ class Faults:
         return {fault.rank for fault in self.script if isinstance(fault, Arrival)}
 
     @property
+    def poisons(self) -> tuple[Poison, ...]:
+        return tuple(fault for fault in self.script if isinstance(fault, Poison))
+
+    @property
+    def flipped(self) -> set[Rank]:
+        """Workers that train on false labels."""
+        return {fault.rank for fault in self.script if isinstance(fault, FlipLabels)}
+
+    @property
+    def liars(self) -> set[Rank]:
+        """Poisoned workers, which count in no averaged model."""
+        return self.flipped | {fault.rank for fault in self.poisons}
+
+    @property
     def ranks(self) -> set[Rank]:
         """All workers that the script names."""
         named: set[Rank | None] = set()
         for fault in self.script:
             match fault:
-                case Crash() | Recover() | Arrival() | Leave():
+                case Crash() | Recover() | Arrival() | Leave() | Poison() | FlipLabels():
                     named.add(fault.rank)
                 case Partition():
                     named.update(fault.group)
@@ -303,7 +350,7 @@ def _check(fault: Fault) -> None:
                 f"{fault} must be at a time above 0; a worker that is there from the start "
                 "needs no arrival"
             )
-        case Partition() | Drop() | Delay() if not (
+        case Partition() | Drop() | Delay() | Poison() if not (
             0 <= fault.start <= fault.end and fault.start < math.inf
         ):
             raise ValueError(f"{fault} must start at a time >= 0, and end after that")

@@ -67,6 +67,7 @@ from edgegossip.sim.machines import (
 from edgegossip.sim.membership import Membership, Notice
 from edgegossip.sim.network import InitialParams, Network, Outgoing, initial_params_of
 from edgegossip.sim.platform import Platform
+from edgegossip.sim.poisoner import Poisoner
 from edgegossip.sim.pool import ComputePool, MakeTrainer
 
 
@@ -157,6 +158,7 @@ class Simulator(Generic[State]):
         self._faults = faults = faults or Faults()
         outgoing = Outgoing(algorithm, initial_params)
         self._network = Network(links or Links(), faults, platforms, outgoing, wire=wire)
+        self._poisoner = Poisoner(faults.poisons) if faults.poisons else None
         self._observer = observer or UNOBSERVED
         self._evaluator_of = evaluators or same_for_all(evaluate, evaluation_cost)
         self._max_seconds = max_seconds
@@ -266,7 +268,9 @@ class Simulator(Generic[State]):
     def estimates(self) -> dict[Rank, Tensor]:
         """The parameters to evaluate, for the ranks that `Membership.evaluated` selects."""
         ranks = self._membership.evaluated(self._algorithm.role, self.states)
-        return {rank: self.states[rank].estimate for rank in ranks}
+        # The outcome of an attack is what it does to the honest; but some model there must be.
+        honest = [rank for rank in ranks if rank not in self._faults.liars] or ranks
+        return {rank: self.states[rank].estimate for rank in honest}
 
     def _new_state(self, rank: Rank) -> State:
         return self._algorithm.init(rank, initial_params_of(self._initial_params, rank))
@@ -299,6 +303,7 @@ class Simulator(Generic[State]):
             "agenda": agenda,
             "machines": self._machines.state_dict(),
             "link_joules": self._network.joules,
+            **({} if self._poisoner is None else {"poison": self._poisoner.memory}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -308,6 +313,8 @@ class Simulator(Generic[State]):
         self._agenda.load(**state["agenda"])
         self._machines.load_state_dict(state["machines"])
         self._network.joules = state.get("link_joules", 0.0)
+        if self._poisoner is not None:
+            self._poisoner.memory = state["poison"]
 
     # Work that keeps a platform busy: getting ready, training, evaluating.
 
@@ -354,6 +361,8 @@ class Simulator(Generic[State]):
         self._records[rank].training = None
         self._num_open -= 1
         event = training.finish(self.now)
+        if self._poisoner is not None:
+            self._poisoner.trained(rank, event.before)
         # From when the platform was free, or waiting would look like slow training.
         self._machines.monitor(rank).trained(training.began, self.now)
         self._machines.work[rank].end_training(training.cost, event.num_samples)
@@ -382,6 +391,9 @@ class Simulator(Generic[State]):
 
     def _send(self, rank: Rank, effect: Send) -> None:
         record = self._records[rank]
+        if self._poisoner is not None:
+            target = self.states[effect.receiver].estimate
+            effect = self._poisoner.send(self.now, rank, effect, target)
         delivery = self._network.send(self.now, record, rank, effect, self._agenda.serial)
         receiver, message = delivery.receiver, delivery.message
         uplink = (delivery.start, delivery.end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -17,7 +17,7 @@ from edgegossip.contract.protocol import WORKER, Rank, Role
 from edgegossip.contract.randomness import derive_seed
 from edgegossip.contract.ranges import check_counts, check_ranges, check_type
 from edgegossip.contract.trainer import Trainer
-from edgegossip.data.dataset import Dataset, Split, WorkerData
+from edgegossip.data.dataset import Dataset, FlippedLabels, Split, WorkerData
 from edgegossip.data.local import Local, LocalShards
 from edgegossip.data.partition import IID, Partition, Shared, deal, is_skewed
 from edgegossip.models.blocks import drawn_from
@@ -220,10 +220,12 @@ class Workload:
         seed: Seed of the run.
         role: Each worker's role, if workers hold parts or slices of a model.
         reads: The workers whose `Local` data this process may read; None for all of them.
+        flipped: Workers that train on false labels, which need classes.
 
     Raises:
-        ValueError: If running statistics would be measured again, but the data is `Local`; or
-            if the partition's shards do not fit the workers or the samples.
+        ValueError: If running statistics would be measured again, but the data is `Local`; if
+            labels are to be flipped in data without classes; or if the partition's shards do
+            not fit the workers or the samples.
     """
 
     def __init__(
@@ -233,8 +235,15 @@ class Workload:
         seed: int,
         role: Callable[[Rank], Role] = lambda rank: WORKER,
         reads: Container[Rank] | None = None,
+        flipped: Collection[Rank] = (),
     ) -> None:
         self.task = task
+        self._flipped = flipped
+        if flipped and (isinstance(task.dataset, Local) or not task.dataset.num_classes):
+            raise ValueError(
+                f"labels are to be flipped, but {task.dataset.name!r} is Local data or "
+                "has no classes; leave out FlipLabels"
+            )
         self._ranks = tuple(ranks)
         self._seed = seed
         self._role = role
@@ -331,8 +340,11 @@ class Workload:
         if isinstance(self._shards, LocalShards):
             return self._shards.worker_data(rank)
         partition = self.task.partition
+        data = self.task.dataset.training  # no trainer gets the test split
+        if rank in self._flipped:
+            data = replace(data, train=FlippedLabels(data.train, data.num_classes))
         return WorkerData(
-            dataset=self.task.dataset.training,  # no trainer gets the test split
+            dataset=data,
             shard=self._shards.get(rank, torch.empty(0, dtype=torch.int64)),
             shards=self._shards,
             unit_size=partition.units if isinstance(partition, Shared) else 0,

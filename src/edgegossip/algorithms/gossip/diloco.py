@@ -14,7 +14,7 @@ from edgegossip.contract import (
     MessageSpec,
     Payload,
     Rank,
-    RoundBased,
+    RobustRounds,
     RoundState,
     TensorSpec,
     Trained,
@@ -48,7 +48,7 @@ class DiLoCoState(RoundState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
+class DiLoCo(LocalSteps[DiLoCoState], RobustRounds[DiLoCoState]):
     r"""Take local steps from one shared model; every worker gets all compressed updates.
 
     In each round worker :math:`i` takes `local_steps` SGD steps, which change the parameters by
@@ -82,6 +82,9 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         outer_momentum: :math:`\beta`, in [0, 1). Momentum lengthens steps by a factor of
             :math:`1 / (1 - \beta)`, so halve the learning rate.
         outer_lr: :math:`\alpha`, above 0.
+        robust: Rule that takes the place of the mean of the updates, such as `NormBound`; all
+            workers apply it to the same updates, so they stay equal. Repairs then take the
+            median of the parts. None averages.
         repair_rounds: Number of parts in which the model is sent to repair differences; fewer
             if the run ends before that.
         timeout: See `Synchronous`; must be well above the duration of a round of training.
@@ -251,9 +254,16 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
         least 0.
         """
         mean = torch.zeros_like(state.params)
-        for rank in sorted(state.updates):
-            told = self.compressor.decompress(state.updates[rank], mean.numel())
-            mean.add_(told, alpha=1 / len(state.updates))
+        told = {
+            rank: self.compressor.decompress(state.updates[rank], mean.numel())
+            for rank in sorted(state.updates)
+        }
+        if self.robust is not None:
+            weights = dict.fromkeys(told, 1 / max(1, len(told)))
+            mean = self.combine(state, mean, told, weights)
+        else:
+            for each in told.values():
+                mean.add_(each, alpha=1 / len(told))
         own = state.updates.get(state.rank)
         if is_complete or own is None:
             return mean
@@ -272,7 +282,8 @@ class DiLoCo(LocalSteps[DiLoCoState], RoundBased[DiLoCoState]):
             rank: update["part"] for rank, update in sent.items()
         }
         # Rank order: float sums come out bit-identical everywhere.
-        mean = torch.stack([parts[rank] for rank in sorted(parts)]).mean(0)
+        stacked = torch.stack([parts[rank] for rank in sorted(parts)])
+        mean = stacked.mean(0) if self.robust is None else stacked.median(0).values
         state.params, state.velocity = state.params.clone(), state.velocity.clone()
         state.params[part], state.velocity[part] = mean
 

@@ -12,14 +12,14 @@ from edgegossip.contract import (
     LocalSteps,
     Payload,
     Rank,
-    RoundBased,
+    RobustRounds,
     RoundState,
     TensorSpec,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpidemicLearning(LocalSteps[RoundState], RoundBased[RoundState]):
+class EpidemicLearning(LocalSteps[RoundState], RobustRounds[RoundState]):
     r"""Gossip with other random receivers in each round, which need not answer.
 
     In each round worker :math:`i`
@@ -38,6 +38,7 @@ class EpidemicLearning(LocalSteps[RoundState], RoundBased[RoundState]):
         topology: Graph of each round; may be directed.
         num_rounds: Number of rounds of training and averaging.
         local_steps: SGD steps in a round; 1 in the paper.
+        robust: See `NeighborAveraging`.
         timeout: See `Synchronous`.
 
     Raises:
@@ -59,6 +60,11 @@ class EpidemicLearning(LocalSteps[RoundState], RoundBased[RoundState]):
 
     def mix(self, state: RoundState, inbox: Mapping[Rank, Payload]) -> None:
         if not inbox:
+            return
+        if self.robust is not None:
+            others = {j: each["params"] for j, each in inbox.items()}
+            weights = dict.fromkeys(others, 1 / (1 + len(others)))
+            state.params = self.combine(state, state.params, others, weights)
             return
         models = {state.rank: state.params, **{j: each["params"] for j, each in inbox.items()}}
         # Rank order: float sums come out bit-identical everywhere.

@@ -16,8 +16,10 @@ from edgegossip.contract import (
     MetropolisHastings,
     MixingRule,
     Rank,
+    RobustRule,
     Seconds,
     Trained,
+    robust_field,
 )
 
 
@@ -71,6 +73,7 @@ class SWIFT(Paced[SWIFTState]):
             in the paper.
         local_steps: SGD steps in a block.
         mixing: Rule that gives the rows of :math:`W`.
+        robust: See `NeighborAveraging`; not used while a returned worker takes over a model.
         timeout: Seconds after which a model without acknowledgement counts as lost, so that the
             next one is sent; None for never, which is safe only on lossless links.
         seed: Seeds the random choices.
@@ -90,6 +93,7 @@ class SWIFT(Paced[SWIFTState]):
     """
 
     mixing: MixingRule = MetropolisHastings()
+    robust: RobustRule | None = robust_field()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,12 +130,12 @@ class SWIFT(Paced[SWIFTState]):
         receivers = self.reachable(state)
         own = state.params  # others get this worker's own model, not the mixed one
         was_new = state.is_new
-        self._mix(state)
+        notes = self._mix(state)
         state.round += 1
         if receivers:
             has_taken_over = was_new and not state.is_new
             state.model, state.offered = state.params if has_taken_over else own, state.round
-        return [*self.send(state, receivers, now), *self.go_on(state)]
+        return [*notes, *self.send(state, receivers, now), *self.go_on(state)]
 
     def next_message(self, state: SWIFTState, receiver: Rank) -> Message | None:
         if state.sent.get(receiver, 0) >= state.offered:
@@ -150,20 +154,26 @@ class SWIFT(Paced[SWIFTState]):
         state.sent.pop(rank, None)  # a returning worker has no memory of it
         return super().lose(state, rank)
 
-    def _mix(self, state: SWIFTState) -> None:
+    def _mix(self, state: SWIFTState) -> list[Effect]:
         trusted = {j: m for j, m in state.models.items() if "is_new" not in m.numbers}
         usable = state.models if state.is_new and not trusted else trusted
         weights = self.mixing.weights(self.graph(state), state.rank, state.round, state.lost)
         # Rank order, as in the row of weights: float sums come out bit-identical everywhere.
         shares = {j: weights[j] for j in weights if j in usable and j not in state.lost}
         if not shares:
-            return
+            return []
         own = 1 - sum(shares.values())
         if state.is_new and trusted:
             # Its own model is that of the start of the run, trained for a few steps.
             shares = {j: share / (1 - own) for j, share in shares.items()}
             own, state.is_new = 0.0, False
+        elif self.robust is not None:
+            models = {j: usable[j].payload["params"] for j in shares}
+            mix = self.robust.combine(state.params, models, shares)
+            state.params = mix.params
+            return [mix.note]
         mixed = own * state.params
         for j, share in shares.items():
             mixed = torch.add(mixed, usable[j].payload["params"], alpha=share)
         state.params = mixed
+        return []

@@ -95,6 +95,11 @@ class OuterServer(ParameterServer):
         check_counts(self, "local_steps")
         check_ranges(self, local_steps="at least 1", outer_lr="above 0 and finite")
         check_choices(self, speeds=SPEEDS)
+        if self.robust is not None:
+            raise ValueError(
+                f"{type(self).__name__} takes outer steps on commits one by one, and has no "
+                "robust rule; leave out robust, or take BSP, FixedADACOMM or DiLoCo"
+            )
 
     # For algorithms to define.
 

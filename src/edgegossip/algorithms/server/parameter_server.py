@@ -45,6 +45,7 @@ from edgegossip.contract.protocol import (
     WorkerState,
 )
 from edgegossip.contract.ranges import check_ranges
+from edgegossip.contract.robust import RobustRule, robust_field, trust_note
 from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.contract.topology import star
 
@@ -68,6 +69,8 @@ class ServerState(WorkerState):
             as keys.
         copies: Reported models, by sender.
         is_new: Whether the server has restarted and does not know the model yet.
+        latest: With a robust rule, the last merged commit of each worker.
+        trust: Shares that a robust rule has given to workers, not noted yet.
         is_paused: Whether a wrapper has told the server to keep its model as it is for now.
     """
 
@@ -81,6 +84,8 @@ class ServerState(WorkerState):
     unseen: dict[Rank, None] = field(default_factory=dict)
     copies: dict[Rank, Message] = field(default_factory=dict)
     is_new: bool = False
+    latest: dict[Rank, Message] = field(default_factory=dict)
+    trust: dict[Rank, float] = field(default_factory=dict)
     is_paused: bool = False
 
     @property
@@ -143,6 +148,8 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         rate_ratio: Learning rate of the workers relative to the task's, above 0.
         momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds implicit
             momentum. None keeps the task's.
+        robust: Rule that limits what false commits do; None adds all. See
+            :doc:`Robust mixing </docs/robust>`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -152,6 +159,7 @@ class ParameterServer(Committer, Algorithm[CommitState]):
     is_elementwise: ClassVar[bool] = True
     """Whether an entry of the model depends only on the same entry of commits."""
     num_workers: int
+    robust: RobustRule | None = robust_field()
 
     def __post_init__(self) -> None:
         check_ranges(self, num_workers="at least 1")
@@ -310,6 +318,9 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         effects += [self.answer(state, j) for j in [*state.pulling]]
         effects += self.serve(state, now) if state.waiting and not state.is_paused else []
         # A server without reachable workers stays: they may return while its patience lasts.
+        if state.trust:
+            effects.append(trust_note(state.trust))
+            state.trust = {}
         has_work = self.training(state) or self._is_alone(state)
         return effects if has_work else [*effects, Finish()]
 
@@ -319,6 +330,7 @@ class ParameterServer(Committer, Algorithm[CommitState]):
 
     def _lose(self, state: ServerState, event: WorkerLost) -> None:
         state.lost[event.rank] = None
+        state.latest.pop(event.rank, None)
         # The commit of a worker that is merely lost stays, and is merged. The contract asks for
         # a liar's unused messages to be dropped.
         if not event.has_lied:
@@ -337,6 +349,7 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         if event.has_restarted:
             # A restarted worker reuses its commit numbers, and does not know about this commit.
             state.waiting.pop(rank, None)
+            state.latest.pop(rank, None)
             state.dropped.pop(rank, None)
         elif rank in state.dropped:
             # The worker waits for an answer to the commit that was dropped.
@@ -447,11 +460,30 @@ class ParameterServer(Committer, Algorithm[CommitState]):
 
     def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
         """Add `share` of each waiting commit of `ranks` to the model, in this order."""
-        changes = (change_of(state.waiting[j], state.params) for j in ranks)
+        if self.robust is None:
+            total = reduce(
+                torch.add, (change_of(state.waiting[j], state.params) for j in ranks)
+            )
+        else:
+            total = len(ranks) * self._robust_mean(state, ranks, self.robust)
         # A new tensor: answers that are in flight and evaluations have the old one.
-        state.params = state.params.add(reduce(torch.add, changes), alpha=share)
+        state.params = state.params.add(total, alpha=share)
         for rank in ranks:
             state.count(rank, self.num_rounds)
+
+    def _robust_mean(self, state: ServerState, ranks: list[Rank], rule: RobustRule) -> Tensor:
+        """Combine the waiting commits of `ranks` by the rule.
+
+        A single commit is combined with the last one of each other worker, because a server
+        that merges each commit when it comes has nothing else to judge it by.
+        """
+        state.latest |= {j: state.waiting[j] for j in ranks}
+        judged = ranks if len(ranks) > 1 else sorted(state.latest)
+        changes = {j: change_of(state.latest[j], state.params) for j in judged}
+        nothing = torch.zeros_like(state.params)
+        mix = rule.combine(nothing, changes, dict.fromkeys(changes, 1 / len(changes)))
+        state.trust = mix.shares
+        return mix.params
 
     def merge_each(self, state: ServerState) -> list[Effect]:
         """Merge each waiting commit separately, in order of ranks, and answer it."""

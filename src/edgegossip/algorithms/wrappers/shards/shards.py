@@ -105,6 +105,11 @@ class Shards(Wrapper[ShardsState]):
                 f"itself, got {name}, which needs whole layers; leave out Shards, or take "
                 "AsyncLocalSGD"
             )
+        if self.inner.robust is not None:
+            raise ValueError(
+                "Shards gives each server a slice, and a robust rule judges whole commits; "
+                "leave out Shards or robust"
+            )
         check_ranges(self, num_servers="at least 2")
 
     @cached_property
