@@ -85,6 +85,12 @@ def test_a_report_shows_the_use_of_the_machines(tmp_path: Path) -> None:
     assert "<td>62.5\u00a0%</td>\n<td>75.5\u00a0%</td>" in page
     assert page.count("<td>4\u00a0s</td>\n<td>4\u00a0s</td>") == 2
     assert "Goodput is the share" in page
+    # One table of all columns was wider than a page of 1,400 pixels.
+    results, use, *_ = page.split("<thead>")[1:]
+    columns = [each.partition("</thead>")[0].count("<th ") for each in (results, use)]
+    assert max(columns) <= 10
+    assert all(name in results for name in ("Final accuracy", "Worst worker", "Wall time"))
+    assert all(name in use for name in ("Waiting", "Goodput", "Data sent", "Node-seconds"))
 
 
 def test_a_report_of_an_older_folder_says_nothing_of_goodput(tmp_path: Path) -> None:
