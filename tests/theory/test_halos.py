@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import NUM_ROUNDS
+from tests.algorithms import NUM_ROUNDS, REGIONS
+from tests.random_worlds import draw_world
 from tests.tiers import thorough
 from tests.worlds import EVEN, NUM_PARAMS, TARGETS, UNEVEN, Recorder, Watched, make_world
 from torch import Tensor
@@ -169,6 +170,13 @@ def test_a_global_server_that_restarts_loses_no_sum(script: list[Fault]) -> None
     local = world.states[1].local
     assert isinstance(local, LocalServerState)
     torch.testing.assert_close(world.states[0].estimate, local.model)
+
+
+def test_a_global_server_that_has_forgotten_a_regions_end_hears_of_it_again() -> None:
+    # An answer from before its restart lets the region finish.
+    world = draw_world(REGIONS["halos"], 1177).simulator()
+    assert world.run()
+    assert {state.round for state in world.states} == {4}
 
 
 def test_regions_without_workers_are_refused() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, MomentumServerState
 from edgegossip.algorithms.server.outer_server import PacedCommitterState
-from edgegossip.algorithms.server.parameter_server import CommitState
+from edgegossip.algorithms.server.parameter_server import CommitState, ServerState
 from edgegossip.algorithms.server.worker import SERVER, CommitterState
 from edgegossip.contract.algorithm import Algorithm, Traits
 from edgegossip.contract.protocol import (
@@ -114,11 +114,29 @@ class GlobalLevel(AsyncLocalSGD):
             return [Finish()]
         return self._commit(state, now) if state.is_closing or self.is_due(state) else []
 
-    def absorb(self, state: MomentumServerState, commits: list[Message]) -> None:
-        super().absorb(state, commits)
-        for rank, commit in state.waiting.items():
-            if commit.numbers["is_last"]:
-                state.rounds[rank] = self.num_rounds  # nothing more is to be waited for
+    def handle_as_worker(
+        self, state: CommitterState, event: Event, now: Seconds
+    ) -> list[Effect]:
+        assert isinstance(state, RegionState)
+        if isinstance(event, WorkerJoined) and event.rank == SERVER and state.is_closing:
+            # The server may have forgotten that this region has finished: it commits once more.
+            state.round = min(state.round, self.num_rounds - 1)
+        return super().handle_as_worker(state, event, now)
+
+    def _take_commit(self, state: ServerState, sender: Rank, message: Message) -> None:
+        super()._take_commit(state, sender, message)
+        if message.numbers["number"] <= state.num_commits[sender]:
+            self._note_end(state, sender, message)  # a repetition, which a new server may need
+
+    def answer(self, state: ServerState, rank: Rank) -> Send:
+        if rank in state.waiting and state.is_counted(rank):
+            self._note_end(state, rank, state.waiting[rank])
+        return super().answer(state, rank)
+
+    def _note_end(self, state: ServerState, rank: Rank, commit: Message) -> None:
+        """Wait no longer for a region whose last commit the model has."""
+        if commit.numbers["is_last"]:
+            state.rounds[rank] = self.num_rounds
 
 
 @dataclass(slots=True, kw_only=True)
