@@ -16,6 +16,8 @@ from tests.worlds import (
     UNEVEN,
     ManySamples,
     StageTrainer,
+    UnitTrainer,
+    claims_units,
     loss_of,
     make_world,
     stages_in,
@@ -130,7 +132,8 @@ def run_hosts(
     def make_trainer(rank: Rank) -> ManySamples:
         if stages is not None:
             return StageTrainer(stages, rank, 0.1, SIZE)
-        return ManySamples(rank, 0.1, SIZE)
+        kind = UnitTrainer if claims_units(algorithm) else ManySamples
+        return kind(rank, 0.1, SIZE)
 
     hosts = [
         Host(

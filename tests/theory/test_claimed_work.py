@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiers import thorough
 from tests.worlds import TARGETS, Recorder
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
@@ -119,10 +120,17 @@ def epochs(num_workers: int = 4, num_rounds: int = 5) -> EpochGossip:
     return EpochGossip(topology=complete(num_workers), num_rounds=num_rounds)
 
 
+@thorough
 @pytest.mark.parametrize("speeds", [SPEEDS, (1.0, 1.0, 1.0, 0.1), (1.0,) * 4, (1.0, 0.01)])
 def test_each_unit_is_visited_once_per_epoch(speeds: tuple[float, ...]) -> None:
     _, visits, _ = run(epochs(len(speeds)), speeds)
     visits.require_once(5)
+
+
+def test_one_worker_alone_does_plain_epochs() -> None:
+    _, visits, recorder = run(epochs(1, 2), (1.0,))
+    visits.require_once(2)
+    assert not recorder.messages
 
 
 def test_rendezvous_moves_only_the_units_of_the_lost_worker() -> None:
@@ -147,6 +155,7 @@ def test_only_the_surplus_is_given_and_to_those_that_are_sooner() -> None:
     assert given == {0: [], 1: [0] * 5, 2: [0]}
 
 
+@thorough
 @pytest.mark.parametrize("at", [3.0, 7.7, 12.345])
 @pytest.mark.parametrize("rank", [0, 3])
 def test_units_of_a_crashed_worker_are_visited_once_by_the_others(
@@ -156,6 +165,7 @@ def test_units_of_a_crashed_worker_are_visited_once_by_the_others(
     visits.require_once(5)
 
 
+@thorough
 @pytest.mark.parametrize("at", [3.0, 7.7, 9.345])
 @pytest.mark.parametrize("back", [0.7, 4.0, 8.0])
 def test_a_returning_worker_takes_part_and_repeats_nothing(at: Seconds, back: Seconds) -> None:
@@ -165,6 +175,7 @@ def test_a_returning_worker_takes_part_and_repeats_nothing(at: Seconds, back: Se
     assert visits.by[7, 1] > 0.1 * NUM_UNITS
 
 
+@thorough
 def test_all_workers_go_and_come_back_and_each_unit_is_visited_once() -> None:
     script = [
         fault
@@ -175,6 +186,7 @@ def test_all_workers_go_and_come_back_and_each_unit_is_visited_once() -> None:
     visits.require_once(10)
 
 
+@thorough
 def test_a_partition_loses_no_unit_and_repeats_few_after_it() -> None:
     script = (Partition(start=4.0, end=9.0, group=(2, 3)),)
     _, visits, recorder = run(epochs(num_rounds=8), faults=Faults(script=script))
