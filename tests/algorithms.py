@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pytest
 from tests.tiers import by_name
@@ -406,7 +406,8 @@ CLAIMED: dict[str, ClaimedWork] = {
 }
 """On shared data, whose units the workers divide among themselves."""
 CLIPPED: dict[str, ClippedMessages] = {
-    f"{name}-clipped": ClippedMessages(inner=ALGORITHMS[name]) for name in ("adpsgd", "gosgd")
+    f"{name}-clipped": ClippedMessages(inner=cast("GoSGD | ADPSGD", ALGORITHMS[name]))
+    for name in ("adpsgd", "gosgd")
 }
 """Their workers clip each model that comes."""
 

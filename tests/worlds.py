@@ -20,6 +20,7 @@ from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.observer import Observer
 from edgegossip.contract.protocol import (
     Effect,
+    Epochs,
     Event,
     Message,
     Note,
@@ -74,6 +75,7 @@ class ManySamples(Trainer):
     def cost(self, request: Train) -> float:
         if isinstance(request.work, Steps):
             return request.work.num_steps
+        assert isinstance(request.work, Epochs)  # this data has no units
         return max(
             1, math.ceil(request.work.share * request.keep_ratio * self.num_samples - 1e-9)
         )
@@ -317,7 +319,7 @@ def mix_only(algorithm: Algorithm[Any], initial: Tensor) -> Tensor:
     return final_params(make_world(algorithm, platforms=platforms, initial=initial, lr=0.0))
 
 
-Check = Callable[[WorkerState, Event, Seconds], None]
+Check = Callable[[Any, Event, Seconds], None]
 
 
 def _nothing(state: WorkerState, event: Event, now: Seconds) -> None:

@@ -661,19 +661,20 @@ class _OwnWork(Trainer):
         return self._layout
 
     def cost(self, request: Train) -> float:
-        if isinstance(request.work, Epochs):
-            return request.work.share * request.keep_ratio * self._num_samples
-        return request.work.num_steps * self._batch_size
+        if isinstance(request.work, Steps):
+            return request.work.num_steps * self._batch_size
+        assert isinstance(request.work, Epochs)  # the data of a loop has no units
+        return request.work.share * request.keep_ratio * self._num_samples
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         """Pass the work to the loop, and wait until it is done."""
         self.progress, self.request = progress, request
         # A piece ends after a number of steps or of samples, whichever the algorithm asked for.
         num_steps, num_due = math.inf, math.inf
-        if isinstance(request.work, Epochs):
-            num_due = self.cost(request)
-        else:
+        if isinstance(request.work, Steps):
             num_steps = request.work.num_steps
+        else:
+            num_due = self.cost(request)
         self.pieces.put(_Piece(request.params, num_steps, num_due))
         result = self.done.get()
         if result is None:

@@ -84,8 +84,8 @@ class AggregatedData:
         [0, 0, 1, 1, 0]
         """
         subset_of = torch.full((len(labels),), -1)
-        for label in labels[part].unique():
-            own = self.subset_of[labels[part] == label].unique()
+        for label in labels[part].unique():  # type: ignore[no-untyped-call]
+            own = self.subset_of[labels[part] == label].unique()  # type: ignore[no-untyped-call]
             members = (labels == label).nonzero()[:, 0]
             subset_of[members] = own[torch.arange(len(members)) % len(own)]
         subset_of[part] = self.subset_of
