@@ -23,6 +23,7 @@ from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.stages.pipelined import Pipelined
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
+from edgegossip.algorithms.wrappers.clipped_messages import ClippedMessages
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -89,7 +90,8 @@ def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     """The world of `seed`: half of them lose messages, and have a timeout."""
     if isinstance(algorithm, Stages):
         return draw_staged_world(algorithm, seed)
-    if isinstance(algorithm, EdgeGossip | BatchTune | TrailingAverage | ControlVariates):
+    wrappers = EdgeGossip | BatchTune | ClippedMessages | TrailingAverage | ControlVariates
+    if isinstance(algorithm, wrappers):
         inner: Any = algorithm.inner
         world = draw_world(inner, seed)
         return replace(world, algorithm=replace(algorithm, inner=world.algorithm))
