@@ -26,6 +26,7 @@ from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
+from edgegossip.algorithms.wrappers.clipped_messages import ClippedMessages
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -102,7 +103,7 @@ def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     """The world of `seed`: half of them lose messages, and have a timeout."""
     if isinstance(algorithm, Stages):
         return draw_staged_world(algorithm, seed)
-    wrappers = AveragedMoments | BatchTune | ClaimedWork
+    wrappers = AveragedMoments | BatchTune | ClaimedWork | ClippedMessages
     more = ControlVariates | EdgeGossip | TrailingAverage
     if isinstance(algorithm, wrappers | more):
         inner: Any = algorithm.inner

@@ -32,6 +32,7 @@ REPRESENTATIVES = frozenset(
         "epoch-gossip-balanced-controlled",
         "epoch-gossip-balanced-moments",
         "epoch-gossip-claimed",
+        "gosgd-clipped",
     }
 )
 """One algorithm of each family in `tests.algorithms.ALL`."""

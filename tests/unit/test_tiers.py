@@ -15,6 +15,7 @@ from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
+from edgegossip.algorithms.wrappers.clipped_messages import ClippedMessages
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -28,6 +29,7 @@ KINDS = (
     AveragedMoments,
     BatchTune,
     ClaimedWork,
+    ClippedMessages,
     ControlVariates,
     EdgeGossip,
     HALoS,

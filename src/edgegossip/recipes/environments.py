@@ -239,13 +239,13 @@ def _experiment(
     job: Job,
 ) -> Experiment:
     own = environment.machines(system.machines)
-    on_fastest = system.machines == "the fastest"
+    servers = {"all and a server": 1, "all and servers of regions": 1 + environment.num_regions}
     crew = Crew(
-        num_workers=1 if on_fastest else len(environment.platforms),
+        num_workers=len(own.platforms) - servers.get(system.machines, 0),
         seconds=job.seconds,
         layer_sizes=job.layer_sizes,
         seed=settings.seed,
-        regions=() if on_fastest else environment.regions,
+        regions=environment.regions if own.regions else (),
     )
     algorithm = system.build(crew, getattr(settings, system.setting))
     return Experiment(
