@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import socket
 import threading
 import time
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.complaints import complaint
+from tests.hosts import EPOCHS, make_host
 from tests.small_runs import NUM_WORKERS
 from tests.tiers import thorough
 from tests.unit.test_worker import ENDLESS, SHORT
@@ -26,8 +29,10 @@ from tests.worker_threads import WITHIN, Crew
 from edgegossip.cli import router_command, worker_command
 from edgegossip.cli.main import main
 from edgegossip.contract.errors import NetworkError, UsageError
+from edgegossip.contract.protocol import Predicted
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.timing import Patience
+from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real import host_metrics, worker as worker_module
 from edgegossip.real.host_metrics import HostMetrics
 from edgegossip.real.metrics_server import (
@@ -37,6 +42,7 @@ from edgegossip.real.metrics_server import (
     metrics_address,
 )
 
+ROOT = Path(__file__).parents[2]
 LOCAL = MetricsAddress("127.0.0.1", 0)
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
@@ -211,6 +217,40 @@ def test_a_wait_counts_while_it_lasts_and_when_rounds_divide_it() -> None:
     patience.next_round(now=4.0)
     patience.watch(False, now=6.0)
     assert patience.total_waited(9.0) == 5.0
+
+
+# What the page and the dashboard name.
+
+
+def all_names() -> set[str]:
+    """The names of all metrics that a worker, a router and the server have."""
+    host = make_host(EPOCHS, 0, MemoryNetwork())
+    host.trainings.add(num_samples=8, seconds=2.0)
+    host._work.forecast = Predicted(4.0, 0.1)
+    router: Any = SimpleNamespace(num_present=0)
+    with closing(MetricsServer(LOCAL)) as server:
+        families = [*server.collect(), *HostMetrics(host).collect()]
+        families += RouterMetrics(router).collect()
+    return {each.name + "_total" * (each.type == "counter") for each in families}
+
+
+def test_the_page_lists_every_metric_and_no_other() -> None:
+    [table] = re.findall(
+        r"\| Metric \| Meaning \|\n(.*?)\n\n", (ROOT / "docs/monitor.md").read_text(), re.DOTALL
+    )
+    listed = set(re.findall(r"`((?:edgegossip|process)_\w+)", table))
+    assert listed == all_names()
+
+
+def test_the_dashboard_shows_only_metrics_that_there_are() -> None:
+    dashboard = json.loads((ROOT / "deploy/grafana.json").read_text())
+    panels = dashboard["panels"]
+    assert len({each["id"] for each in panels}) == len(panels) > 10
+    expressions = [target["expr"] for each in panels for target in each["targets"]]
+    queries = [each["query"] for each in dashboard["templating"]["list"]]
+    named = set(re.findall(r"(?:edgegossip|process)_\w+", f"{expressions} {queries}"))
+    assert named <= all_names()
+    assert all(text.count("(") == text.count(")") for text in expressions)
 
 
 # Routers, and the server itself.
