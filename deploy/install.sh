@@ -14,7 +14,7 @@ index=${TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 python3 -m venv "$prefix"
 pip="$prefix/bin/pip --disable-pip-version-check install --quiet --no-cache-dir --no-compile"
 $pip "$(grep '^torch==' "$source/constraints.txt")" ${index:+--index-url "$index"}
-$pip --constraint "$source/constraints.txt" "$source"
+$pip --constraint "$source/constraints.txt" "$source[metrics]"
 
 tools=$(mktemp -d)
 python3 -m venv "$tools"

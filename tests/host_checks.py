@@ -324,7 +324,7 @@ def _require_sum(found: float, expected: float) -> None:
 def require_little_memory(run: Run) -> None:
     """Nothing is kept that nobody needs."""
     for rank, process in run.processes.items():
-        held = process.host.receiving._budget.num_bytes
+        held = process.host.receiving.budget.num_bytes
         if held > 2**20 + run.world.num_workers * 2**16:
             raise ViolationError(f"worker {rank} holds {held} bytes")
 

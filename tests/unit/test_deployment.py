@@ -55,11 +55,9 @@ def require_options(words: list[str]) -> Any:  # noqa: ANN401
     command, *rest = words
     kind = OPTIONS[command]
     if command == "router":
-        known = {"--" + each.name for each in fields(kind)} | {"--metrics"}
+        known = {"--" + each.name for each in fields(kind)}
         assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known
         return None
-    if "metrics" not in {each.name for each in fields(kind)} and "--metrics" in rest:
-        del rest[rest.index("--metrics") : rest.index("--metrics") + 2]
     return parse_recipe(command, kind, rest).options
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from edgegossip.net.address import Address
 from edgegossip.net.identity.tls import load_tls, require_tls
 from edgegossip.net.zenoh.router import Router
 from edgegossip.net.zenoh.session import LEASE
+from edgegossip.real.metrics_server import RouterMetrics, metrics_address, serving_metrics
 from edgegossip.runs.process import on_stop_signal
 
 
@@ -34,6 +36,8 @@ class RouterOptions:
         num_workers: Number of workers in the largest run; with TLS, messages of higher ranks
             are not relayed.
         lease: Lease of links in seconds; use the workers' value.
+        metrics: PORT or HOST:PORT of /metrics for Prometheus, /healthz and /readyz; a port
+            alone is for this machine only. By default none.
     """
 
     listen: tuple[str, ...]
@@ -44,6 +48,11 @@ class RouterOptions:
     insecure: bool = False
     num_workers: int = 64
     lease: Seconds = LEASE
+    metrics: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.metrics is not None:
+            metrics_address(self.metrics)
 
 
 def router_command(arguments: list[str]) -> int:
@@ -56,13 +65,15 @@ def router_command(arguments: list[str]) -> int:
     stop = threading.Event()
     with (
         on_stop_signal(stop.set),
+        serving_metrics(options.metrics) as metrics,
         Router(
             address,
             num_workers=options.num_workers,
             security=tls,
             run_names=options.run,
             lease=options.lease,
-        ),
+        ) as router,
+        nullcontext() if metrics is None else metrics.showing(RouterMetrics(router)),
     ):
         print(f"router: listening at {', '.join(options.listen)}; Ctrl+C ends it", flush=True)
         stop.wait()

@@ -17,7 +17,7 @@ from edgegossip.cli.command import Command, parse_recipe, recipe_name
 from edgegossip.cli.commands import print_report, print_table, write_report
 from edgegossip.cli.options import ConnectionOptions, KeepOptions, TrackOptions
 from edgegossip.cli.printing import log_to_console
-from edgegossip.contract.errors import Interrupted, UsageError
+from edgegossip.contract.errors import Interrupted, UsageError, require_extra
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_ranges
@@ -30,6 +30,7 @@ from edgegossip.real.gather import AVERAGED, MEASURED, gather, measure
 from edgegossip.real.gathering import WORKERS
 from edgegossip.real.join import join
 from edgegossip.real.launch import launch, lost_workers
+from edgegossip.real.metrics_server import MetricsAddress, metrics_address
 from edgegossip.real.worker import WorkerSettings
 from edgegossip.recipes.call import RecipeCall, option_words
 from edgegossip.report import units
@@ -87,6 +88,8 @@ class LaunchOptions(TrackOptions, KeepOptions):
         final_average: At the end, give all workers in reach the mean of their models; see
             `edgegossip worker`.
         executors: Executors of each worker that trains; see `edgegossip worker`.
+        metrics: PORT or HOST:PORT of worker 0's metrics; worker R has PORT + R. See
+            `edgegossip worker`.
     """
 
     n: Annotated[int | None, tyro.conf.arg(name="n", aliases=("-n",))] = None
@@ -98,10 +101,13 @@ class LaunchOptions(TrackOptions, KeepOptions):
     max_waiting_bytes: int | None = None
     final_average: bool = True
     executors: str = "1"
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
         ExecutorProcesses(devices=self.executors)
         check_ranges(self, max_waiting_bytes="at least 1 or None")
+        if self.metrics is not None:
+            metrics_address(self.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +271,20 @@ def _check_number(name: str, wanted: int | None, sets: str | None, num_workers: 
         )
 
 
+def _ports(metrics: str | None, num_workers: int) -> MetricsAddress | None:
+    """Worker 0's address for metrics, which leaves ports for all others; None without one."""
+    if metrics is None:
+        return None
+    require_extra("--metrics", "prometheus_client", "metrics")
+    try:
+        metrics_address(metrics).plus(num_workers - 1)
+    except ValueError as error:
+        raise UsageError(
+            f"--metrics needs a port for each of {num_workers} workers: {error}"
+        ) from error
+    return metrics_address(metrics)
+
+
 def launch_command(arguments: list[str]) -> int:
     """`edgegossip launch`."""
     log_to_console()
@@ -274,7 +294,7 @@ def launch_command(arguments: list[str]) -> int:
     options, name = command.options, command.call.name
     if options.resume and (options.out is None or not options.out.is_dir()):
         raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
-    _, *passed_on = command.words("out", "resume", "n", "track", "executors")
+    _, *passed_on = command.words("out", "resume", "n", "track", "executors", "metrics")
 
     def worker(
         rank: Rank, endpoint: str, others: Sequence[str], folder: Path, ended: Sequence[Rank]
@@ -283,7 +303,8 @@ def launch_command(arguments: list[str]) -> int:
         network = ["--listen", endpoint, "--connect", *others, "--ended", *map(str, ended)]
         is_shared = options.executors != "1" and rank in experiment.data_ranks
         shared = ["--executors", options.executors] if is_shared else []
-        return ["worker", *passed_on, *whose, *network, *shared]
+        shown = [] if served is None else ["--metrics", str(served.plus(rank))]
+        return ["worker", *passed_on, *whose, *network, *shared, *shown]
 
     def measuring(rank: Rank) -> list[str]:
         return ["measure", *_same_for_all(command), "--rank", str(rank), "--out", str(out)]
@@ -291,6 +312,7 @@ def launch_command(arguments: list[str]) -> int:
     out = options.out or command.default_folder
     experiment = options.applied_to(command.call.experiment(options.only))
     _check_number(name, options.n, number, experiment.num_workers)
+    served = _ports(options.metrics, experiment.num_workers)
     with LiveView() as view, one_intra_op_thread(), command.how_to_resume(out):
         results = launch(
             experiment,

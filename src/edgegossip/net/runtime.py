@@ -87,8 +87,8 @@ class FairQueue:
         return self._arrived.empty() and not self._turns
 
     def qsize(self) -> int:
-        """Number of waiting items."""
-        return self._arrived.qsize() + sum(map(len, self._lanes.values()))
+        """Number of waiting items; thread-safe."""
+        return self._arrived.qsize() + sum(map(len, [*self._lanes.values()]))
 
     def _sort(self, item: Any) -> None:  # noqa: ANN401
         lane = getattr(item, "sender", getattr(item, "rank", None))

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +27,9 @@ from edgegossip.net.host.settings import Forecaster, HostServices, HostSettings
 from edgegossip.net.transport import Transport
 from edgegossip.real.agreement import agreement_of
 from edgegossip.real.best_model import best_state, with_best_of
+from edgegossip.real.host_metrics import HostMetrics
 from edgegossip.real.introduction import introduce, run_id, run_key
+from edgegossip.real.metrics_server import MetricsServer, metrics_address, serving_metrics
 from edgegossip.real.worker_files import DiskWarning, Snapshots, WorkerEventLog, WorkerTracking
 from edgegossip.real.worker_folder import ENDS, has_ended, kept_checkpoint
 from edgegossip.runs.describe import header, role_words, who_is_who
@@ -86,10 +88,12 @@ class WorkerSettings:
         trackers: Trackers that receive this worker's own numbers, such as `TensorBoard()`.
         final_average: At the end, give all workers in reach the mean of their models, or the
             server's model. Stages, and servers that share a model, keep their parts.
+        metrics: PORT or HOST:PORT at which this machine (127.0.0.1) or HOST serves /metrics for
+            Prometheus, /healthz and /readyz; by default none. 0.0.0.0:PORT is for everybody.
 
     Raises:
         ValueError: If `threads`, `min_workers` or `max_waiting_bytes` is below 1 or not a whole
-            number.
+            number, or `metrics` is no address.
     """
 
     name: str = ""
@@ -105,6 +109,7 @@ class WorkerSettings:
     max_waiting_bytes: int | None = None
     trackers: tuple[Tracker, ...] = ()
     final_average: bool = True
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
         check_counts(self, "threads", "min_workers", "max_waiting_bytes")
@@ -114,6 +119,8 @@ class WorkerSettings:
             min_workers="at least 1 or None",
             max_waiting_bytes="at least 1 or None",
         )
+        if self.metrics is not None:
+            metrics_address(self.metrics)
 
 
 def take_part(
@@ -160,9 +167,13 @@ def take_part(
     if settings.open:
         experiment = replace(experiment, algorithm=opened(experiment.algorithm))
     with_best_of(experiment)  # before a folder is made
-    with locked(Path(out)), intra_op_threads(settings.threads):
+    with (
+        serving_metrics(settings.metrics) as metrics,  # first: a used port leaves no folder
+        locked(Path(out)),
+        intra_op_threads(settings.threads),
+    ):
         worker = _Worker(experiment, rank, Path(out), settings, recipe, command, executors)
-        return worker.run(transport, forecaster)
+        return worker.run(transport, forecaster, metrics)
 
 
 class _Worker:
@@ -205,7 +216,9 @@ class _Worker:
             _LOG.info("rank %d takes part as %s; %s", rank, role, who)
         self._started = time.monotonic()
 
-    def run(self, transport: Transport, forecaster: Forecaster | None) -> str:
+    def run(
+        self, transport: Transport, forecaster: Forecaster | None, metrics: MetricsServer | None
+    ) -> str:
         """Take part, and leave a complete folder in any case."""
         try:
             host = self._host = self._make_host(transport, forecaster)
@@ -218,6 +231,7 @@ class _Worker:
                 on_stop_signal(host.stop),
                 on_leave_signal(host.leave),
                 self._blaming_the_checkpoint(),
+                nullcontext() if metrics is None else metrics.showing(HostMetrics(host)),
             ):
                 reason = host.run()
                 is_cut = isinstance(host.state, FinalState) and host.state.is_cut

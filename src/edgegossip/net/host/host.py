@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -23,6 +23,7 @@ from edgegossip.contract.protocol import (
     Message,
     Note,
     Predict,
+    Predicted,
     Rank,
     Received,
     Seconds,
@@ -55,6 +56,35 @@ class Sent:
     receiver: Rank
     message: Message
     handed_over: Seconds
+
+
+@dataclass(slots=True, eq=False)
+class Ping:
+    """Asks the host's thread to call `answer`, which shows that it handles events."""
+
+    answer: Callable[[], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Trainings:
+    """Counts the trainings of a worker since its process began.
+
+    Attributes:
+        num_samples: Samples of all trainings that have ended.
+        seconds: Duration of these trainings, with the preparation of data.
+        speed: Samples per second of the last one with any; None before.
+    """
+
+    num_samples: int = 0
+    seconds: Seconds = 0.0
+    speed: float | None = None
+
+    def add(self, num_samples: int, seconds: Seconds) -> None:
+        """Count a training that has ended."""
+        self.num_samples += num_samples
+        self.seconds += seconds
+        if num_samples and seconds > 0:
+            self.speed = num_samples / seconds
 
 
 class Host(Generic[State]):
@@ -90,6 +120,7 @@ class Host(Generic[State]):
         meeting: Watches how many workers are present.
         sending: Direction from this worker.
         receiving: Direction to this worker.
+        trainings: What it has trained.
     """
 
     def __init__(
@@ -132,6 +163,7 @@ class Host(Generic[State]):
         self._ending = Ending(settings, self.sending, peers)
         self._alarms = Alarms()
         self._patience = Patience()
+        self.trainings = Trainings()
         self._chores = Chores(services.chores)
         self._should_stop = self._should_leave = False
         self._kept_at: Seconds = 0.0
@@ -155,6 +187,36 @@ class Host(Generic[State]):
         """The worker and the time since which it trains; empty if it does not."""
         training = self._work.training
         return [] if training is None else [(self.rank, training[1])]
+
+    # For metrics, from any thread.
+
+    @property
+    def training_seconds(self) -> Seconds:
+        """Seconds of training since the process began, the present one included."""
+        training = self._work.training
+        present = 0.0 if training is None else max(0.0, self.now - training[1])
+        return self.trainings.seconds + present
+
+    @property
+    def waiting_seconds(self) -> Seconds:
+        """Seconds since the process began in which only a message could go on."""
+        return self._patience.total_waited(self.now)
+
+    @property
+    def num_queued(self) -> int:
+        """Number of items that wait for the host's thread."""
+        return self._inbox.qsize()
+
+    @property
+    def forecast(self) -> Predicted | None:
+        """The last forecast that the algorithm asked for, if any."""
+        return self._work.forecast
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        """Let the host's thread call `answer` between two events."""
+        self._inbox.put(Ping(answer))
+
+    # The run.
 
     def stop(self) -> None:
         """After the current work, store a checkpoint and leave; thread-safe."""
@@ -270,6 +332,8 @@ class Host(Generic[State]):
                     self._handle(event)
             case Completed():
                 self._complete(item)
+            case Ping(answer):
+                answer()
             case Sent(receiver, message, began):
                 sent = (message, codec.num_bytes(message), (began, self.now))
                 self._observer.sent(began, self.rank, receiver, *sent)
@@ -398,6 +462,7 @@ class Host(Generic[State]):
 
     def _trained(self, event: Trained) -> None:
         self._patience.worked(event.seconds)
+        self.trainings.add(event.num_samples, event.seconds)
         now = self.now  # once: a process may be paused between two looks at the clock
         self._observer.trained(now, self.rank, now - event.seconds, event)
         # The best moment for a checkpoint: nothing trains, and the state does not know the

@@ -86,7 +86,7 @@ class ReceiveBudget:
     next round's, and one more. Otherwise a worker could reject the very message that all other
     workers wait for.
 
-    `take` is thread-safe.
+    Everything is thread-safe.
 
     Args:
         max_bytes: Limit, in bytes, on all frames together. None for an eighth of the machine's
@@ -104,6 +104,7 @@ class ReceiveBudget:
         self.share = _SHARE * (largest + _ROOM)
         self._lock = threading.Lock()
         self._held: Counter[Rank] = Counter()
+        self._accepted: Counter[Rank] = Counter()
         # Memory may be freed in any thread, even in one that has the lock.
         self._freed: deque[_Held] = deque()
         self._alive: dict[int, _Held] = {}  # by id, as arrays cannot be compared
@@ -117,6 +118,7 @@ class ReceiveBudget:
             if is_too_much and self._held[sender] + num_bytes > self.share:
                 return None
             self._held[sender] += num_bytes
+            self._accepted[sender] += len(frame)
             owner = np.asarray(frame)  # not every buffer can report when it is freed
             held = _Held(owner, self._freed.append)
             held.sender, held.num_bytes = sender, num_bytes
@@ -129,6 +131,12 @@ class ReceiveBudget:
         with self._lock:
             self._settle()
             return self._held.total()
+
+    @property
+    def accepted(self) -> dict[Rank, int]:
+        """Bytes of all frames accepted so far, by sender."""
+        with self._lock:
+            return dict(self._accepted)
 
     def _settle(self) -> None:
         while self._freed:
@@ -155,6 +163,7 @@ class Receiving:
     Attributes:
         admission: As given.
         introductions: As given.
+        budget: As given.
         spoke_at: Time of the last status from each other worker.
     """
 
@@ -175,7 +184,7 @@ class Receiving:
         self._sending = sending
         self._strikes = admission.strikes
         self._plausibility = plausibility
-        self._budget = budget
+        self.budget = budget
         self._inbox = inbox
         self._peers = peers
         self._clock = clock
@@ -199,7 +208,7 @@ class Receiving:
         if bucket is not None and not bucket.take(self._clock.read()):
             self.refused(sender, FLOOD)
             return
-        held = self._budget.take(sender, frame)
+        held = self.budget.take(sender, frame)
         if held is None:
             self.refused(sender, "more than can be held")
         else:
@@ -377,8 +386,13 @@ class Receiving:
     @property
     def refusals(self) -> dict[str, int]:
         """Number of rejected and missing messages, by sender and reason."""
-        counts = self._refusals.counts.items()
+        counts = self.refusals_by_author.items()
         return {f"worker {sender}: {reason}": n for (sender, reason), n in counts}
+
+    @property
+    def refusals_by_author(self) -> dict[tuple[Rank | None, str], int]:
+        """The same by author, None outside this run, and reason; other threads may ask."""
+        return dict(self._refusals.counts)
 
 
 def connect(

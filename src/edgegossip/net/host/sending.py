@@ -41,6 +41,7 @@ class Outbox:
         self._runtime = runtime
         self._lock = threading.Lock()
         self._waiting: dict[Rank, int] = {}
+        self._sent: Counter[Rank] = Counter()
         # Ended links, and the links that the caller knows, by receiver.
         self._ended: Counter[Rank] = Counter()
         self._known: Counter[Rank] = Counter()
@@ -51,6 +52,18 @@ class Outbox:
         """Whether everything has been handed to the transport."""
         with self._lock:
             return not any(self._waiting.values())
+
+    @property
+    def sent(self) -> dict[Rank, int]:
+        """Bytes handed to the transport so far, by receiver; thread-safe."""
+        with self._lock:
+            return dict(self._sent)
+
+    @property
+    def waiting(self) -> dict[Rank, int]:
+        """Bytes that wait, by receiver; thread-safe."""
+        with self._lock:
+            return dict(self._waiting)
 
     def put(
         self, receiver: Rank, frame: Sequence[Buffer], done: Callable[[], None] | None = None
@@ -112,6 +125,9 @@ class Outbox:
             self._transport.send(receiver, frame)
         except Exception:  # the thread must go on to send the next messages
             _LOG.exception("could not send to %d", receiver)
+            return
+        with self._lock:
+            self._sent[receiver] += sum(map(len, frame))
 
 
 class Sending:
@@ -134,6 +150,7 @@ class Sending:
 
     Attributes:
         phase: Phase of this worker, as told to the others.
+        outbox: Frames that wait for the transport.
     """
 
     def __init__(
@@ -154,7 +171,7 @@ class Sending:
         self._introduction = settings.introduction.message()
         self._clock = clock
         self._links = LinkLog(transport.lease)
-        self._outbox = Outbox(transport, max_waiting_bytes, settings.runtime)
+        self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Workers whose link was cut and is back, or that came back in the same life. Such a
         # worker lacks messages, so it gets no new one before it has reported which. Otherwise
@@ -164,14 +181,14 @@ class Sending:
     @property
     def is_idle(self) -> bool:
         """Whether everything has been handed to the transport."""
-        return self._outbox.is_empty
+        return self.outbox.is_empty
 
     def close(self, seconds: Seconds = 10.0) -> None:
         """Send what waits, for at most `seconds`."""
         if self.phase == Phase.RUNNING:  # it leaves before its end
             self.phase = Phase.GONE
             self.tell_all()
-        self._outbox.close(seconds)
+        self.outbox.close(seconds)
 
     # The algorithm's messages.
 
@@ -222,13 +239,13 @@ class Sending:
             message = seals.sealed(message, peers.life)
         frame = pack(envelope, message)
         self._links.sent(receiver, sum(map(len, frame)), self._clock.read())
-        return self._outbox.put(receiver, frame, report)
+        return self.outbox.put(receiver, frame, report)
 
     # Links that end and come back.
 
     def link_ended(self, rank: Rank) -> None:
         """Drop what waits for `rank`; thread-safe, and called before the host knows."""
-        self._outbox.drop(rank)
+        self.outbox.drop(rank)
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
         """Introduce this worker to a process of `rank`, which has become reachable."""
@@ -247,7 +264,7 @@ class Sending:
         self._links.lost(rank, incarnation, phase, self._clock.read())
         # From here on, the host acts in the knowledge of the loss, so its frames are for the
         # next link.
-        self._outbox.resume(rank)
+        self.outbox.resume(rank)
 
     def reported(self, rank: Rank) -> None:
         """Send `rank`, whose link is back, the messages that its last report lacks."""

@@ -123,6 +123,7 @@ class Patience:
     _longest_work: Seconds = field(default=0.0, init=False)
     _since: Seconds | None = field(default=None, init=False)
     _has_given_up: bool = field(default=False, init=False)
+    _waited_before: Seconds = field(default=0.0, init=False)
     check_at: Seconds = field(default=math.inf, init=False)
     """Time of the next announcement and check for silent workers; infinity if not waiting."""
 
@@ -146,6 +147,7 @@ class Patience:
 
     def _end_wait(self, now: Seconds) -> None:
         assert self._since is not None
+        self._waited_before += now - self._since
         if not self._has_given_up:  # otherwise it says nothing about the others' durations
             self._waited = max(self._waited, now - self._since)
 
@@ -159,6 +161,11 @@ class Patience:
             self._since, self._has_given_up = now, False
         self._rounds.append(max(self._worked, self._waited))
         self._worked = self._waited = 0.0
+
+    def total_waited(self, now: Seconds) -> Seconds:
+        """Seconds of all waits, the present one included; other threads may ask."""
+        since = self._since
+        return self._waited_before + (0.0 if since is None else max(0.0, now - since))
 
     @property
     def deadline(self) -> Seconds:

@@ -168,6 +168,7 @@ class Work:
         self._clock = runtime.clock
         # The training that runs, or will run after setting up, and the time of its request.
         self.training: tuple[Train, Seconds] | None = None
+        self.forecast: Predicted | None = None  # the last one, for metrics
         self._asked: list[Evaluate | Predict | Assign] = []  # requests without an answer
         self._lock = threading.Lock()  # guards the two below
         self._is_set_up = self._is_put_off = False
@@ -241,7 +242,7 @@ class Work:
                         f"worker {self._rank} asked to Predict, but this run has no monitor; "
                         "give a TrainingLoop forecaster=edgegossip.Monitor(...)"
                     )
-                predicted = self._forecaster.forecast(self._clock())
+                predicted = self.forecast = self._forecaster.forecast(self._clock())
                 # Through the inbox, although it is ready: an answer never comes during
                 # `handle`.
                 self._items.put(Completed(lambda now: predicted))

@@ -117,6 +117,12 @@ class Router:
         found = (token_of(key) for key in tuple(self._alive))
         return {rank for run, rank in found if rank is not None and bound_name(run) == run_name}
 
+    @property
+    def num_present(self) -> int:
+        """Number of workers, of all runs, that show signs of life."""
+        found = [token_of(key) for key in tuple(self._alive)]
+        return len({(run, rank) for run, rank in found if rank is not None})
+
     def _enter(self, session: zenoh.Session) -> None:
         alive: set[str] = set()
         self._alive = alive
