@@ -24,7 +24,7 @@ import edgegossip as eg
 from edgegossip.contract.topology import Topology
 from edgegossip.data.partition import IID, Partition
 from edgegossip.recipes.problems import Problem
-from edgegossip.runs.exhibits import Exhibits, Table
+from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
 from edgegossip.runs.scoreboard import grouped, last_looks, middle
 from edgegossip.runs.study import Cell, Row, Session, Study
 from edgegossip.sim.attack import Attack
@@ -372,7 +372,33 @@ def _exhibits(rows: Mapping[str, Row]) -> Exhibits:
             if some:
                 kind = "rules of gossip" if names is GOSSIP else "other algorithms"
                 tables.append(table(f"{heading}: {kind}", _lines(some, names), NOTE))
-    return Exhibits(tables=tuple(tables))
+    return Exhibits(figures=_figures(crews), tables=tuple(tables))
+
+
+def _figures(crews: Mapping[tuple[Any, ...], Sequence[Row]]) -> tuple[Figure, ...]:
+    worst: dict[str, dict[str, float | None]] = {name: {} for name in GOSSIP}
+    for (division, topology, num_workers, num_liars), rows in crews.items():
+        crew = f"{num_liars} of {num_workers}, {division}, {topology}"
+        for name, found in worst.items():
+            mine = grouped([row for row in rows if row["run"] == name], "attack").values()
+            medians = [middle(each, "accuracy") for each in mine]
+            found[crew] = min((each for each in medians if each is not None), default=None)
+    known = {name: found for name, found in worst.items() if any(found.values())}
+    if not known:
+        return ()
+    panel = Panel(
+        title="Accuracy under the worst attack",
+        kind="bars",
+        x_label="poisoned workers, data, graph",
+        y_label="accuracy",
+        y_unit="percent",
+        series=tuple(
+            Series(name=name, x=tuple(found), y=tuple(found.values()))
+            for name, found in known.items()
+        ),
+    )
+    caption = "The lowest of the medians in each table below, by rule of gossip."
+    return (Figure(name="worst", heading="Worst attack", caption=caption, panels=(panel,)),)
 
 
 def _lines(rows: Sequence[Row], names: Mapping[str, Make]) -> Iterator[Line]:

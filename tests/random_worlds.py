@@ -6,11 +6,11 @@ import math
 import os
 import random
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from tests.algorithms import OVERSHOOTING, AnyAlgorithm, AnyServer, server_in
 from tests.invariants import FAR, Checks, is_corrected
-from tests.worlds import SHAPE, Watched, make_world
+from tests.worlds import NUM_PARAMS, SHAPE, Watched, make_world
 
 from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.alone import Alone
@@ -18,6 +18,7 @@ from edgegossip.algorithms.gossip.choco_gossip import ChocoGossip
 from edgegossip.algorithms.gossip.epidemic_learning import EpidemicLearning
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
 from edgegossip.algorithms.gossip.paced import Paced
+from edgegossip.algorithms.gossip.streaming_diloco import StreamingDiLoCo
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.algorithms.server.parameter_server import ParameterServer
@@ -99,13 +100,22 @@ class World:
         return simulator
 
 
+AnyWrapper: TypeAlias = (
+    AveragedMoments
+    | BatchTune
+    | ClaimedWork
+    | ClippedMessages
+    | ControlVariates
+    | EdgeGossip
+    | TrailingAverage
+)
+
+
 def draw_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     """The world of `seed`: half of them lose messages, and have a timeout."""
     if isinstance(algorithm, Stages):
         return draw_staged_world(algorithm, seed)
-    wrappers = AveragedMoments | BatchTune | ClaimedWork | ClippedMessages
-    more = ControlVariates | EdgeGossip | TrailingAverage
-    if isinstance(algorithm, wrappers | more):
+    if isinstance(algorithm, AnyWrapper):
         inner: Any = algorithm.inner
         world = draw_world(inner, seed)
         return replace(world, algorithm=replace(algorithm, inner=world.algorithm))
@@ -224,6 +234,9 @@ def vary(
     if isinstance(algorithm, ChocoGossip) and topology.period > 1:
         topology = ring(num_workers)
     varied = replace(algorithm, topology=topology, num_rounds=num_rounds)
+    if isinstance(varied, StreamingDiLoCo):  # each worker owns an entry of each fragment
+        most = -(-NUM_PARAMS // num_workers)
+        varied = replace(varied, num_fragments=min(varied.num_fragments, most))
     if isinstance(varied, PushSum | EpidemicLearning) and draw.random() < 0.7:
         varied = replace(varied, topology=draw_directed(draw, num_workers))
     if isinstance(varied, RoundBased | Paced) and is_lossy:
@@ -297,7 +310,7 @@ def draw_changing_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
 
     Nobody loses messages silently, so that no algorithm needs a timeout.
     """
-    if isinstance(algorithm, EdgeGossip | BatchTune | TrailingAverage | ControlVariates):
+    if isinstance(algorithm, AnyWrapper):
         inner: Any = algorithm.inner
         world = draw_changing_world(inner, seed)
         return replace(world, algorithm=replace(algorithm, inner=world.algorithm))
@@ -307,6 +320,8 @@ def draw_changing_world(algorithm: Any, seed: int) -> World:  # noqa: ANN401
     if draw.random() < 0.7 and not isinstance(varied, ChocoGossip):
         varied = opened(varied)  # type: ignore[assignment]
     num_servers = getattr(varied, "num_servers", 1) if isinstance(varied, AnyServer) else 0
+    if isinstance(varied, HALoS):
+        num_servers = 1 + varied.num_regions
     if isinstance(varied, Standby):
         num_servers = num_workers // 2 + 1  # a majority must stay to elect one
     script: list[Fault] = []

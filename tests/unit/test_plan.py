@@ -58,7 +58,7 @@ def test_an_environment_whose_systems_have_other_machines_is_refused(
 ) -> None:
     told = (
         rf"'environments/{name}' have different numbers of machines \(alone has 1, "
-        r"[a-z-]+ has 3, [a-z-]+ has 4\).*choose environments/own-machines"
+        r"[a-z-]+ has 3, [a-z-]+ has 4, halos has [0-9]\).*choose environments/own-machines"
     )
     with pytest.raises(UsageError, match=told):
         planned(machines, "--task", "digits", recipe=f"environments/{name}")
@@ -67,7 +67,7 @@ def test_an_environment_whose_systems_have_other_machines_is_refused(
 @thorough
 def test_a_plan_knows_the_systems_of_the_environments(machines: Path) -> None:
     plan = planned(machines, "--task", "digits", recipe="environments/own-machines")
-    assert {*plan.proposals} == {*SYSTEMS} - {"alone"}
+    assert {*plan.proposals} == {*SYSTEMS} - {"alone", "halos"}
     for name, proposals in plan.proposals.items():
         system = SYSTEMS[name]
         assert len(proposals) == 9  # three values of its setting, three rates

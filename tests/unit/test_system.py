@@ -174,8 +174,8 @@ def test_a_worker_of_windows_is_asked_by_ctrl_break(monkeypatch: pytest.MonkeyPa
 def test_a_worker_elsewhere_is_asked_by_its_signal() -> None:
     with subprocess.Popen(["sleep", "60"], **system.own_group()) as process:
         assert os.getsid(process.pid) == process.pid
-        system.send_stop(process, signal.SIGINT)
-        assert process.wait() == -signal.SIGINT
+        system.send_stop(process, signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
 
 
 @on_posix

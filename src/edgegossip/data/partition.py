@@ -111,7 +111,7 @@ def units_of(num_samples: int, unit_size: int, seed: int, epoch: int) -> list[Te
     A single sample at the end joins the last unit, because no batch may consist of one sample.
 
     >>> [unit.tolist() for unit in units_of(7, unit_size=3, seed=0, epoch=1)]
-    [[1, 6, 3], [2, 0, 5, 4]]
+    [[4, 3, 1], [0, 2, 5, 6]]
     """
     order = torch.randperm(num_samples, generator=generator(seed, "units", epoch))
     return list(torch.split(order, unit_sizes(num_samples, unit_size)))

@@ -229,7 +229,7 @@ def _git(folder: Path, *arguments: str) -> str:
         ["git", "-C", str(folder), *arguments],
         check=True,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=30,
         env={**inherited, "GIT_OPTIONAL_LOCKS": "0"},  # somebody may be committing
     )

@@ -81,7 +81,7 @@ class AggregatedData:
         >>> x, y = torch.zeros(2, 1), torch.tensor([0, 0])
         >>> points = AggregatedData(x, y, subset_of=torch.tensor([0, 1]))
         >>> points.extended(torch.tensor([1, 3]), torch.zeros(5)).subset_of.tolist()
-        [0, 0, 1, 1, 0]
+        [0, 0, 0, 1, 0]
         """
         subset_of = torch.full((len(labels),), -1)
         for label in labels[part].unique():  # type: ignore[no-untyped-call]

@@ -156,6 +156,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
                 return self._time_out(state, now)
             case WorkerLost():
                 self._lose(state, event)
+                state.is_waiting = False  # the others now have more to do
                 return [*self._pass_on(state, event, now), *self._go_on(state, now)]
             case WorkerJoined():
                 effects = self._welcome(state, event)
