@@ -110,7 +110,7 @@ def measure(num_newcomers: int, folder: Path, stack: ExitStack) -> list[dict[str
             "first step": wait_for(lambda out=out: has_trained(out)),  # type: ignore[misc]
         }
         rows.append({what: at - begun for what, at in moments.items()})
-        print(name, {what: round(s, 2) for what, s in rows[-1].items()}, flush=True)
+        print(name, {what: round(s, 2) for what, s in rows[-1].items()}, file=sys.stderr)
         start(folder, f"leave-{number}", "leave", "--out", name).wait()
         process.wait()
     return rows
