@@ -160,16 +160,9 @@ def _take_part(folder: Path, further: list[str]) -> int:
     # One router at a time: messages with two paths are duplicated or lost. A worker that does
     # not listen has the others in reserve.
     routers = run.routers if run.listen is None else run.routers[:1]
-    own = [
-        "--rank",
-        str(run.rank),
-        "--name",
-        run.run,
-        "--tls",
-        str(certificates(folder)),
-        "--open",
-    ]
-    paths = ["--out", str(folder / _WORKERS / str(run.rank)), "--connect", *routers]
+    own = ["--open", "--rank", str(run.rank), "--name", run.run]
+    out, certs = folder / _WORKERS / str(run.rank), certificates(folder)
+    paths = ["--out", str(out), "--tls", str(certs), "--connect", *routers]
 
     def stop() -> None:
         signal.raise_signal(signal.SIGTERM)

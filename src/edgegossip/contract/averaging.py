@@ -84,12 +84,12 @@ class NeighborAveraging(RobustRounds[S], Generic[S]):
         return {"params": TensorSpec.like(params)}
 
     def mix(self, state: S, inbox: Mapping[Rank, Payload]) -> None:
-        # The weights are those of the graph without the workers that take no part. Neighbors
-        # agree on the exchange from which on they wait for a worker that is back, but each
-        # learns at a different time that it is back.
         if state.views is not None:
             self._mix_under_views(state, inbox)
             return
+        # The weights are those of the graph without the workers that take no part. Neighbors
+        # agree on the exchange from which on they wait for a worker that is back, but each
+        # learns at a different time that it is back.
         neighbors = self.topology.in_neighbors(state.rank, state.exchange)
         first = state.first_exchange
         absent = {*state.lost, *(j for j in neighbors if first.get(j, 0) > state.exchange)}

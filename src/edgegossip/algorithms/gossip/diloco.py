@@ -254,16 +254,15 @@ class DiLoCo(LocalSteps[DiLoCoState], RobustRounds[DiLoCoState]):
         least 0.
         """
         mean = torch.zeros_like(state.params)
-        told = {
-            rank: self.compressor.decompress(state.updates[rank], mean.numel())
-            for rank in sorted(state.updates)
-        }
+        ranks = sorted(state.updates)
+        # One at a time: only a robust rule needs all of them at once.
+        told = ((j, self.compressor.decompress(state.updates[j], mean.numel())) for j in ranks)
         if self.robust is not None:
-            weights = dict.fromkeys(told, 1 / max(1, len(told)))
-            mean = self.combine(state, mean, told, weights)
+            weights = dict.fromkeys(ranks, 1 / max(1, len(ranks)))
+            mean = self.combine(state, mean, dict(told), weights)
         else:
-            for each in told.values():
-                mean.add_(each, alpha=1 / len(told))
+            for _, each in told:
+                mean.add_(each, alpha=1 / len(ranks))
         own = state.updates.get(state.rank)
         if is_complete or own is None:
             return mean

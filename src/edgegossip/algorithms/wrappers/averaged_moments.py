@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from edgegossip.algorithms.wrappers.inner import whole_model_role
 from edgegossip.contract import (
-    WORKER,
     Effect,
     Event,
     MessageSpec,
@@ -119,14 +119,7 @@ class AveragedMoments(Wrapper[MomentsState]):
         Raises:
             ValueError: If the rank has no data, or a part of a model.
         """
-        role = self.inner.role(rank)
-        if role.name != WORKER.name or not role.has_data:
-            raise ValueError(
-                "AveragedMoments needs an algorithm whose ranks all train a whole model, but "
-                f"rank {rank} of {type(self.inner).__name__} is a {role.name} "
-                f"{'with' if role.has_data else 'without'} data; leave out the moments"
-            )
-        return role
+        return whole_model_role(self, rank, "the moments")
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages, which may carry moments.

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from edgegossip.algorithms.wrappers.inner import whole_model_role
 from edgegossip.contract import (
-    WORKER,
     Effect,
     Evaluate,
     Event,
@@ -146,14 +146,7 @@ class ControlVariates(Wrapper[ControlledState]):
         Raises:
             ValueError: If the rank has no data, or a part of a model.
         """
-        role = self.inner.role(rank)
-        if role.name != WORKER.name or not role.has_data:
-            raise ValueError(
-                f"ControlVariates needs an algorithm whose ranks all train a whole model, but "
-                f"rank {rank} of {type(self.inner).__name__} is a {role.name} "
-                f"{'with' if role.has_data else 'without'} data; leave out the control variates"
-            )
-        return role
+        return whole_model_role(self, rank, "the control variates")
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages, for vectors that are about twice as long."""

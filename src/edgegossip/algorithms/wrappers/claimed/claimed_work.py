@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.wrappers.claimed.claims import Ledger, receivers
-from edgegossip.algorithms.wrappers.claimed.state import ClaimedState, Progress, Weight
-from edgegossip.algorithms.wrappers.edge_gossip.forecasts import require_fixed_roles
+from edgegossip.algorithms.wrappers.claimed.state import ClaimedState, Weight
+from edgegossip.algorithms.wrappers.inner import num_workers_in, require_fixed_roles
+from edgegossip.algorithms.wrappers.pieces import Pieces
 from edgegossip.contract import (
     Effect,
     Epochs,
@@ -97,7 +98,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
 
     def __post_init__(self) -> None:
         check_ranges(self, block_share="in (0, 1]", max_ratio="at least 1")
-        require_fixed_roles(self.inner, self.num_workers)
+        require_fixed_roles(self)
 
     @property
     def traits(self) -> Traits:
@@ -106,12 +107,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
 
     @property
     def num_workers(self) -> int:
-        topology = self.inner.traits.topology
-        if topology is None:
-            raise ValueError(
-                f"ClaimedWork needs an algorithm with a topology, but {self.inner!r} has none"
-            )
-        return topology.num_workers
+        return num_workers_in(self)
 
     def init(self, rank: Rank, params: Tensor) -> ClaimedState:
         return ClaimedState(rank=rank, params=params, inner=self.inner.init(rank, params))
@@ -175,7 +171,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
         for effect in effects:
             match effect:
                 case Train():
-                    state.progress = Progress(train=effect, start=now, params=effect.params)
+                    state.progress = Pieces(train=effect, start=now, params=effect.params)
                     state.is_predicting = True
                     carried.append(Predict())
                 case Finish():
@@ -332,7 +328,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
         if others:
             state.num_twice += int(torch.stack(others).any(0)[list(units)].sum())
         state.unit_steps = event.num_steps / len(units)
-        state.progress.account(event)
+        state.progress.add(event)
         # At once, so that nobody does it again even if this worker crashes now.
         told = self._tell_all(state, ledger)
         if isinstance(state.progress.train.work, Steps):
@@ -343,8 +339,9 @@ class ClaimedWork(Wrapper[ClaimedState]):
     def _answer(self, state: ClaimedState, now: Seconds) -> list[Effect]:
         """Answer the inner algorithm's request."""
         assert state.progress is not None
-        result, state.progress = state.progress.result(now), None
+        progress, state.progress = state.progress, None
         state.is_waiting = state.has_asked = False
+        result = progress.total(now, progress.params)  # skipped if the others were faster
         return [SetTimer("claims", math.inf), *self._pass_on(state, result, now)]
 
     # The end of an epoch.

@@ -7,13 +7,12 @@ import statistics
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from edgegossip.contract import Rank, Seconds
 from edgegossip.contract.randomness import generator
-
-_BITS = 2 ** torch.arange(8)
 
 
 def rendezvous(seed: int, epoch: int, num_units: int, weights: Mapping[Rank, float]) -> Tensor:
@@ -103,15 +102,13 @@ def packed(bits: Tensor) -> Tensor:
     >>> packed(torch.tensor([True, False, True])).tolist()
     [5]
     """
-    padded = torch.zeros(-(-len(bits) // 8) * 8, dtype=torch.int64)
-    padded[: len(bits)] = bits
-    return (padded.view(-1, 8) * _BITS).sum(1).to(torch.uint8)
+    return torch.from_numpy(np.packbits(bits.numpy(), bitorder="little"))
 
 
 def unpacked(data: Tensor, num_bits: int) -> Tensor:
     """Undo `packed`; what is missing is False."""
-    bits = (data.long()[:, None] & _BITS).flatten()[:num_bits] > 0
-    return torch.cat([bits, torch.zeros(num_bits - len(bits), dtype=torch.bool)])
+    bits = np.unpackbits(data.numpy(), count=num_bits, bitorder="little")
+    return torch.from_numpy(bits).bool()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

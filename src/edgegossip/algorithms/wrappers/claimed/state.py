@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from edgegossip.algorithms.wrappers.claimed.claims import (
     Ledger,
@@ -15,13 +14,11 @@ from edgegossip.algorithms.wrappers.claimed.claims import (
     rendezvous,
     unpacked,
 )
+from edgegossip.algorithms.wrappers.pieces import Pieces
 from edgegossip.contract import (
     Message,
-    Payload,
     Rank,
     Seconds,
-    Train,
-    Trained,
     WrapperState,
 )
 
@@ -45,57 +42,6 @@ class Weight:
     def at(self, epoch: int) -> float:
         """The weight in an epoch."""
         return self.next if epoch >= self.since else self.now
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """The training that the inner algorithm has requested, and what is done of it.
-
-    Attributes:
-        train: The request.
-        start: When it was made.
-        params: Parameters after the work so far, [num_params].
-        num_samples: Samples processed.
-        num_steps: Steps taken.
-        cost: Cost of the work, in training samples.
-        total_loss: Sum of the losses over the steps.
-        outputs: As in `Trained`.
-        metrics: As in `Trained`, of the last units.
-    """
-
-    train: Train
-    start: Seconds
-    params: Tensor
-    num_samples: int = 0
-    num_steps: int = 0
-    cost: float = 0.0
-    total_loss: float = 0.0
-    outputs: Payload = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    def account(self, event: Trained) -> None:
-        """Add what was done."""
-        self.params, self.outputs, self.metrics = event.params, event.outputs, event.metrics
-        self.num_samples += event.num_samples
-        self.num_steps += event.num_steps
-        self.cost += event.cost or event.num_samples
-        self.total_loss += event.loss * event.num_steps
-
-    def result(self, now: Seconds) -> Trained:
-        """The answer to the request."""
-        if not self.num_steps:  # the others were faster
-            return Trained.skipped(self.train.params)
-        return Trained(
-            params=self.params,
-            before=self.train.params,
-            num_samples=self.num_samples,
-            num_steps=self.num_steps,
-            seconds=now - self.start,
-            loss=self.total_loss / self.num_steps,
-            outputs=self.outputs,
-            cost=self.cost,
-            metrics=self.metrics,
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +81,7 @@ class ClaimedState(WrapperState):
     heard_at: dict[Rank, Seconds] = field(default_factory=dict)
     epochs: dict[Rank, int] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
-    progress: Progress | None = None
+    progress: Pieces | None = None
     held: tuple[int, tuple[int, ...]] | None = None
     unit_steps: float = 0.0
     is_predicting: bool = False

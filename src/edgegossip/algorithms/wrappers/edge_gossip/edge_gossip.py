@@ -14,7 +14,6 @@ from edgegossip.algorithms.wrappers.edge_gossip.forecasts import (
     detach,
     forecast_schema,
     known_of,
-    require_fixed_roles,
     with_forecast,
 )
 from edgegossip.algorithms.wrappers.edge_gossip.plan import Correction, EpochPlan
@@ -25,6 +24,7 @@ from edgegossip.algorithms.wrappers.edge_gossip.takeover import (
     require_valid,
     taken_over_by,
 )
+from edgegossip.algorithms.wrappers.inner import num_workers_in, require_fixed_roles
 from edgegossip.contract import (
     Assign,
     Assigned,
@@ -146,7 +146,7 @@ class EdgeGossip(Wrapper[BalancedState]):
         check_choices(self, spread=get_args(Spread), on_failure=get_args(OnFailure))
         ways = (self.on_failure, self.spread)
         require_valid(self.num_workers, self.spares, self.reachable, *ways)
-        require_fixed_roles(self.inner, self.num_workers)
+        require_fixed_roles(self)
 
     @property
     def traits(self) -> Traits:
@@ -156,13 +156,7 @@ class EdgeGossip(Wrapper[BalancedState]):
 
     @property
     def num_workers(self) -> int:
-        topology = self.inner.traits.topology
-        if topology is None:
-            raise ValueError(
-                f"EdgeGossip needs an algorithm with a topology, but {self.inner!r} has none; "
-                "name one in its traits"
-            )
-        return topology.num_workers
+        return num_workers_in(self)
 
     def init(self, rank: Rank, params: Tensor) -> BalancedState:
         return BalancedState(rank=rank, params=params, inner=self.inner.init(rank, params))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from edgegossip.contract import (
-    Algorithm,
     Limits,
     Message,
     MessageSpec,
@@ -27,21 +25,6 @@ _SECONDS, _AGE = "fastest_seconds", "fastest_age"
 """Names of the additional numbers in the inner algorithm's messages."""
 _OLDEST = 2**31  # any age that `max_age` may be
 _INHERITED = "inherited"
-
-
-def require_fixed_roles(inner: Algorithm[Any], num_workers: int) -> None:
-    """Raise `ValueError` unless every worker of `inner` trains its own whole model."""
-    name = type(inner).__name__
-    if inner.traits.changes_roles:
-        raise ValueError(
-            f"EdgeGossip needs ranks that keep their roles, and those of {name} do not: an "
-            f"elected server continues to train, without a forecast; leave out {name}"
-        )
-    if any(inner.role(rank).num_slices > 1 for rank in range(num_workers)):
-        raise ValueError(
-            f"EdgeGossip sends forecasts with whole models, and {name} has slices; leave out "
-            f"{name}"
-        )
 
 
 @dataclass(slots=True)

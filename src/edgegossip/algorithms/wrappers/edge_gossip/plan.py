@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from edgegossip.contract import Epochs, Layout, Payload, Seconds, Train, Trained
+from edgegossip.algorithms.wrappers.pieces import Pieces
+from edgegossip.contract import Epochs, Layout, Seconds, Train, Trained
 
 TOLERANCE = 0.02
 """Tolerated deviation from a plan, as a share of the epoch; batches and forecasts are inexact
@@ -46,47 +46,29 @@ class Correction:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class EpochPlan:
+class EpochPlan(Pieces):
     """Plan for one epoch: the work, its deadline, and the work done so far.
 
     Attributes:
-        train: The requested training.
         keep_ratio: Share of the worker's data that the pass visits.
         epoch_cost: Cost of a pass over all data, in training samples.
         cost: Total work, in training samples.
         deadline: Planned end.
-        start: Start time.
         block_share: Share of the remaining work that the next block does, in (0, 1].
-        done: Work done so far, in training samples.
-        num_samples: Samples processed.
-        num_steps: Steps taken.
-        total_loss: Sum of the losses over the steps.
-        params: Current parameters, [num_params].
-        outputs: As in `Trained`.
         pass_samples: Total samples that the pass visits; 0 before the first block.
         correction: Factor for the change of the parameters.
         layout: Layout of `params`; see `Started`.
-        metrics: As in `Trained`, of the newest block.
         has_changed: Whether the amount of work has been adjusted since the plan was made.
     """
 
-    train: Train
     keep_ratio: float
     epoch_cost: float
     cost: float
     deadline: Seconds
-    start: Seconds
     block_share: float
-    params: Tensor
-    outputs: Payload
-    done: float = 0.0
-    num_samples: int = 0
-    num_steps: int = 0
-    total_loss: float = 0.0
     pass_samples: float = 0.0
     correction: Correction = Correction()
     layout: Layout | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
     has_changed: bool = False
 
     @classmethod
@@ -114,7 +96,6 @@ class EpochPlan:
             start=now,
             block_share=block_share,
             params=train.params,
-            outputs={},
             correction=correction,
             layout=layout,
         )
@@ -131,12 +112,7 @@ class EpochPlan:
         if not self.num_steps:  # the first block paid for the look at aggregated points
             look_cost = max(0.0, event.cost - event.num_samples)
             self.pass_samples = self.keep_ratio * self.epoch_cost - look_cost
-        self.done += event.cost or event.num_samples
-        self.num_samples += event.num_samples
-        self.num_steps += event.num_steps
-        self.total_loss += event.loss * event.num_steps
-        self.params, self.outputs = event.params, event.outputs
-        self.metrics = event.metrics
+        self.add(event)
 
     @property
     def is_done(self) -> bool:
@@ -171,17 +147,7 @@ class EpochPlan:
 
     def result(self, now: Seconds) -> Trained:
         """The result of the requested training, combined from all blocks."""
-        return Trained(
-            params=self._corrected_params(),
-            before=self.train.params,
-            num_samples=self.num_samples,
-            num_steps=self.num_steps,
-            seconds=now - self.start,
-            loss=self.total_loss / self.num_steps,
-            outputs=self.outputs,
-            cost=self.done,
-            metrics=self.metrics,
-        )
+        return self.total(now, self._corrected_params())
 
     def _corrected_params(self) -> Tensor:
         assert isinstance(self.train.work, Epochs)
