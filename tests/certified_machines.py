@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.certificate_folders import give, tell_revoked
-from tests.transports import Recorder, What, free_ports
+from tests.transports import Recorder, What
 from tests.zenoh_workers import NUM_WORKERS, RUN, wait_until
 
 from edgegossip.contract.errors import NetworkError
@@ -24,6 +24,7 @@ from edgegossip.net.transport import Incarnation
 from edgegossip.net.zenoh.probe import probe
 from edgegossip.net.zenoh.router import Router
 from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.launch import free_ports
 
 LEASE = 2.0
 """Sessions that are opened anew at once may miss each other, for two of these."""

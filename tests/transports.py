@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from edgegossip.net.address import Address
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Transport
 from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.launch import free_ports
 
 What: TypeAlias = tuple[Any, ...]
 """("appeared", rank, incarnation), ("received", sender, bytes) and so on."""
@@ -161,15 +161,3 @@ class InLocalNetwork(OverZenoh):
 
 
 NETWORKS: list[Callable[[], Network]] = [InMemory, OverZenoh, BetweenMachines]
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports of loopback that nobody listened at a moment ago."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zenoh
-from tests.transports import free_ports
 
 from edgegossip.contract.protocol import Rank
 from edgegossip.net.identity.access import zenoh_security
 from edgegossip.net.identity.tls import TLS
+from edgegossip.real.launch import free_ports
 
 NUM_WORKERS = 3
 RUN = "0123456789abcdef"

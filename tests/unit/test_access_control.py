@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import zenoh
-from tests.transports import free_ports
 from tests.zenoh_workers import NUM_WORKERS, RUN, Worker, wait_until
 
 from edgegossip.contract.errors import NetworkError
@@ -24,6 +23,7 @@ from edgegossip.net.identity.certificates import issue, make_authority
 from edgegossip.net.identity.tls import TLS
 from edgegossip.net.zenoh.links import report_strangers
 from edgegossip.net.zenoh.probe import probe
+from edgegossip.real.launch import free_ports
 
 OTHER_SETTINGS = (
     f"a sign of life in run 'feed', whose recipe or --name differs from this run, {RUN!r}"

@@ -9,13 +9,14 @@ from contextlib import ExitStack
 import pytest
 from tests.link_events import Session
 from tests.tiers import thorough
-from tests.transports import Recorder, free_ports
+from tests.transports import Recorder
 
 from edgegossip.contract.protocol import Rank
 from edgegossip.net.address import Address
 from edgegossip.net.zenoh.links import DeadLinks, Links, new_session_id
 from edgegossip.net.zenoh.session import open_session, session_settings
 from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.launch import free_ports
 
 LEASE = 0.2
 ENDS = ("tcp/127.0.0.1:40000", "tcp/127.0.0.1:7447")

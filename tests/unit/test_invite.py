@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.transports import free_ports
 
 from edgegossip.cli.doctor_command import doctor_command
 from edgegossip.cli.invite_command import ban_command, members_command
@@ -25,6 +24,7 @@ from edgegossip.net.identity.enrollment import Offer
 from edgegossip.net.identity.joined import JoinedRun
 from edgegossip.net.identity.members import Members
 from edgegossip.net.identity.signing import SigningService
+from edgegossip.real.launch import free_ports
 
 RECIPE = """
 from dataclasses import replace

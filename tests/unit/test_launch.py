@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from tests.tiers import thorough
 from tests.unit.test_full_disk import fill_up
 
 from edgegossip.cli.worker_command import EXIT_APART
-from edgegossip.contract.errors import RunFolderError
+from edgegossip.contract.errors import NetworkError, RunFolderError
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.real import launch as launching
 from edgegossip.real.launch import free_ports, launch
@@ -323,6 +324,16 @@ def small_disk(path: Path) -> Iterator[None]:
 
 def test_free_ports_are_different() -> None:
     assert len(set(free_ports(20))) == 20
+
+
+def test_a_port_that_is_listened_at_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = free_ports(2)
+    monkeypatch.setattr("edgegossip.real.launch._PORTS", [first, second])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", first))
+        assert free_ports(1) == [second]
+        with pytest.raises(NetworkError, match=r"only 1 free ports of 2 from .*; stop other"):
+            free_ports(2)
 
 
 @thorough

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 from tests.small_runs import small_run
 from tests.tiers import thorough
-from tests.transports import free_ports
 from torch import Tensor
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
@@ -29,6 +28,7 @@ from edgegossip.net.zenoh.transport import ZenohTransport
 from edgegossip.real.gather import gather
 from edgegossip.real.gathering import Gathering
 from edgegossip.real.introduction import introduce, run_key
+from edgegossip.real.launch import free_ports
 from edgegossip.real.worker import WorkerSettings, take_part
 from edgegossip.real.worker_folder import has_ended
 from edgegossip.runs.describe import header

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.tiers import thorough
-from tests.transports import End, Recorder, free_ports
+from tests.transports import End, Recorder
 from tests.unit.test_zenoh_transport import check_exchange
 from tests.zenoh_workers import NUM_WORKERS, RUN, Worker, wait_until
 
@@ -21,6 +21,7 @@ from edgegossip.net.identity.certificates import issue, make_authority
 from edgegossip.net.identity.tls import TLS
 from edgegossip.net.zenoh.router import Router
 from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.launch import free_ports
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,14 @@ import pytest
 import torch
 from tests.hosts import EPOCHS, Slow
 from tests.parity import SETTINGS
-from tests.transports import Recorder, free_ports
+from tests.transports import Recorder
 from tests.worlds import NUM_PARAMS
 
 from edgegossip.contract.errors import NetworkError
 from edgegossip.net.address import Address
 from edgegossip.net.host.host import Host
 from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.launch import free_ports
 
 
 @pytest.fixture

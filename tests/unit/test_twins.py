@@ -14,7 +14,7 @@ import zenoh
 from tests.algorithms import NUM_WORKERS
 from tests.hosts import EPOCHS, Slow, make_host
 from tests.tiers import thorough
-from tests.transports import Recorder, free_ports
+from tests.transports import Recorder
 from tests.zenoh_workers import wait_until
 
 from edgegossip.contract.errors import NetworkError
@@ -24,6 +24,7 @@ from edgegossip.net.transport import TWIN
 from edgegossip.net.zenoh.links import Links, new_session_id
 from edgegossip.net.zenoh.transport import ZenohPeer, ZenohTransport, split
 from edgegossip.net.zenoh.twins import Claim, Twins
+from edgegossip.real.launch import free_ports
 
 RANK = 2
 

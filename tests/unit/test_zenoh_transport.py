@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import pytest
 import zenoh
 from tests.tiers import thorough
-from tests.transports import End, InLocalNetwork, OverZenoh, Recorder, free_ports
+from tests.transports import End, InLocalNetwork, OverZenoh, Recorder
 
 from edgegossip.contract.errors import NetworkError
 from edgegossip.net.address import Address
 from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.launch import free_ports
 
 
 @pytest.fixture

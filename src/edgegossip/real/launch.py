@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shlex
 import signal
 import socket
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from edgegossip.contract.errors import Interrupted, RunFolderError, TrainingError
+from edgegossip.contract.errors import Interrupted, NetworkError, RunFolderError, TrainingError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.data.local import Local
 from edgegossip.machine.counters import is_running, kill_descendants
@@ -44,6 +45,8 @@ LOG = "log.txt"
 """Name of the file with a worker's output, in its folder."""
 _LOOK: Seconds = 0.25
 """Seconds between two looks at the workers' files."""
+_PORTS = range(20_000, 30_000)
+"""Ports that no system gives to outgoing connections."""
 _MEASURING = 0.05
 """Maximum share of a core's time that evaluations may take."""
 
@@ -370,13 +373,28 @@ def _measure(
 
 
 def free_ports(number: int) -> list[int]:
-    """Find free ports on this machine."""
-    # All sockets are open at once, because a port that is closed again may be given twice.
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+    """Find ports on this machine where nobody listens.
+
+    They lie below those that the system gives to outgoing connections (from 32768 on Linux,
+    from 49152 elsewhere), because such a connection, of any process, would take a port
+    before its worker listens there.
+
+    Raises:
+        NetworkError: if too few are free.
+    """
+    free: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        if len(free) == number:
+            break
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            free.append(port)
+    if len(free) < number:
+        raise NetworkError(
+            f"only {len(free)} free ports of {number} from {_PORTS[0]:,} to {_PORTS[-1]:,}; "
+            "stop other programs that listen there"
+        )
+    return free
 
 
 def _endpoints(ranks: Iterable[Rank]) -> dict[Rank, str]:
