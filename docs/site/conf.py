@@ -74,6 +74,7 @@ Local data <docs/local-data>
 docs/deployment
 docs/security
 docs/robust
+docs/watch
 docs/monitor
 Run folder <docs/run-folder>
 ```

@@ -30,6 +30,7 @@ from edgegossip.cli.router_command import RouterOptions
 from edgegossip.cli.script_command import ScriptOptions
 from edgegossip.cli.study_command import StudyOptions
 from edgegossip.cli.sweep_command import SweepOptions
+from edgegossip.cli.watch_command import WatchOptions
 from edgegossip.cli.worker_command import (
     GatherOptions,
     LaunchOptions,
@@ -95,6 +96,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
         **{name: _with_names(kind, RECIPES) for name, kind in _WITH_RECIPE.items()},
         "study": _with_names(StudyOptions, studies()),
         "report": report_folder,
+        "watch": WatchOptions,
         "export": ExportOptions,
         "router": RouterOptions,
         "join": JoinOptions,

@@ -29,6 +29,7 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip plan RECIPE --machines FILE.toml
                                     which algorithm and settings suit these machines
   edgegossip report DIR             draw the report of a folder (again)
+  edgegossip watch DIR              a page that shows a run live, or replays it
   edgegossip export DIR             a folder for the Hugging Face hub: model, model card
 
   edgegossip launch RECIPE -n 4     one process per worker on this machine, over a real network
@@ -142,6 +143,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": _imported("edgegossip.cli.plan_command", "plan_command"),
     "sweep": _imported("edgegossip.cli.sweep_command", "sweep_command"),
     "report": _imported("edgegossip.cli.commands", "report_command"),
+    "watch": _imported("edgegossip.cli.watch_command", "watch_command"),
     "export": _imported("edgegossip.cli.commands", "export_command"),
     "launch": _imported("edgegossip.cli.worker_command", "launch_command"),
     "worker": _imported("edgegossip.cli.worker_command", "worker_command"),

@@ -57,11 +57,11 @@ class MetricsAddress:
         return replace(self, port=self.port + number)
 
 
-def metrics_address(given: str) -> MetricsAddress:
+def metrics_address(given: str, what: str = "metrics") -> MetricsAddress:
     """Read PORT or HOST:PORT; a port alone is on 127.0.0.1.
 
     Raises:
-        ValueError: If `given` is neither.
+        ValueError: If `given` is neither; the message begins with `what`.
 
     >>> print(*map(metrics_address, ("9464", "0.0.0.0:9464", "[::]:0")))
     127.0.0.1:9464 0.0.0.0:9464 [::]:0
@@ -71,7 +71,7 @@ def metrics_address(given: str) -> MetricsAddress:
     is_number = port.isascii() and port.isdecimal() and int(port) <= _MAX_PORT
     if not is_number or bool(colon) != bool(host) or (":" in host and not is_bracketed):
         raise ValueError(
-            f"metrics must be PORT or HOST:PORT with a port in 0..{_MAX_PORT}, such as 9464 "
+            f"{what} must be PORT or HOST:PORT with a port in 0..{_MAX_PORT}, such as 9464 "
             f"(this machine only) or 0.0.0.0:9464 (everybody), got {given!r}"
         )
     return MetricsAddress(host.strip("[]") or "127.0.0.1", int(port))
