@@ -164,3 +164,24 @@ def test_the_page_shows_a_loss_goes_back_and_survives_a_restart(
         browser.until("document.querySelector('#broken').hidden")
         browser.until(f"isLive && {STATE} !== 'lost'")
         assert browser.value("total(run.workers.get(0).samples, 1e9)") == samples
+
+
+@thorough
+def test_a_killed_worker_is_shown_as_silent(tmp_path: Path, browser: Browser) -> None:
+    folder = tmp_path / "run"
+    trained = {"type": "trained", "num_steps": 1, "num_samples": 16, "loss": 0.5}
+    for rank in range(4):
+        log = folder / "workers" / str(rank) / "events.jsonl"
+        write(log, {**header("real"), "type": "worker"})
+        write(log, {**trained, "rank": rank, "start": 0.5, "time": 1.0})
+    with WatchServer(folder) as server:
+        browser.call("Page.navigate", url=server.url)
+        browser.until(f"document.body?.dataset.live === 'yes' && {STATE} === 'training'")
+        for rank in range(3):
+            log = folder / "workers" / str(rank) / "events.jsonl"
+            write(log, {**trained, "rank": rank, "start": 4.0, "time": 4.5})
+        browser.until(f"{STATE} === 'silent'")
+        alarms = browser.value("document.querySelector('#alarms').innerText")
+        assert alarms.count("silent") == 1
+        assert "Worker 3" in alarms
+    assert browser.complaints == []
