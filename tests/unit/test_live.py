@@ -74,6 +74,10 @@ def test_the_time_left_follows_from_the_share_done() -> None:
     assert STATUS.seconds_left == pytest.approx(9.0)
     assert replace(STATUS, share=1.0).seconds_left == 0.0
     assert replace(STATUS, share=0.0).seconds_left is None
+    # A resumed run has done only the second half of its share in these seconds.
+    resumed = replace(STATUS, share=0.5, first_share=0.25)
+    assert resumed.seconds_left == pytest.approx(2 * resumed.wall_seconds)
+    assert replace(STATUS, first_share=0.25).seconds_left is None
 
 
 def test_off_a_terminal_there_is_a_line_every_few_seconds_and_at_the_end(

@@ -422,6 +422,8 @@ def _watch(
     lost: LostWorkers,
 ) -> None:
     """Read the workers' files and evaluate the averaged model until all have ended."""
+    gathering.read()  # what a resumed run has done before does not count as speed
+    before = _done(experiment, gathering)
     started = due = time.monotonic()
     while any(each.poll() is None for each in processes.values()) or lost.is_anyone_back:
         gathering.read()
@@ -435,26 +437,37 @@ def _watch(
             # when they have ended.
             due = time.monotonic() + (time.monotonic() - now) / _MEASURING
         seconds = time.monotonic() - started
-        progress.update(_status(experiment, gathering, seconds, len(lost.lost)))
+        progress.update(_status(experiment, gathering, seconds, len(lost.lost), before))
         time.sleep(_LOOK)
 
 
-def _status(
-    experiment: Experiment, gathering: Gathering, seconds: Seconds, num_lost: int
-) -> Status:
+def _done(experiment: Experiment, gathering: Gathering) -> tuple[int, float]:
+    """Samples trained so far by all workers, and the completed share of the run."""
     samples = sum(worker.samples.total for worker in gathering.workers)
     now = max(worker.time for worker in gathering.workers)
     rounds = [worker.num_rounds for worker in gathering.workers]
+    return samples, experiment.completed_share(now, rounds)
+
+
+def _status(
+    experiment: Experiment,
+    gathering: Gathering,
+    seconds: Seconds,
+    num_lost: int,
+    before: tuple[int, float],
+) -> Status:
+    samples, share = _done(experiment, gathering)
     history = gathering.history
     return Status(
         name=experiment.run_name,
-        time=now,
+        time=max(worker.time for worker in gathering.workers),
         # Ending and gathering remain.
-        share=min(0.99, experiment.completed_share(now, rounds)),
+        share=min(0.99, share),
+        first_share=before[1],
         evaluation=history[-1] if history else None,
         metric=experiment.task.metric,
         wall_seconds=seconds,
-        samples_per_second=samples / seconds if seconds > 0 else 0.0,
+        samples_per_second=(samples - before[0]) / seconds if seconds > 0 else 0.0,
         commits=sum(worker.num_commits for worker in gathering.workers) or None,
         num_workers=len(gathering.workers),
         roles=who_is_who(experiment.roles),

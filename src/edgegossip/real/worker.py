@@ -30,6 +30,7 @@ from edgegossip.real.best_model import best_state, with_best_of
 from edgegossip.real.host_metrics import HostMetrics
 from edgegossip.real.introduction import introduce, run_id, run_key
 from edgegossip.real.metrics_server import MetricsServer, metrics_address, serving_metrics
+from edgegossip.real.progress_lines import ProgressLines
 from edgegossip.real.worker_files import DiskWarning, Snapshots, WorkerEventLog, WorkerTracking
 from edgegossip.real.worker_folder import ENDS, has_ended, kept_checkpoint
 from edgegossip.runs.describe import header, role_words, who_is_who
@@ -288,6 +289,8 @@ class _Worker:
                     f"a state like {type(fresh).__name__} was expected, got {state!r:.60}"
                 )
         self._reserve(host.state.estimate)
+        limit = None if self._limit == math.inf else self._limit
+        self._lines = ProgressLines(host, replace(experiment, max_seconds=limit))
         return host
 
     def _reserve(self, params: Tensor) -> None:
@@ -302,7 +305,7 @@ class _Worker:
         role = self._experiment.algorithm.role(self._rank)
         validator = workload.validator(self._rank)
         is_watched = self._settings.snapshots and role.is_evaluated
-        chores = [self._show, *self._tracking.chores]
+        chores = [self._show, self._tell, *self._tracking.chores]
         return HostServices(
             forecaster=forecaster,
             evaluate=validator.evaluate if validator else None,
@@ -369,6 +372,9 @@ class _Worker:
         if parent is not None and not is_running(parent):
             self._host.stop()
         return now + _SHOW
+
+    def _tell(self, now: Seconds) -> Seconds:
+        return self._lines.due(now)
 
     def _save(self, checkpoint: dict[str, Any]) -> bool:
         try:

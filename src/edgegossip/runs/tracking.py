@@ -207,12 +207,13 @@ class Status:
         share: Completed share of the run, in [0, 1].
         evaluation: Newest evaluation; None before the first.
         metric: The task's chosen metric.
-        wall_seconds: Duration of the run so far, in wall seconds.
+        wall_seconds: Duration of the run so far, in wall seconds, since `first_share`.
         samples_per_second: Samples processed per wall second since the last start or resume.
         commits: Commits of all workers to a server so far; None without a server.
         num_workers: Number of workers, if they are processes of their own.
         num_lost: Number of these that have failed or were killed, and did not come back.
         roles: The ranks of each role, in words; empty if all are workers.
+        first_share: Completed share when `wall_seconds` began; above 0 in a resumed run.
     """
 
     name: str
@@ -226,11 +227,13 @@ class Status:
     num_workers: int | None = None
     num_lost: int = 0
     roles: str = ""
+    first_share: float = 0.0
 
     @property
     def seconds_left(self) -> float | None:
         """Estimated wall seconds until the end."""
-        return self.wall_seconds * (1 / self.share - 1) if self.share > 0 else None
+        done = self.share - self.first_share
+        return self.wall_seconds * (1 - self.share) / done if done > 0 else None
 
 
 class Progress(Protocol):
