@@ -107,6 +107,9 @@ PARAMETER_SERVERS: dict[str, ParameterServer] = {
     "fedbuff": FedBuff(**COMMITTERS, local_steps=2, buffer_size=3),
     "heloco": HeLoCo(**COMMITTERS, local_steps=2),
     "decoupled-diloco": DecoupledDiLoCo(**COMMITTERS, local_steps=3, outer_momentum=0.5),
+    "decoupled-diloco-fragments": DecoupledDiLoCo(
+        **COMMITTERS, local_steps=3, outer_momentum=0.5, fragments=2
+    ),
 }
 
 STANDBYS: dict[str, Standby] = {
@@ -280,7 +283,8 @@ Momentum leads out of it, and so do late steps and what compression has held bac
 
 PLAIN: dict[type[Algorithm[Any]], dict[str, Any]] = {
     AsyncLocalSGD: {"outer_momentum": 0.0},
-    DecoupledDiLoCo: {"outer_momentum": 0.0},
+    # With fragments, the server's model lacks what waits for its turn.
+    DecoupledDiLoCo: {"outer_momentum": 0.0, "fragments": 1},
     FedBuff: {"buffer_size": 1, "outer_lr": 1.0},
     HeLoCo: {"outer_momentum": 0.0},
     QuasiGlobalGossip: {"momentum": 0.0},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
 from edgegossip.algorithms.server.methods import FixedADACOMM
 from edgegossip.algorithms.server.parameter_server import ParameterServer
+from edgegossip.algorithms.wrappers.shards.shards import Shards
+from edgegossip.algorithms.wrappers.standby.standby import Standby
 from edgegossip.contract.protocol import (
     Effect,
     Event,
@@ -25,7 +28,9 @@ from edgegossip.contract.protocol import (
     Seconds,
     Send,
     SetTimer,
+    Started,
     TimerFired,
+    Train,
     Trained,
     WorkerLost,
     WorkerState,
@@ -49,7 +54,12 @@ def final_model(algorithm: ParameterServer, **options: Any) -> Tensor:  # noqa: 
 
 
 def commit(
-    update: float, *, num_samples: int = 4, num_steps: int = 4, number: int = 1
+    update: float,
+    *,
+    num_samples: int = 4,
+    num_steps: int = 4,
+    number: int = 1,
+    **others: float,
 ) -> Message:
     numbers = {
         "number": number,
@@ -58,6 +68,7 @@ def commit(
         "version": 0,
         "pace": 2.0,
         "num_samples": num_samples,
+        **others,
     }
     return Message("commit", 0, {"update": torch.tensor([update])}, numbers)
 
@@ -190,3 +201,194 @@ def test_the_quorum_is_a_number_of_workers() -> None:
     with pytest.raises(ValueError, match="got 5 of 4"):
         DecoupledDiLoCo(num_workers=4, num_rounds=9, quorum=5)
     assert DecoupledDiLoCo(num_workers=5, num_rounds=9).num_needed == 3
+
+
+# Fragments.
+
+
+def fragmented_server(**settings: Any) -> tuple[DecoupledDiLoCo, Any]:  # noqa: ANN401
+    """A server with a quorum of two, and a fragment for each of two entries."""
+    kept: dict[str, Any] = {"quorum": 2, "grace": 0.0, "num_workers": 3, **settings}
+    algorithm = DecoupledDiLoCo(num_rounds=9, fragments=2, outer_momentum=0.0, **kept)
+    return algorithm, algorithm.init(0, torch.zeros(2))
+
+
+def part(update: float, number: int = 1, **others: float) -> Message:
+    turn = {"turn_steps": 4, "life": 0, **others}
+    return commit(update, number=number, **turn)
+
+
+def names(effects: list[Effect]) -> dict[Rank, set[str]]:
+    """Names of the tensors in each answer."""
+    return {
+        each.receiver: {*each.message.payload} for each in effects if isinstance(each, Send)
+    }
+
+
+def test_a_quorum_merges_its_fragment_and_nothing_else() -> None:
+    algorithm, state = fragmented_server(num_workers=4)
+    assert algorithm.handle(state, Received(1, part(1.0)), 1.0) == []
+    assert algorithm.handle(state, Received(2, part(3.0, number=2)), 1.0) == []
+    effects = algorithm.handle(state, Received(3, part(3.0)), 1.0)
+    assert names(effects) == {j: {"0", "counts"} for j in [1, 3]}
+    assert state.params.tolist() == [2.0, 0.0]
+
+
+def test_an_answer_has_all_fragments_that_were_merged_since_the_last() -> None:
+    algorithm, state = fragmented_server()
+    for rank in (1, 2):
+        algorithm.handle(state, Received(rank, part(1.0)), 1.0)
+    for rank in (1, 2):
+        second = part(1.0, number=2, version=2)
+        effects = algorithm.handle(state, Received(rank, second), 2.0)
+    assert names(effects) == {j: {"1", "counts"} for j in [1, 2]}
+    # The third worker's first commit came too late for both.
+    algorithm.handle(state, Received(3, part(1.0)), 3.0)
+    effects = algorithm.handle(state, Received(1, part(1.0, number=3, version=4)), 3.0)
+    assert names(effects) == {1: {"0", "counts"}, 3: {"0", "1", "counts"}}
+
+
+def test_workers_that_wait_for_different_fragments_do_not_wait_for_ever() -> None:
+    algorithm, state = fragmented_server(quorum=3)
+    for rank, number in ((1, 1), (2, 2)):
+        algorithm.handle(state, Received(rank, part(1.0, number=number)), 1.0)
+    effects = algorithm.handle(state, WorkerLost(3), 2.0)
+    assert receivers(effects) == [1, 2]
+    assert state.params.tolist() == [1.0, 1.0]
+
+
+def test_windows_of_fragments_are_apart() -> None:
+    algorithm, state = fragmented_server(grace=0.25, local_steps=8, quorum=1)
+    (first,) = algorithm.handle(state, Received(1, part(1.0)), 1.0)
+    (second,) = algorithm.handle(state, Received(2, part(1.0, number=2)), 1.5)
+    assert isinstance(first, SetTimer)
+    assert isinstance(second, SetTimer)
+    assert (first.at, second.at, first.name == second.name) == (2.0, 2.5, False)
+    assert receivers(algorithm.handle(state, TimerFired(first.name), 2.0)) == [1]
+    assert receivers(algorithm.handle(state, TimerFired(second.name), 2.5)) == [2]
+
+
+def test_a_worker_that_repeats_its_commit_gets_the_whole_model() -> None:
+    algorithm, state = fragmented_server()
+    for rank in (1, 2):
+        algorithm.handle(state, Received(rank, part(1.0)), 1.0)
+    # The first answer was lost.
+    effects = algorithm.handle(state, Received(1, part(1.0)), 2.0)
+    assert names(effects) == {1: {"params", "counts"}}
+
+
+def test_a_commit_from_the_model_of_a_former_life_gets_the_whole_model() -> None:
+    algorithm, state = fragmented_server()
+    algorithm.recall(state, {"life": 4})
+    algorithm.handle(state, Received(1, part(1.0, life=4)), 1.0)
+    effects = algorithm.handle(state, Received(2, part(1.0, life=5)), 1.0)
+    assert names(effects) == {1: {"params", "counts"}, 2: {"0", "counts"}}
+
+
+def test_a_commit_of_another_length_is_dropped() -> None:
+    algorithm = DecoupledDiLoCo(num_workers=2, num_rounds=9, quorum=1, fragments=2)
+    state = algorithm.init(0, torch.zeros(3))
+    two = Message("commit", 0, {"update": torch.ones(2)}, part(0.0).numbers)
+    assert algorithm.handle(state, Received(1, two), 1.0) == []
+    assert not state.waiting
+
+
+@pytest.mark.parametrize("fragments", [2, 3])
+@pytest.mark.parametrize("waits", [False, True])
+def test_after_all_turns_every_entry_was_merged_once(fragments: int, waits: bool) -> None:
+    merged = Counter[int]()
+
+    def look(state: WorkerState, event: Event, now: Seconds) -> None:
+        if state.rank == 0:
+            merged.update(torch.nonzero(state.params).flatten().tolist())
+
+    algorithm = DecoupledDiLoCo(
+        num_workers=NUM,
+        num_rounds=fragments,
+        **{**WAITING, "waits_for_answer": waits},
+        local_steps=2,
+        fragments=fragments,
+    )
+    world = make_world(Watched(algorithm, after=look), links=LINKS, platforms=EVEN)
+    assert world.run()
+    server = world.states[0]
+    assert set(merged) == set(range(NUM_PARAMS))
+    assert {*server.merged_at} == set(range(fragments))
+    assert {*server.num_commits.values()} == {fragments}
+
+
+def test_a_commit_has_a_share_of_the_bytes() -> None:
+    params = torch.zeros(12)
+    whole, parts = (
+        DecoupledDiLoCo(num_workers=NUM, num_rounds=3, fragments=n).schema(params)["commit"]
+        for n in (1, 4)
+    )
+    assert parts.max_num_bytes == whole.max_num_bytes / 4
+
+
+def sent_by(fragments: int) -> list[Message]:
+    """The commits of worker 1, each answered with an unchanged model; training adds 1."""
+    algorithm = DecoupledDiLoCo(
+        num_workers=NUM, num_rounds=9, local_steps=2, fragments=fragments, waits_for_answer=True
+    )
+    state: Any = algorithm.init(1, torch.zeros(4))
+    effects, sent = algorithm.handle(state, Started(num_samples=8, epoch_cost=8), 0.0), []
+    for number in range(1, 5):
+        (train,) = (each for each in effects if isinstance(each, Train))
+        trained = Trained(
+            params=train.params + 1,
+            before=train.params,
+            loss=0.0,
+            num_steps=2,
+            num_samples=6,
+            seconds=1.0,
+        )
+        (send,) = algorithm.handle(state, trained, float(number))
+        assert isinstance(send, Send)
+        sent.append(send.message)
+        counts = torch.tensor([number, 0, 0, 0])
+        answer = Message("params", number, {"counts": counts}, {"fastest": 2.0, "life": 0})
+        effects = algorithm.handle(state, Received(0, answer), number + 0.5)
+    return sent
+
+
+def test_a_fragment_waits_for_its_turn_with_what_was_learned_and_its_samples() -> None:
+    updates = [each.payload["update"].tolist() for each in sent_by(2)]
+    # Nothing is merged, so each answer takes the committed fragment back to 0.
+    assert updates == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]
+    assert [each.numbers["num_samples"] for each in sent_by(2)] == [6, 12, 12, 12]
+    assert [each.numbers["turn_steps"] for each in sent_by(2)] == [2, 4, 4, 4]
+    assert [each.numbers["num_steps"] for each in sent_by(2)] == [2, 2, 2, 2]
+
+
+def test_statistics_are_those_at_the_end_of_each_fragment() -> None:
+    algorithm = DecoupledDiLoCo(num_workers=NUM, num_rounds=9, fragments=3)
+    state: Any = algorithm.init(1, torch.zeros(6))
+    for number, expected in ((1, 2), (2, 1), (3, 0)):
+        numbers = {"number": number, "num_trained": 3, "num_steps": 1, "num_samples": 1}
+        whole = Message("commit", 0, {"update": torch.zeros(6)}, numbers)
+        cut, _ = algorithm.divide(state, whole)
+        assert cut.numbers["num_trained"] == expected
+
+
+def test_equal_workers_come_to_rest_where_one_fragment_does() -> None:
+    settings: dict[str, Any] = {"num_workers": NUM, "local_steps": 2, "outer_momentum": 0.0}
+    parts = DecoupledDiLoCo(**settings, **WAITING, num_rounds=240, fragments=3)
+    whole = DecoupledDiLoCo(**settings, **WAITING, num_rounds=240)
+    torch.testing.assert_close(
+        final_model(parts, platforms=EVEN), final_model(whole, platforms=EVEN)
+    )
+
+
+@pytest.mark.parametrize("fragments", [0, NUM_PARAMS + 1])
+def test_each_fragment_has_an_entry(fragments: int) -> None:
+    with pytest.raises(ValueError, match=f"got {fragments}"):
+        DecoupledDiLoCo(num_workers=4, num_rounds=9, fragments=fragments).init(
+            0, torch.zeros(NUM_PARAMS)
+        )
+
+
+@pytest.mark.parametrize("wrapper", [Standby, partial(Shards, num_servers=2)])
+def test_wrappers_that_need_whole_models_refuse_fragments(wrapper: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError, match="leave out fragments"):
+        wrapper(inner=DecoupledDiLoCo(num_workers=4, num_rounds=9, fragments=2))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from edgegossip.algorithms.fragments import fragment
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze, DoubleSqueezeState
 from edgegossip.contract import (
     Effect,
@@ -119,9 +120,7 @@ class StreamingDiLoCo(DoubleSqueeze):
 
     def turn(self, state: DoubleSqueezeState) -> slice:
         size, place = self.chunk_size(state.params.numel()), state.round % self.num_fragments
-        return slice(
-            place * size // self.num_fragments, (place + 1) * size // self.num_fragments
-        )
+        return fragment(place, self.num_fragments, size)
 
     # The paper's mixing.
 

@@ -184,8 +184,11 @@ class OuterServer(ParameterServer):
         return {"fastest": max(known, default=0.0)}
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
+        return self.take(state, sorted(state.waiting))
+
+    def take(self, state: ServerState, ranks: list[Rank]) -> list[Effect]:
+        """Absorb and answer the waiting commits of `ranks`."""
         assert isinstance(state, OuterServerState)
-        ranks = sorted(state.waiting)
         for rank in ranks:
             state.speeds[rank] = state.waiting[rank].numbers["pace"]
             state.count(rank, self.num_rounds)

@@ -213,6 +213,11 @@ class ParameterServer(Committer, Algorithm[CommitState]):
     # Common to all algorithms.
 
     @property
+    def answers_whole(self) -> bool:
+        """Whether every answer has the whole model."""
+        return True
+
+    @property
     def traits(self) -> Traits:
         topology = star(self.num_workers + 1)
         return Traits(topology=topology, num_rounds=self.num_rounds, takes_repeats=True)
@@ -515,6 +520,15 @@ def require_server(wrapper: str, inner: object) -> None:
         raise ValueError(
             f"{wrapper} needs a parameter server such as BSP inside, got {name}; leave out "
             f"{name} or {wrapper}"
+        )
+
+
+def require_whole_answers(wrapper: str, inner: ParameterServer) -> None:
+    """Raise `ValueError` if `inner`, in the algorithm `wrapper`, answers with fragments."""
+    if not inner.answers_whole:
+        raise ValueError(
+            f"{wrapper} needs a server whose answers have the whole model, got "
+            f"{type(inner).__name__} with fragments; leave out fragments or {wrapper}"
         )
 
 

@@ -139,6 +139,18 @@ class Committer:
     def answered(self, state: CommitterState, now: Seconds) -> None:
         """React to the first answer to the open commit."""
 
+    def divide(self, state: CommitterState, commit: Message) -> tuple[Message, Tensor]:
+        """Return what to send of a commit, and the parameters that it leads to."""
+        return commit, state.params
+
+    def rebased(self, state: CommitterState, base: Tensor) -> Tensor:
+        """Return the parameters that continue from an answer, the model `base`."""
+        if state.num_steps and state.committed is not None:
+            # Progress made while the commit was in flight stays, and goes into the next commit.
+            moved = base + (state.params - state.committed)
+            return self._layout(state).with_statistics(moved, state.params)
+        return base
+
     def take_settings(
         self, state: CommitterState, numbers: Mapping[str, float], now: Seconds
     ) -> list[Effect]:
@@ -275,9 +287,9 @@ class Committer:
             "version": int(state.counts.sum()),
             **self.commit_numbers(state),
         }
-        state.commit = Message("commit", state.round, {"update": update}, numbers)
+        whole = Message("commit", state.round, {"update": update}, numbers)
         # Kept, because what the worker learns from here on is not part of this commit.
-        state.committed = state.params
+        state.commit, state.committed = self.divide(state, whole)
         state.num_asked, state.num_steps = 0, 0
         return [*self._send_open(state, now), *self.committed(state, now)]
 
@@ -306,12 +318,7 @@ class Committer:
             return settings
         if state.commit is not None:
             self.answered(state, now)
-        if state.num_steps and state.committed is not None:
-            # Progress made while the commit was in flight stays, and goes into the next commit.
-            moved = base + (state.params - state.committed)
-            state.params = self._layout(state).with_statistics(moved, state.params)
-        else:
-            state.params = base
+        state.params = self.rebased(state, base)
         # The piece of training that is running started from other parameters.
         state.has_moved = state.is_training
         state.answer, state.commit, state.committed = answer, None, None

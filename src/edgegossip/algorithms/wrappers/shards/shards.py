@@ -14,7 +14,11 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.server.parameter_server import ParameterServer, require_server
+from edgegossip.algorithms.server.parameter_server import (
+    ParameterServer,
+    require_server,
+    require_whole_answers,
+)
 from edgegossip.algorithms.server.worker import MAX_COUNT, SERVER, CommitterState
 from edgegossip.algorithms.wrappers.shards.shard_leader import ShardLeader
 from edgegossip.algorithms.wrappers.shards.shard_server import (
@@ -98,6 +102,7 @@ class Shards(Wrapper[ShardsState]):
 
     def __post_init__(self) -> None:
         require_server("Shards", self.inner)
+        require_whole_answers("Shards", self.inner)
         if not self.inner.is_elementwise:
             name = type(self.inner).__name__
             raise ValueError(

@@ -24,6 +24,7 @@ from edgegossip.algorithms.server.parameter_server import (
     ParameterServer,
     ServerState,
     require_server,
+    require_whole_answers,
 )
 from edgegossip.algorithms.server.worker import SERVER, CommitterState
 from edgegossip.algorithms.wrappers.standby.election import (
@@ -137,6 +138,7 @@ class Standby(Wrapper[StandbyState]):
 
     def __post_init__(self) -> None:
         require_server("Standby", self.inner)
+        require_whole_answers("Standby", self.inner)
         if not 1 <= self.num_standbys <= self.inner.num_workers:
             raise ValueError(
                 f"num_standbys must be in [1, num_workers], got {self.num_standbys} of "
