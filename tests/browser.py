@@ -51,9 +51,10 @@ class Browser:
         self._write.flush()
         while True:
             answer = self._next()
+            result: dict[str, Any] = answer.get("result", {})
             if answer.get("id") == self._last:
                 assert "error" not in answer, answer["error"]
-                return answer["result"]
+                return result
             said = answer.get("params", {})
             if answer.get("method") == "Runtime.exceptionThrown":
                 self.complaints.append(json.dumps(said["exceptionDetails"])[:500])
@@ -66,7 +67,8 @@ class Browser:
             assert more, "the browser has ended"
             self._rest += more
         message, _, self._rest = self._rest.partition(b"\0")
-        return json.loads(message)
+        parsed: dict[str, Any] = json.loads(message)
+        return parsed
 
     def value(self, script: str) -> Any:  # noqa: ANN401
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True)

@@ -214,7 +214,7 @@ def fragmented_server(**settings: Any) -> tuple[DecoupledDiLoCo, Any]:  # noqa: 
 
 
 def part(update: float, number: int = 1, **others: float) -> Message:
-    turn = {"turn_steps": 4, "life": 0, **others}
+    turn: dict[str, Any] = {"turn_steps": 4, "life": 0, **others}
     return commit(update, number=number, **turn)
 
 
@@ -287,7 +287,7 @@ def test_a_commit_from_the_model_of_a_former_life_gets_the_whole_model() -> None
 
 def test_a_commit_of_another_length_is_dropped() -> None:
     algorithm = DecoupledDiLoCo(num_workers=2, num_rounds=9, quorum=1, fragments=2)
-    state = algorithm.init(0, torch.zeros(3))
+    state: Any = algorithm.init(0, torch.zeros(3))
     two = Message("commit", 0, {"update": torch.ones(2)}, part(0.0).numbers)
     assert algorithm.handle(state, Received(1, two), 1.0) == []
     assert not state.waiting

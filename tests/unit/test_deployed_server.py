@@ -122,7 +122,7 @@ def test_a_worker_that_is_missing_takes_no_model_with_it(
 def test_a_launch_shows_roles_and_commits(experiment: Experiment, ended: Path) -> None:
     gathering = Gathering(experiment, ended)
     gathering.read()
-    status = _status(experiment, gathering, 1.0, num_lost=0)
+    status = _status(experiment, gathering, 1.0, num_lost=0, before=(0, 0.0))
     assert status.commits == NUM_ROUNDS * (NUM_WORKERS - 1)
     assert status.roles == "server: rank 0, worker: ranks 1 to 3"
 

@@ -372,7 +372,8 @@ def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.Monkey
             return None if time.monotonic() < self.until else 0
 
     monkeypatch.setattr(launching, "_LOOK", 0.01)
-    monkeypatch.setattr(launching, "_status", lambda *arguments: None)
+    for shown in ("_done", "_status"):
+        monkeypatch.setattr(launching, shown, lambda *arguments: None)
     working: Any = {0: Working()}
     launching._watch(experiment, Measured(), working, Silent(), NoneLost())  # type: ignore[arg-type]
     gaps = [after - before for before, after in pairwise(measuring)]
