@@ -27,7 +27,7 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 
 import torch
-from benchmarks.exchange import BareZenoh, free_ports
+from benchmarks.exchange import BareZenoh
 from benchmarks.kept import about
 from torch import Tensor, nn
 
@@ -37,6 +37,7 @@ from edgegossip.contract.protocol import Rank
 from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
 from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.launch import free_ports
 from edgegossip.real.training_loop import TrainingLoop
 
 TURNS = 7

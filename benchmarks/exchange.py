@@ -23,7 +23,6 @@ import multiprocessing
 import multiprocessing.synchronize
 import os
 import queue
-import socket
 import statistics
 import time
 from multiprocessing.connection import Connection
@@ -44,6 +43,7 @@ from edgegossip.net.guard.admission import Admission, Admitted
 from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.net.transport import Incarnation
 from edgegossip.net.zenoh.transport import ZenohTransport
+from edgegossip.real.launch import free_ports
 
 MEGABYTES = (0.25, 1.0, 10.0, 100.0)
 PIECE = 256 * 1024
@@ -227,14 +227,6 @@ def work(
     for system in systems.values():
         system.close()
     results.send(measured)
-
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def measure(repetitions: dict[float, int]) -> dict[float, dict[str, float]]:

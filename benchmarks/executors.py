@@ -37,7 +37,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from benchmarks.exchange import free_ports
 from benchmarks.kept import about, rounded
 from torch import Tensor
 
@@ -55,6 +54,7 @@ from edgegossip.machine.predictor import PerformancePredictor
 from edgegossip.machine.profiling import TimedTraining
 from edgegossip.models import lenet5
 from edgegossip.real.executors import ExecutorProcesses, follow, leading
+from edgegossip.real.launch import free_ports
 from edgegossip.recipes.tasks import default_data_dir
 from edgegossip.runs.experiment import Experiment
 from edgegossip.sim.platform import Platform

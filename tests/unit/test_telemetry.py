@@ -27,6 +27,7 @@ from edgegossip.machine.telemetry import (
     TelemetryStore,
     open_telemetry,
 )
+from edgegossip.real.launch import free_ports
 
 
 def sample(minute: int) -> Sample:
@@ -49,9 +50,7 @@ def redis_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed; apt-get install redis-server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     server = subprocess.Popen([*command, "--dir", str(folder)], stdout=subprocess.DEVNULL)
     try:
@@ -217,9 +216,7 @@ def test_a_redis_that_says_nothing_is_given_up_on_after_a_second() -> None:
 
 def test_passwords_stay_out_of_messages() -> None:
     pytest.importorskip("redis")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     store = RedisTelemetry(f"redis://me:secret@127.0.0.1:{port}/0", "run")
     with pytest.raises(NetworkError) as raised:
         store.append(0, sample(0))
