@@ -302,6 +302,10 @@ class TunedContest(Contest):
             for run in runs
         }
 
+    def to_try(self, run: str, settings: Tried, earlier: Sequence[Row]) -> Tried:
+        """Complete the settings of a trial; `earlier` has rows if `is_sequential`."""
+        return settings
+
     @abstractmethod
     def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
         """Carry out an attempt; return the fields that this class does not add."""
@@ -322,8 +326,7 @@ class TunedContest(Contest):
         for run, tried in self.trials().items():
             before = list[str]()
             for place, settings in tried.items():
-                attempt = Attempt(run, settings, self.seed, is_tuning=True)
-                work = partial(self._row, data_dir, attempt)
+                work = partial(self._trial, data_dir, run, settings)
                 yield self._after_references(place, None, work, before)
                 if self.is_sequential:
                     before.append(place)
@@ -337,6 +340,10 @@ class TunedContest(Contest):
         needed = self.references(seed)
         first = () if place in needed else needed
         return self.cell(place, work, (*first, *after))
+
+    def _trial(self, data_dir: Path, run: str, settings: Tried, session: Session) -> Row:
+        tried = self.to_try(run, settings, [*session.rows.values()])
+        return self._row(data_dir, Attempt(run, tried, self.seed, is_tuning=True), session)
 
     def _result(self, data_dir: Path, run: str, seed: int, session: Session) -> Row:
         best = self.best([*session.rows.values()], run)

@@ -3,6 +3,8 @@
 Fields of a row:
     algorithm: The algorithm, described.
     value: Value of the system's own setting.
+    point: Steps of a trial's settings from the first ones (`studies.pattern_search`).
+    error: Why the training of a trial failed; such a row has no values.
     times, accuracies or values, bytes, samples, joules, node_seconds: One number per
         evaluation; bytes are per machine, joules and node-seconds those of all machines.
     metric: Metric of the values, unless it is accuracy.
@@ -14,21 +16,21 @@ Fields of a row:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import edgegossip as eg
-from edgegossip.contract.errors import UsageError, unknown_name
+from edgegossip.contract.errors import TrainingError, UsageError, unknown_name
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_range
 from edgegossip.recipes.call import RecipeCall
 from edgegossip.recipes.environment_tasks import PRESETS, TaskName
 from edgegossip.recipes.problems import Problem
-from edgegossip.recipes.systems import BASELINE, SYSTEMS
+from edgegossip.recipes.systems import BASELINE, PROBABILITY, SYSTEMS, System
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Figure, Unit
 from edgegossip.runs.scoreboard import (
@@ -45,9 +47,10 @@ from edgegossip.runs.scoreboard import (
     values_of,
 )
 from edgegossip.runs.study import Row, Session, Study
-from edgegossip.runs.tuning import slug, without_test_data
+from edgegossip.runs.tuning import without_test_data
 from studies.contest import Attempt, StudySettings, Tried, TunedContest, contest_study
-from studies.exhibits import front_panel, table
+from studies.exhibits import Line, front_panel, table
+from studies.pattern_search import Point, is_inside, next_point
 
 TASKS: Mapping[str, tuple[TaskName, ...]] = {
     "halos": ("gpt-books", "gpt-books-by-author"),
@@ -57,13 +60,15 @@ TASKS: Mapping[str, tuple[TaskName, ...]] = {
     "one-slow": ("mnist",),
 }
 """Tasks by environment."""
-FACTORS = (1.0, 3.0, 1 / 3)
-"""Learning rates to try, relative to the task's own."""
+RATE_STEP = 3.0
+"""Ratio of a learning rate to the next lower one that is tried."""
+NUM_TRIALS = 12
 NUM_EVALUATIONS = 60
 NUM_TUNING_EVALUATIONS = 15
 HELD_OUT = 0.1
 SHORT: Mapping[str, Any] = {"num_epochs": 8.0, "num_workers": 3}
 SHORT_RUNS = (BASELINE, "alone")
+NUM_SHORT_TRIALS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,36 +78,40 @@ class WaitingContest(TunedContest):
     Args:
         task: Task of the environment.
         names: Names of the systems.
+        num_trials: Trials of each system.
         tuning_share: Length of a run that tries settings, as a share of a result's length.
         arguments: Other arguments of the environment's recipe.
     """
 
     task: TaskName
     names: tuple[str, ...]
+    num_trials: int
     tuning_share: float
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     tuned: ClassVar[tuple[str, ...]] = ("lr", "value")
+    is_sequential: ClassVar[bool] = True
 
     @property
     def held_out(self) -> float:
         return HELD_OUT
 
     def trials(self) -> Mapping[str, Mapping[str, Tried]]:
-        own = PRESETS[self.task].lr
-        rates = [float(f"{factor * own:.3g}") for factor in FACTORS]
-        tried: dict[str, dict[str, Tried]] = {}
-        for name in self.names:
-            system, tried[name] = SYSTEMS[name], {}
-            for value, lr in product(system.values, rates):
-                settings = slug(f"lr = {lr:g}, {system.setting} = {value:g}")
-                place = f"{self.folder}/tuning/{settings}/{name}"
-                tried[name][place] = {"lr": lr, "value": value}
-        return tried
+        return {
+            name: {f"{self.folder}/tuning/{k}/{name}": {} for k in range(self.num_trials)}
+            for name in self.names
+        }
 
-    def merit(self, trial: Row) -> Any:  # noqa: ANN401
-        value = last_looks(values_of(trial))
-        return value if metric_of(trial).higher_is_better else -value
+    def to_try(self, run: str, settings: Tried, earlier: Sequence[Row]) -> Tried:
+        system = SYSTEMS[run]
+        merits = {(*row["point"],): self.merit(row) for row in earlier}
+        point = next_point(merits, (0, 0), partial(_exists, system))
+        rate, own = point
+        lr = float(f"{PRESETS[self.task].lr * RATE_STEP**rate:.3g}")
+        return {"lr": lr, "value": _value(system, own), "point": [*point]}
+
+    def merit(self, trial: Row) -> float:
+        return _merit(trial)
 
     def comparison(self, data_dir: Path, attempt: Attempt) -> eg.Comparison:
         """The environment with the settings of an attempt; a trial is shorter."""
@@ -128,7 +137,12 @@ class WaitingContest(TunedContest):
             held = without_test_data(experiment.task.dataset, self.held_out)
             task = replace(experiment.task, dataset=held)
             experiment = replace(experiment, task=task)
-        results = session.run(experiment)
+        try:
+            results = session.run(experiment)
+        except TrainingError as error:
+            if not attempt.is_tuning:
+                raise
+            return {"error": str(error)}
         history, last = results.history, results.history[-1]
         assert last.use is not None  # known to this version
         return {
@@ -146,6 +160,29 @@ class WaitingContest(TunedContest):
         }
 
 
+def _value(system: System, steps: int) -> float:
+    """The system's own setting this many steps from its first value."""
+    _, usual, highest = sorted(system.values)
+    value = system.values[0] * (highest / usual) ** steps
+    return float(f"{value:.3g}") if system.setting == PROBABILITY else max(1, round(value))
+
+
+def _exists(system: System, point: Point) -> bool:
+    _, own = point
+    if system.setting == PROBABILITY:
+        return _value(system, own) <= 1.0
+    return own >= 0 or _value(system, own) < _value(system, own + 1)  # at least one step
+
+
+def _merit(trial: Row) -> float:
+    if "error" in trial:
+        return -math.inf
+    value = last_looks(values_of(trial))
+    if math.isnan(value):
+        return -math.inf
+    return value if metric_of(trial).higher_is_better else -value
+
+
 def _speeds(platforms: Sequence[eg.Platform]) -> Row:
     speeds = [each.total_throughput for each in platforms]
     fastest = max(speeds)
@@ -160,13 +197,15 @@ def waiting(
     *,
     environments: tuple[str, ...] = tuple(TASKS),
     tasks: tuple[TaskName, ...] = (),
-    tuning_share: float = 0.25,
+    num_trials: int = NUM_TRIALS,
+    tuning_share: float = 0.5,
     target: float | None = None,
 ) -> Study:
     """Equally tuned systems in five environments: time, bytes, energy, goodput.
 
-    Each system tries three learning rates with three values of its own setting, for a part of a
-    run's time, on held-out data and with a seed that no result has. These trials fix the
+    Each system tries equally many settings: a pattern search over its learning rate and a
+    setting of its own, on a grid that grows until the best settings are inside. Trials take a
+    part of a run's time, on held-out data and with a seed that no result has. They fix the
     target: the best value of `diloco`. The report shows the Pareto fronts.
 
     Data: books, CIFAR-10, MNIST, HAR and the list of phones. Duration: days; `--only halos`
@@ -176,9 +215,11 @@ def waiting(
         settings: Settings of the study.
         environments: Environments, such as halos churn.
         tasks: Tasks for each of them; by default each environment's own.
+        num_trials: Trials of each system, at least 1.
         tuning_share: Length of a trial, as a share of a result's length, in (0, 1].
         target: Target of the metric; by default the best value of the baseline's trials.
     """
+    check_range("num_trials", num_trials, "at least 1")
     check_range("tuning_share", tuning_share, "in (0, 1]")
     for given, known in ((environments, TASKS), (tasks, get_args(TaskName))):
         if unknown := [each for each in given if each not in known]:
@@ -186,12 +227,14 @@ def waiting(
     names = tuple(SYSTEMS)
     if settings.short:
         environments, tasks, names = ("one-slow",), ("digits",), SHORT_RUNS
+        num_trials = NUM_SHORT_TRIALS
     contests = [
         WaitingContest(
             problem=Problem(name=environment, dataset=task, model=eg.mlp),
             setting=task,
             task=task,
             names=names,
+            num_trials=num_trials,
             tuning_share=tuning_share,
             arguments=SHORT if settings.short else {},
             seeds=settings.seeds,
@@ -214,7 +257,8 @@ def waiting(
         ),
         environments=environments,
         tasks=[each.task for each in contests],
-        factors=FACTORS,
+        rate_step=RATE_STEP,
+        num_trials=num_trials,
         tuning_share=tuning_share,
         held_out=HELD_OUT,
         target=target,
@@ -230,6 +274,11 @@ NOTE = (
     "machines; a server is an additional machine, and alone uses one. The speed-up is "
     "diloco's time to its own best value with the same seed / the run's time to that value; "
     "the bound is that in the environment, with the same seed."
+)
+TRIALS_NOTE = (
+    "The settings that won a pattern search over the learning rate and the system's own "
+    "setting, with equally many trials of each system. If all neighbors of the best settings "
+    "on the grid were tried, these are not at an edge of what was tried."
 )
 AXES: tuple[tuple[str, str, Unit], ...] = (
     ("times", "virtual time", "seconds"),
@@ -263,15 +312,38 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
             )
         )
         tables.append(score_table(found, heading=f"{environment}, {task}", note=NOTE))
+    if trials:
+        chosen = (_chosen(mine) for mine in grouped(trials, "group", "setting", "run").values())
+        tables.append(table("Trials", chosen, TRIALS_NOTE))
     return Exhibits(figures=tuple(figures), tables=tuple(tables))
 
 
 def _target(trials: Sequence[Row]) -> float | None:
     """The best value of the baseline's trials; None before there is one."""
-    mine = [row for row in trials if row["run"] == BASELINE]
+    mine = [row for row in trials if row["run"] == BASELINE and "error" not in row]
     if not mine:
         return None
     return metric_of(mine[0]).best(last_looks(values_of(row)) for row in mine)
+
+
+def _chosen(trials: Sequence[Row]) -> Line:
+    """The settings of a system that won, and whether all settings around them were tried."""
+    best = max(trials, key=_merit)
+    merits = {(*row["point"],): _merit(row) for row in trials}
+    rates, own = ({row[name] for row in trials} for name in ("lr", "value"))
+    inside = is_inside((*best["point"],), merits, partial(_exists, SYSTEMS[best["run"]]))
+    unit = unit_of(metric_of(best))
+    return {
+        "environment": ("text", best["group"]),
+        "task": ("text", best["setting"]),
+        "run": ("text", best["run"]),
+        "learning rate": ("number", best["lr"]),
+        "rates tried": ("text", f"{min(rates):g} to {max(rates):g}"),
+        "own setting": ("number", best["value"]),
+        "values tried": ("text", f"{min(own):g} to {max(own):g}"),
+        "value": (unit, None if "error" in best else last_looks(values_of(best))),
+        "neighbors tried": ("text", "all" if inside else "not all"),
+    }
 
 
 def _bounds(contests: Mapping[tuple[Any, ...], Sequence[Row]]) -> Any:  # noqa: ANN401

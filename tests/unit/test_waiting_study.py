@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,20 +28,21 @@ CONTEST = WaitingContest(
     setting="digits",
     task="digits",
     names=tuple(SYSTEMS),
+    num_trials=12,
     tuning_share=0.25,
     arguments={"num_workers": 3},
     seeds=(0, 1),
 )
 
 
-def test_every_system_tries_nine_settings_with_a_seed_that_no_result_has() -> None:
+def test_every_system_tries_as_many_settings_with_a_seed_that_no_result_has() -> None:
     study = waiting(StudySettings(seeds=(0, 1)))
     assert {f"environments/{name}" for name in TASKS} <= RECIPES.keys()
     number = sum(map(len, TASKS.values()))
     for name in SYSTEMS:
         mine = [cell.name for cell in study.cells if cell.run == name]
-        assert len([cell for cell in mine if "/tuning/" in cell]) == 9 * number
-        assert len(mine) == (9 + 2) * number
+        assert len([cell for cell in mine if "/tuning/" in cell]) == 12 * number
+        assert len(mine) == (12 + 2) * number
     assert {cell.group for cell in study.with_runs(["alone"]).cells} == {*TASKS}
     assert CONTEST.seed == TUNING_SEED
 
@@ -56,6 +58,50 @@ def test_a_trial_is_shorter_and_its_settings_reach_the_recipe() -> None:
         assert getattr(each.task.optimizer, "lr", None) == 0.3
         assert each.seed == 3
     assert len(result.faults.script) == len(trial.faults.script) > 0
+
+
+def searched(run: str, best: tuple[float, float], number: int = 12) -> list[Row]:
+    """The trials of a system whose merit falls with the distance from the best settings."""
+    rows: list[Row] = []
+    for _ in range(number):
+        tried = CONTEST.to_try(run, {}, rows)
+        far = abs(math.log(tried["lr"] / best[0])) + abs(math.log(tried["value"] / best[1]))
+        rows.append(row(run, [math.exp(-far)], is_tuning=True, **tried))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("run", "best"),
+    [
+        ("gosgd", (0.03, 0.8)),  # as often as is possible
+        ("all-reduce", (0.3, 1.0)),  # at least one step
+        ("adsp", (0.1, 5.0)),
+        ("diloco", (0.9, 1.0)),
+    ],
+)
+def test_the_settings_tried_grow_until_the_best_ones_are_inside(
+    run: str, best: tuple[float, float]
+) -> None:
+    rows = searched(run, best)
+    assert len({(each["lr"], each["value"]) for each in rows}) == len(rows)
+    chosen = CONTEST.best(rows, run)
+    assert abs(math.log(chosen["lr"] / best[0])) < math.log(3) / 2 + 1e-9
+    assert abs(math.log(chosen["value"] / best[1])) < math.log(5) / 2
+    exhibits = waiting(StudySettings(short=True)).exhibit(
+        {"result": ROWS["own"], **{str(k): each for k, each in enumerate(rows)}}
+    )
+    titles = [title for title, _ in exhibits.tables[-1].columns]
+    line = dict(zip(titles, exhibits.tables[-1].rows[0], strict=True))
+    assert (line["learning rate"], line["own setting"]) == (chosen["lr"], chosen["value"])
+    assert line["neighbors tried"] == "all"
+
+
+def test_a_trial_that_diverges_is_a_setting_that_was_tried_and_lost() -> None:
+    first, second = searched("gosgd", (0.1, 0.05), 2)
+    failed = {k: each for k, each in first.items() if k != "accuracies"} | {"error": "nan"}
+    rows = [failed, second]
+    assert CONTEST.best(rows, "gosgd") is second
+    assert CONTEST.to_try("gosgd", {}, rows)["point"] not in ([0, 0], second["point"])
 
 
 def row(run: str, values: list[float], *, is_tuning: bool = False, **others: Any) -> Row:  # noqa: ANN401
@@ -79,6 +125,7 @@ def row(run: str, values: list[float], *, is_tuning: bool = False, **others: Any
         "barrier_speed": 0.4,
         "lr": 0.1,
         "value": 8,
+        "point": [0, 0],
         **others,
     }
 
@@ -91,7 +138,7 @@ def lines(exhibits: Exhibits) -> dict[str, Mapping[str, Any]]:
 
 ROWS = {
     "trial": row(BASELINE, [0.1, 0.7, 0.7, 0.7, 0.7, 0.7], is_tuning=True),
-    "worse": row(BASELINE, [0.1, 0.2, 0.2, 0.2, 0.2, 0.2], is_tuning=True),
+    "worse": row(BASELINE, [0.1, 0.2, 0.2, 0.2, 0.2, 0.2], is_tuning=True, point=[1, 0]),
     "own": row(BASELINE, [0.1, 0.6, 0.8, 0.9], goodput=0.2),
     "fast": row("gosgd", [0.1, 0.95, 0.95, 0.95]),
     "control": row("alone", [0.1, 0.5, 0.5, 0.5], bytes=[0.0] * 4),
@@ -149,7 +196,7 @@ def test_the_short_form_runs_and_its_trials_are_not_measured_on_test_data(
 ) -> None:
     study = waiting(StudySettings(short=True, seeds=(0,)))
     rows = run_study(study, out=tmp_path, num_threads=0)
-    assert len(rows) == len(study.cells) == 20
+    assert len(rows) == len(study.cells) == 8
     results = {each["run"]: each for each in rows.values() if not each["is_tuning"]}
     assert results["alone"]["goodput"] == pytest.approx(1.0)
     assert results[BASELINE]["goodput"] < 0.5
