@@ -132,7 +132,7 @@ def run(out: Path, num_epochs: int) -> dict[str, Any]:
             if action == "start":
                 start(*hosts)
             elif action == "kill":
-                lab.kill(*hosts)
+                lab.kill(hosts[0])
                 del running[hosts[0]]
             elif action == "cut":
                 lab.cut(hosts, [host for host in range(NUM_HOSTS) if host not in hosts])

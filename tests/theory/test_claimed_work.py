@@ -196,3 +196,16 @@ def test_a_partition_loses_no_unit_and_repeats_few_after_it() -> None:
     repeated = sum(sum(visits.of[epoch].values()) - NUM_UNITS for epoch in range(8))
     counted = sum(note.numbers["twice"] for _, _, note in recorder.notes)
     assert 0 < counted <= repeated
+
+
+@thorough
+@pytest.mark.parametrize("seconds", [7.0, 9.0])
+def test_one_that_was_alone_stops_what_the_others_have_left_behind(seconds: Seconds) -> None:
+    """The others are epochs ahead, and no longer know which units of its epoch are done."""
+    script = (Partition(start=4.0, end=4.0 + seconds, group=(1,)),)
+    _, visits, _ = run(epochs(num_rounds=10), faults=Faults(script=script))
+    for epoch in range(10):
+        assert set(visits.of[epoch]) == set(range(NUM_UNITS))
+    repeated = sum(sum(visits.of[epoch].values()) - NUM_UNITS for epoch in range(10))
+    alone = 5 * seconds  # units
+    assert repeated <= alone + 0.125 * NUM_UNITS

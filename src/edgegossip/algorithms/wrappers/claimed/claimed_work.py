@@ -411,6 +411,8 @@ class ClaimedWork(Wrapper[ClaimedState]):
         state.hear(event.sender, event.message, self._ranks, now)
         if had_finished != (event.sender in state.away):
             self._divide_again(state)
+        if state.progress is not None and isinstance(state.progress.train.work, Epochs):
+            state.catch_up(event.sender, event.message.round)
         effects: list[Effect] = []
         if "asks" in event.message.numbers:
             answer = state.report(state.ledger(event.message.round), with_others=True)

@@ -196,6 +196,18 @@ class ClaimedState(WrapperState):
                 **{u: j for u, j in gifts.items() if u < self.num_units and j != sender},
             }
 
+    def catch_up(self, sender: Rank, epoch: int) -> None:
+        """Take earlier epochs than the one that `sender` is in for done.
+
+        Workers that train by epochs leave one when it is done, and soon forget it, so they
+        cannot tell one that was alone for longer which units are left. As in
+        `Ledger.believe`, only one that was apart is believed about this worker's own units.
+        """
+        for ledger in self.ledgers.values():
+            if ledger.base is not None and ledger.epoch < epoch:
+                others = ledger.owners(self.away) != self.rank
+                ledger.merged = ledger.merged | others | (sender in ledger.parted)
+
     def own(self, ledger: Ledger) -> list[int]:
         """The units that this worker still has to do."""
         mine = ledger.owners(self.away) == self.rank
