@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 from edgegossip.contract.errors import RunFolderError, UsageError
 from edgegossip.machine.energy import BUSY_WATTS, IDLE_WATTS
 from edgegossip.machine.files import write_whole
+from edgegossip.report.claims import claim_rows
 from edgegossip.report.figures import metric_pictures
 from edgegossip.report.folder import ReportData, Run, read_folder
 from edgegossip.report.log import AVERAGED, mean_waiting
@@ -155,6 +156,7 @@ def render_page(
         curves=curves,
         commits=commits,
         commit_rows=rows,
+        claim_rows=claim_rows(folder),
         servers=server_words([row.run for row in rows]),
         stages=stages,
         trust=trust,
