@@ -293,6 +293,27 @@ def test_a_worker_whose_end_is_damaged_is_left_out_of_the_result(
     assert str(damaged) in caplog.text
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_the_model_of_a_worker_that_left_an_open_run_is_no_result(
+    out: Path, is_open: bool
+) -> None:
+    params = EXPERIMENT.workload().initial_params()
+    for rank in range(NUM_WORKERS):
+        folder, reason = out / WORKERS / str(rank), "interrupted" if rank == 3 else "finished"
+        end = {"reason": reason, "seconds": 2.0, "wall_seconds": 2.0, "mean_staleness": 0.0}
+        (folder / "summary.json").write_text(json.dumps(end))
+        last = {"params": params * (10 if rank == 3 else 1)}
+        safetensors.torch.save_file(last, folder / "params.safetensors")
+    gathering = Gathering(EXPERIMENT, out)
+    gathering.is_open = is_open
+    results = gathering.finish()
+    told = "worker 3 left before the end. The results do not include its model"
+    assert (told in gathering.left_out) == is_open
+    assert len(results.worker_accuracies) == NUM_WORKERS - is_open
+    assert (results.history[-1].consensus_distance == 0.0) == is_open
+    assert results.reason == ("finished" if is_open else "interrupted")
+
+
 def test_model_is_that_of_the_worker_that_counts_at_the_time(out: Path) -> None:
     """One server at a time serves; the others are on standby."""
     params = EXPERIMENT.workload().initial_params()

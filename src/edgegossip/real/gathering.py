@@ -23,7 +23,13 @@ from edgegossip.machine.energy import Energy, machine_energy
 from edgegossip.machine.goodput import MachineUse, NodeUse, node_use
 from edgegossip.real.agreement import disagreements, is_apart
 from edgegossip.real.worker_files import schedule
-from edgegossip.real.worker_folder import REASONS, RunningTotal, WorkerFolder, require_worker_of
+from edgegossip.real.worker_folder import (
+    ENDS,
+    REASONS,
+    RunningTotal,
+    WorkerFolder,
+    require_worker_of,
+)
 from edgegossip.runs.best import BestModel
 from edgegossip.runs.describe import described_roles, header, rank_name, with_article
 from edgegossip.runs.events import cut_off, to_line
@@ -414,7 +420,9 @@ class Gathering:
         time = max(summary["seconds"] for summary in summaries.values())
         # A killed run that resumed from checkpoints may end before times that it had reached.
         before = [each for each in self.history if each.time <= time]
-        reason = max((each["reason"] for each in summaries.values()), key=REASONS.index)
+        gone = self._gone_early
+        reasons = (each["reason"] for rank, each in summaries.items() if rank not in gone)
+        reason = max(reasons, key=REASONS.index)
         if reason == "finished" and any(map(_has_stopped_run, summaries.values())):
             reason = EARLY_STOP
         received = [summary["mean_staleness"] for summary in summaries.values()]
@@ -490,18 +498,30 @@ class Gathering:
         ]
 
     @property
+    def _gone_early(self) -> set[Rank]:
+        """Workers that left an open run before its end, if others have come to the end."""
+        if not self.is_open:
+            return set()
+        reasons = {rank: each["reason"] for rank, each in self._summaries.items()}
+        has_ended = any(why in ENDS for why in reasons.values())
+        return {rank for rank, why in reasons.items() if has_ended and why == "interrupted"}
+
+    @property
     def left_out(self) -> list[str]:
         """Lines about workers with missing models or numbers, and about unknown folders."""
-        lines = []
+        lines, gone = [], self._gone_early
         for worker in self.workers:
             summary = worker.summary
-            if summary is not None and summary["reason"] != "failed":
+            is_early = worker.rank in gone
+            if summary is not None and summary["reason"] != "failed" and not is_early:
                 continue
             if self.is_open and not worker.path.is_dir():
                 continue  # it was never there
             name = with_article(self.roles, worker.rank)
             if not worker.path.is_dir():
                 why = f"{worker.path} is missing: copy the folder of {name} there"
+            elif is_early:
+                why = f"{name} left before the end"
             elif summary is None:
                 why = f"{name} left no summary in {worker.path}, so it was killed"
             else:
@@ -526,6 +546,8 @@ class Gathering:
             for rank in self._evaluated_ranks()
             if rank in summaries and summaries[rank]["reason"] != "failed"
         ]
+        # Those that have left an open run have old models.
+        ends = [rank for rank in ends if rank not in self._gone_early] or ends
         # With a server and workers on standby: the one that serves at the end.
         ends = [rank for rank in ends if summaries[rank].get("is_evaluated", True)] or ends
         # The model of a deposed server, or of workers cut off from most others, is no result.
