@@ -324,6 +324,7 @@ def launch_command(arguments: list[str]) -> int:
             progress=view,
             trackers=options.trackers,
             make_measure=measuring,
+            max_seconds=options.max_seconds,
         )
     print_table({experiment.run_name: results})
     print_report(write_report(out))
