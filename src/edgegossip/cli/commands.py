@@ -26,6 +26,8 @@ from edgegossip.contract.errors import (
     TrainingError,
     UsageError,
 )
+from edgegossip.plan.machines import read_machines
+from edgegossip.plan.planning import on_machines
 from edgegossip.recipes.call import RecipeCall
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
@@ -64,7 +66,17 @@ class RunOptions(Options, TrackOptions, KeepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(RunOptions, ClusterOptions):
-    """Options for running a whole comparison."""
+    """Options for running a whole comparison.
+
+    Args:
+        runs: Runs to carry out, e.g. gosgd edge-gossip; by default all.
+        machines: TOML file with a [[machine]] table for each machine, as for `edgegossip plan`:
+            simulate these instead of the recipe's. Speeds relative to this machine are measured
+            anew, so only those in samples per second can be resumed.
+    """
+
+    runs: tuple[str, ...] = ()
+    machines: Path | None = None
 
 
 def run_command(arguments: list[str]) -> int:
@@ -83,11 +95,15 @@ def compare_command(arguments: list[str]) -> int:
     """`edgegossip compare`."""
     command = parse_recipe("compare", CompareOptions, arguments)
     options, name = command.options, command.call.name
+    machines = options.machines
     comparison = command.call.make()
     if isinstance(comparison, Experiment):
         raise UsageError(f"recipe {name!r} is a single run; use: edgegossip run {name}")
     if (only := options.only) is not None:
         raise UsageError(f"compare runs everything; use: edgegossip run {name} --only {only}")
+    if machines is not None:
+        comparison = on_machines(command.call, read_machines(machines))
+    comparison = comparison.with_runs(options.runs) if options.runs else comparison
     experiments = {
         each: batched(options.applied_to(experiment), options.batched)
         for each, experiment in comparison.experiments.items()

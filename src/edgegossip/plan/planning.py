@@ -18,7 +18,7 @@ from edgegossip.plan.grid import Grid
 from edgegossip.plan.halving import Cost, Ranking, ladders, most_whole_runs, total_cost
 from edgegossip.plan.machines import Machine
 from edgegossip.plan.results import answered
-from edgegossip.plan.study import Fleet, cells_of, measured_cost, measured_throughput
+from edgegossip.plan.study import LOOKS, Fleet, cells_of, measured_cost, measured_throughput
 from edgegossip.recipes.call import RecipeCall
 from edgegossip.report import units
 from edgegossip.runs.experiment import Comparison
@@ -180,6 +180,37 @@ def make_plan(
         exhibit=partial(answered, settings.target, fleet, proposals, ranking),
     )
     return Plan(study=study, fleet=fleet, proposals=proposals, wall_seconds=wall_seconds)
+
+
+def on_machines(call: RecipeCall, machines: Sequence[Machine]) -> Comparison:
+    """Make a recipe's comparison with simulated platforms and links like real machines.
+
+    All runs last until these machines could process as many samples as the recipe's could, and
+    are evaluated at the same times.
+
+    Args:
+        call: The recipe, with its arguments.
+        machines: One for each rank.
+
+    Raises:
+        UsageError: If the recipe cannot be made for so many machines, or has no time limit.
+    """
+    comparison, _ = candidates(call, {}, len(machines))
+    measured = _measured(machines, comparison) or 1.0
+    fleet = Fleet(
+        machines=tuple(machines),
+        measured=measured,
+        seconds=_duration(comparison, machines, measured),
+        held_out=0.0,
+        target=None,
+    )
+    return replace(
+        comparison,
+        experiments={
+            name: fleet.placed(experiment, fleet.seconds, LOOKS)
+            for name, experiment in comparison.experiments.items()
+        },
+    )
 
 
 def _recorded(

@@ -76,13 +76,19 @@ class Fleet:
         dataset = experiment.task.dataset
         if self.held_out:
             dataset = without_test_data(dataset, self.held_out)
+        experiment = replace(experiment, task=replace(experiment.task, dataset=dataset))
+        return self.placed(experiment, seconds, max(LEAST_LOOKS, round(LOOKS * share)))
+
+    def placed(
+        self, experiment: Experiment, seconds: Seconds, num_evaluations: int
+    ) -> Experiment:
+        """Put an experiment on these machines for this time, evaluated so many times."""
         return replace(
             experiment,
-            task=replace(experiment.task, dataset=dataset),
             platforms=tuple(each.platform(self.measured) for each in self.machines),
             links=links_between(self.machines),
             max_seconds=seconds,
-            evaluation_interval=seconds / max(LEAST_LOOKS, round(LOOKS * share)),
+            evaluation_interval=seconds / num_evaluations,
             evaluation_epochs=None,
             profiles={},
         )
