@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from edgegossip.report.live import LiveView
 from edgegossip.runs.batching import Batched, batched
 from edgegossip.runs.comparison import compare
 from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.fit import misfits_of_simulation
 from edgegossip.runs.results import Results
 from edgegossip.runs.runner import run
 from edgegossip.runs.study import STUDY
@@ -84,7 +86,9 @@ def run_command(arguments: list[str]) -> int:
     command = parse_recipe("run", RunOptions, arguments)
     options = command.options
     made = options.applied_to(command.call.experiment(options.only))
+    command.call.require_used(made)
     experiment = batched(made, options.batched)
+    warn_of(misfits_of_simulation(experiment))
     return _print_results(
         command,
         lambda settings: {experiment.run_name: run(experiment, **settings)},
@@ -109,6 +113,8 @@ def compare_command(arguments: list[str]) -> int:
         for each, experiment in comparison.experiments.items()
     }
     comparison = replace(comparison, experiments=experiments)
+    command.call.require_used(*experiments.values())
+    warn_of(chain.from_iterable(map(misfits_of_simulation, experiments.values())))
     # Other processes do not know recipes that a file defines.
     number = 1 if ":" in name else options.num_processes
     return _print_results(
@@ -145,6 +151,12 @@ def _print_results(
     print_table(results)
     print_report(write_report(out))
     return 0
+
+
+def warn_of(misfits: Iterable[str]) -> None:
+    """Print why a run may not fit on this machine, before it begins."""
+    for line in misfits:
+        print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def report_command(arguments: list[str]) -> int:
