@@ -39,6 +39,7 @@ from edgegossip.cli.plan_command import parse_plan
 from edgegossip.plan.candidates import Proposal
 from edgegossip.plan.planning import Plan
 from edgegossip.plan.ranking import Outlook, ranked
+from edgegossip.plan.results import ranking_rows
 from edgegossip.runs.study import STUDY, run_study
 
 RECIPE = "systems/mnist-lenet5"
@@ -106,7 +107,7 @@ def planned(options: argparse.Namespace) -> tuple[Plan, float, list[Outlook]]:
     rows = run_study(
         plan.study, out=out, resume=bool(resumed), num_processes=found.options.num_processes
     )
-    target, order = ranked([row for row in rows.values() if "rung" not in row], options.target)
+    target, order = ranked(ranking_rows(rows), options.target)
     return plan, target, order
 
 

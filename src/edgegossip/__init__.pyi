@@ -133,6 +133,7 @@ from .recipes.baselines import edge_gossip as edge_gossip
 from .recipes.edge_squeeze import edge_squeeze as edge_squeeze
 from .recipes.published import as_published as as_published
 from .recipes.script_averaging import averaging as averaging
+from .recipes.usual import usual_algorithms as usual_algorithms
 from .report.export import export as export
 from .report.page import Report as Report, write_report as write_report
 from .runs.best import BestModel as BestModel, KeepBest as KeepBest
@@ -143,6 +144,7 @@ from .runs.experiment import (
     LossTarget as LossTarget,
     MetricTarget as MetricTarget,
 )
+from .runs.folder import load as load
 from .runs.results import Results as Results
 from .runs.runner import run as run
 from .runs.tracking import Tracker as Tracker

@@ -20,7 +20,8 @@ from edgegossip.cli.worker_command import _say_what_came_out
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.data.hold_out import hold_out
 from edgegossip.real.gathering import Gathering
-from edgegossip.real.launch import _gather, _status
+from edgegossip.real.launch import _gather
+from edgegossip.real.overview import Overview
 from edgegossip.report.folder import read_folder
 from edgegossip.report.servers import windows
 from edgegossip.runs.experiment import Experiment
@@ -120,9 +121,7 @@ def test_a_worker_that_is_missing_takes_no_model_with_it(
 
 
 def test_a_launch_shows_roles_and_commits(experiment: Experiment, ended: Path) -> None:
-    gathering = Gathering(experiment, ended)
-    gathering.read()
-    status = _status(experiment, gathering, 1.0, num_lost=0, before=(0, 0.0))
+    status = Overview(experiment, Gathering(experiment, ended)).status(1.0)
     assert status.commits == NUM_ROUNDS * (NUM_WORKERS - 1)
     assert status.roles == "server: rank 0, worker: ranks 1 to 3"
 

@@ -346,9 +346,6 @@ def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.Monkey
 
         workers = ()
 
-        def read(self) -> None:
-            pass
-
         def measure_next(self) -> bool:
             measuring.append(time.monotonic())
             time.sleep(seconds)
@@ -357,10 +354,16 @@ def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.Monkey
     class NoneLost:
         """Workers of which none is lost."""
 
-        lost = ()
+        lost = failed = ()
         is_anyone_back = False
 
         def report(self) -> None:
+            pass
+
+    class Shown:
+        """An overview of nobody."""
+
+        def status(self, *arguments: object) -> None:
             pass
 
     class Working:
@@ -372,8 +375,7 @@ def test_measuring_takes_little_time_from_the_workers(monkeypatch: pytest.Monkey
             return None if time.monotonic() < self.until else 0
 
     monkeypatch.setattr(launching, "_LOOK", 0.01)
-    for shown in ("_done", "_status"):
-        monkeypatch.setattr(launching, shown, lambda *arguments: None)
+    monkeypatch.setattr(launching, "Overview", lambda *arguments: Shown())
     working: Any = {0: Working()}
     launching._watch(experiment, Measured(), working, Silent(), NoneLost())  # type: ignore[arg-type]
     gaps = [after - before for before, after in pairwise(measuring)]

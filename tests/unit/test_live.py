@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from edgegossip.report.live import LiveView, cells, titles
+from edgegossip.report.live import LiveView, cells, shown_workers, titles, worker_cells
 from edgegossip.runs.results import Evaluation
-from edgegossip.runs.tracking import Status
+from edgegossip.runs.tracking import Status, WorkerRow
 
 EVALUATION = Evaluation(
     time=2.0,
@@ -130,3 +130,63 @@ def test_commits_and_roles_are_shown_where_there_is_a_server() -> None:
     with live:
         live.update(STATUS)
     assert "commits" not in out.getvalue()
+
+
+ROW = WorkerRow(
+    name="worker 1",
+    state="runs",
+    round=1234,
+    samples_per_second=500.4,
+    waiting=0.25,
+    age=12.9,
+    seconds_left=90.2,
+)
+
+
+def test_what_a_launched_run_has_done_is_newer_than_its_last_evaluation() -> None:
+    launched = replace(STATUS, time=15.4, epochs=9.75, bytes_sent=7_000_000)
+    row = dict(zip(titles([launched]), map(plain, cells(launched)), strict=True))
+    assert (row["epochs"], row["sent"]) == ("9.8", "7 MB")
+    assert row["accuracy"] == "50.00% (13 s old)"
+
+
+def test_a_worker_has_a_row_that_says_how_old_it_is() -> None:
+    row = [plain(cell) for cell in worker_cells(ROW)]
+    assert row == ["worker 1", "runs", "1,234", "500", "25%", "12 s ago", "90 s"]
+    none = replace(ROW, samples_per_second=None, waiting=None, age=None, seconds_left=None)
+    assert worker_cells(none)[3:] == [""] * 4
+
+
+def test_rows_of_lost_and_of_silent_workers_come_first_where_room_is_short() -> None:
+    ages = {"a": 0.1, "b": 50.0, "c": 0.2, "d": 3.0}
+    rows = [replace(ROW, name=name, age=age) for name, age in ages.items()]
+    rows[2] = replace(rows[2], state="lost")
+    assert [row.name for row in shown_workers(rows, 2)] == ["b", "c"]
+    assert shown_workers(rows, 9) == rows
+
+
+def test_a_table_of_workers_is_below_that_of_the_run() -> None:
+    live, out = view(is_terminal=True)
+    rows = tuple(replace(ROW, name=f"worker {rank}") for rank in range(40))
+    lost = replace(ROW, name="worker 40", state="lost")
+    with live:
+        live.update(replace(STATUS, workers=(*rows, lost)))
+    text = out.getvalue()
+    assert "last news" in text
+    assert "worker 40" in text
+    assert "which were heard more recently" in text
+
+
+def test_off_a_terminal_each_worker_has_a_line_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(time, "monotonic", now.__next__)
+    live, out = view(is_terminal=False)
+    with live:
+        live.update(replace(STATUS, workers=(replace(ROW, age=None),)))  # it is starting
+        for _ in range(7):
+            live.update(replace(STATUS, workers=(ROW,)))
+    lines = [line for line in plain(out.getvalue()).splitlines() if "worker 1" in line]
+    told = "round 1,234  samples/s 500  waiting 25%  last news 12 s ago  left 90 s"
+    assert lines == [f"  worker 1 runs  {told}"] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from edgegossip.recipes.registry import load_recipe
 from edgegossip.recipes.systems import SYSTEMS
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.experiment import Comparison
+from edgegossip.runs.study import run_study
 from edgegossip.runs.tuning import TUNING_SEED
 
 
@@ -165,7 +167,7 @@ def test_a_budget_in_runs_is_shared_out_to_all(machines: Path) -> None:
     work = dict.fromkeys(plan.proposals, 0.0)
     for cell in plan.study.cells:
         if cell.group == "tuning":
-            share = cell.work.args[3]  # type: ignore[attr-defined]
+            share = cell.work.keywords["share"]  # type: ignore[attr-defined]
             work[cell.name.split("/")[1]] += share
     assert all(2.5 <= each <= whole_runs + 1e-9 for each in work.values())
     assert 13.0 <= sum(work.values()) <= 15.0
@@ -187,7 +189,13 @@ def test_a_budget_in_time_buys_as_many_runs_as_it_takes(
 
 @pytest.mark.parametrize(
     ("budget", "said"),
-    [("10runs", "10runs is too small: 5 algorithms with 3 seeds need 27runs"), ("3", "20m")],
+    [
+        (
+            "10runs",
+            "10runs is too small: 5 algorithms with 3 seeds need 27runs.*which they have",
+        ),
+        ("3", "20m"),
+    ],
 )
 def test_a_budget_that_is_no_good_is_told(machines: Path, budget: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -240,13 +248,17 @@ def test_the_plan_says_what_to_type_and_why(
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("2 algorithms with 4 settings on 3 machines: ")
     best = next(line for line in said if line.startswith("best: "))
-    assert any(" is first because " in line for line in said)
-    start = next(line for line in said if line.startswith("on machine R"))
-    assert "edgegossip worker quickstart --only" in start
+    assert "the first of 2 algorithms to reach 12" in best.replace("\u00a0", " ")
+    assert " n = 2 seeds" in best
+    assert any("3 of 3 lack, and --resume" in line for line in said)
+    start = next(line for line in said if line.startswith("try it on this machine: "))
+    assert "edgegossip launch quickstart --only" in start
     assert "--num-workers 3" in start
     assert "--max-seconds" in start
     assert "--machines" not in start
     found = json.loads((out / "study.json").read_text())
+    assert found["summary"][0] == best
+    assert best.split(",")[0] in (out / "report.html").read_text()
     # Two settings, and two seeds of the better one, of each algorithm.
     assert found["num_cells"] == 2 * (2 + 2)
     assert found["tables"][0]["rows"][0][0] in best
@@ -258,12 +270,15 @@ def test_machines_with_endpoints_are_told_what_to_type_each(machines: Path) -> N
     machines.write_text(text.replace("mbits = 100", 'endpoint = "tls/desk:7447"'))
     plan = planned(machines, "--only", "gossip", "--num-workers", "2")
     [proposal, *_] = plan.proposals["gossip"]
-    *_, desk, phone = advice(
+    *_, once, desk, phone = advice(
         0.9, [outlook(proposal.label, 2.0, (2.0,))], plan.fleet, plan.proposals
     )
     assert desk.startswith("on desk: edgegossip worker quickstart --only gossip ")
-    assert desk.endswith(" --rank 0 --listen tls/desk:7447")
-    assert phone.endswith(" --rank 1 --listen tls/phone:7447 --connect tls/desk:7447")
+    assert "edgegossip certs issue --rank 0 --rank 1;" in once
+    assert desk.endswith(" --rank 0 --listen tls/desk:7447 --tls certs")
+    assert phone.endswith(
+        " --rank 1 --listen tls/phone:7447 --connect tls/desk:7447 --tls certs"
+    )
 
 
 @thorough
@@ -404,6 +419,99 @@ def test_the_page_says_what_the_table_says(target: float) -> None:
     assert "Only" not in table.note
     told = "Even the untrained model reaches" if target < 0.5 else "No candidate reaches"
     assert told in table.note
+
+
+def test_a_tie_and_a_single_seed_are_told(machines: Path) -> None:
+    plan = planned(machines)
+    [proposal, *_] = plan.proposals["gossip"]
+    best = outlook(proposal.label, 2.0, (1.8, 2.3))
+    near, far = outlook("gosgd", 2.4, (2.2, 2.6)), outlook("asp", 4.0, (3.9, 4.1))
+    told = said(plan, [best, near, far])
+    assert "after 2 s (1.8 to 2.3 s), n = 2 seeds; a tie, within the spread" in told
+    assert "of the seeds, with gosgd\n" in told
+    assert "gossip and gosgd differ by less than the seeds." in told
+    assert "a tie" not in said(plan, [best, far])
+    alone = said(plan, [outlook(proposal.label), outlook("gosgd", 2.0, (2.0,))])
+    assert "with one seed (n = 1), so the order may be chance" in alone
+    assert "a tie" not in alone
+
+
+def test_commands_without_certificates_say_so(machines: Path) -> None:
+    text = machines.read_text().replace("count = 2\n", 'endpoint = "tcp/phone:7447"\n')
+    machines.write_text(text.replace("mbits = 100", 'endpoint = "tcp/desk:7447"'))
+    plan = planned(machines, "--only", "gossip")
+    [proposal, *_] = plan.proposals["gossip"]
+    *_, desk, phone = advice(0.9, [outlook(proposal.label)], plan.fleet, plan.proposals)
+    assert desk.endswith(" --listen tcp/desk:7447 --insecure")
+    assert phone.endswith(" --connect tcp/desk:7447 --insecure")
+
+
+def test_an_endpoint_may_be_added_to_a_plan_that_goes_on(machines: Path) -> None:
+    before = planned(machines).study.settings
+    text = machines.read_text().replace("mbits = 100", 'mbits = 100\nendpoint = "tls/desk:1"')
+    machines.write_text(text)
+    assert planned(machines).study.settings == before
+
+
+def learned(run: str, *values: float, rung: int = 1) -> dict[str, Any]:
+    times = [float(each) for each in range(len(values))]
+    row = {"run": run, "algorithm": run.partition(",")[0], "seed": 0, "times": times}
+    row |= {"accuracies": [*values], "idle": 0.1, "uplink": 0.1, "rung": rung, "num_rungs": 1}
+    return row | {name: [0.0 for _ in values] for name in ("bytes", "samples", "joules")}
+
+
+def test_runs_too_short_to_learn_do_not_tune(machines: Path) -> None:
+    some = planned(machines).proposals["gosgd"]
+    chance = [learned(each.label, 0.1, 0.1 + 0.001 * n) for n, each in enumerate(some)]
+    rows = {str(number): row for number, row in enumerate(chance)}
+    assert best_of(some, rows, None) == some[0]
+    rows["4"] = learned(some[4].label, 0.1, 0.12)
+    assert best_of(some, rows, None) == some[4]
+
+
+def test_the_page_answers_once_all_have_been_ranked(machines: Path) -> None:
+    plan = planned(machines, "--only", "gossip", "--seeds", "0", "--budget", "1runs")
+    [proposal, *_] = plan.proposals["gossip"]
+    [ranking] = [cell.name for cell in plan.study.cells if cell.group == "ranking"]
+    tried = learned(proposal.label, 0.1, 0.101)
+    assert plan.study.exhibit({"tuning": tried}).summary == ()
+    row = {k: v for k, v in learned(proposal.label, 0.1, 0.9).items() if "rung" not in k}
+    skipped = {**learned(proposal.label), "is_skipped": True}
+    found = plan.study.exhibit({"tuning": tried, "skipped": skipped, ranking: row})
+    assert found.summary[0].startswith(f"best: {proposal.label}, the first of 1 algorithms")
+    notes = "\n".join(found.summary)
+    assert "tuning was too short to tell settings of gossip apart" in notes
+    assert "1 of 3 runs were left out" in notes
+    [*_, machine_table] = found.tables
+    assert [row[1:3] for row in machine_table.rows] == [
+        ("desk", 1000),
+        ("phone", 250.5),
+        ("phone", 250.5),
+    ]
+
+
+def test_tuning_is_sorted_by_rung_and_value() -> None:
+    rows = [learned("a", 0.1, 0.3), learned("a", 0.1, 0.5), learned("a", 0.1, 0.4, rung=2)]
+    row = {k: v for k, v in learned("a", 0.1, 0.9).items() if "rung" not in k}
+    _, tuning = exhibits(0.8, {**{str(n): x for n, x in enumerate(rows)}, "r": row}).tables
+    assert [line[3] for line in tuning.rows] == [0.4, 0.5, 0.3]
+
+
+def test_a_budget_in_time_leaves_out_runs_that_would_begin_too_late(
+    machines: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(planning, "measured_cost", lambda *_: Cost(start=0.0, whole=1.0))
+    words = ["--budget", "60s", "--processes", "1", "--only", "gossip", "--max-seconds", "0.05"]
+    plan = planned(machines, *words)
+    until, tuning_until = plan.fleet.until, plan.fleet.tuning_until
+    assert until is not None
+    assert tuning_until is not None
+    assert time.time() < tuning_until < until <= time.time() + 60
+    monkeypatch.setattr("edgegossip.plan.study.time.time", lambda: until + 1)
+    rows = run_study(plan.study, out=tmp_path / "out")
+    done = [name for name, row in rows.items() if not row.get("is_skipped")]
+    assert done == ["gossip/seed0"]
+    assert planned(machines, "--budget", "42runs").fleet.until is None
 
 
 def test_a_best_value_at_an_end_of_those_tried_is_told(machines: Path) -> None:

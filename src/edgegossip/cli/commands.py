@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,15 @@ from edgegossip.contract.errors import (
     TrainingError,
     UsageError,
 )
+from edgegossip.plan.machines import read_machines
+from edgegossip.plan.planning import on_machines
 from edgegossip.recipes.call import RecipeCall
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.runs.batching import Batched, batched
 from edgegossip.runs.comparison import compare
 from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.fit import misfits_of_simulation
 from edgegossip.runs.results import Results
 from edgegossip.runs.runner import run
 from edgegossip.runs.study import STUDY
@@ -64,7 +68,17 @@ class RunOptions(Options, TrackOptions, KeepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(RunOptions, ClusterOptions):
-    """Options for running a whole comparison."""
+    """Options for running a whole comparison.
+
+    Args:
+        runs: Runs to carry out, e.g. gosgd edge-gossip; by default all.
+        machines: TOML file with a [[machine]] table for each machine, as for `edgegossip plan`:
+            simulate these instead of the recipe's. Speeds relative to this machine are measured
+            anew, so only those in samples per second can be resumed.
+    """
+
+    runs: tuple[str, ...] = ()
+    machines: Path | None = None
 
 
 def run_command(arguments: list[str]) -> int:
@@ -72,7 +86,9 @@ def run_command(arguments: list[str]) -> int:
     command = parse_recipe("run", RunOptions, arguments)
     options = command.options
     made = options.applied_to(command.call.experiment(options.only))
+    command.call.require_used(made)
     experiment = batched(made, options.batched)
+    warn_of(misfits_of_simulation(experiment))
     return _print_results(
         command,
         lambda settings: {experiment.run_name: run(experiment, **settings)},
@@ -83,16 +99,22 @@ def compare_command(arguments: list[str]) -> int:
     """`edgegossip compare`."""
     command = parse_recipe("compare", CompareOptions, arguments)
     options, name = command.options, command.call.name
+    machines = options.machines
     comparison = command.call.make()
     if isinstance(comparison, Experiment):
         raise UsageError(f"recipe {name!r} is a single run; use: edgegossip run {name}")
     if (only := options.only) is not None:
         raise UsageError(f"compare runs everything; use: edgegossip run {name} --only {only}")
+    if machines is not None:
+        comparison = on_machines(command.call, read_machines(machines))
+    comparison = comparison.with_runs(options.runs) if options.runs else comparison
     experiments = {
         each: batched(options.applied_to(experiment), options.batched)
         for each, experiment in comparison.experiments.items()
     }
     comparison = replace(comparison, experiments=experiments)
+    command.call.require_used(*experiments.values())
+    warn_of(chain.from_iterable(map(misfits_of_simulation, experiments.values())))
     # Other processes do not know recipes that a file defines.
     number = 1 if ":" in name else options.num_processes
     return _print_results(
@@ -129,6 +151,12 @@ def _print_results(
     print_table(results)
     print_report(write_report(out))
     return 0
+
+
+def warn_of(misfits: Iterable[str]) -> None:
+    """Print why a run may not fit on this machine, before it begins."""
+    for line in misfits:
+        print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def report_command(arguments: list[str]) -> int:

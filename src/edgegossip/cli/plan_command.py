@@ -17,7 +17,7 @@ from edgegossip.machine.energy import BUSY_WATTS, IDLE_WATTS
 from edgegossip.plan.machines import read_machines
 from edgegossip.plan.planning import Plan, PlanSettings, make_plan
 from edgegossip.plan.ranking import ranked
-from edgegossip.plan.results import advice, print_ranking, ranking_rows
+from edgegossip.plan.results import print_ranking, ranking_rows
 from edgegossip.plan.study import measured_throughput
 from edgegossip.recipes.call import RecipeCall
 from edgegossip.runs.files import read_json
@@ -60,7 +60,7 @@ def plan_command(arguments: list[str]) -> int:
     rows = carry_out(plan.study, command)
     target, order = ranked(ranking_rows(rows), command.options.target)
     print_ranking(order, target)
-    for line in advice(target, order, plan.fleet, plan.proposals):
+    for line in plan.study.exhibit(rows).summary:
         print(line)
     return 0
 

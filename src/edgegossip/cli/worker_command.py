@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from edgegossip.cli.command import Command, parse_recipe, recipe_name
-from edgegossip.cli.commands import print_report, print_table, write_report
+from edgegossip.cli.commands import print_report, print_table, warn_of, write_report
 from edgegossip.cli.options import ConnectionOptions, KeepOptions, TrackOptions
 from edgegossip.cli.printing import log_to_console
 from edgegossip.contract.errors import Interrupted, UsageError, require_extra
@@ -36,7 +36,9 @@ from edgegossip.recipes.call import RecipeCall, option_words
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
 from edgegossip.runs.describe import rank_name
+from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.files import read_json
+from edgegossip.runs.fit import misfits_of_launch
 from edgegossip.runs.process import one_intra_op_thread
 from edgegossip.runs.results import Results
 from edgegossip.runs.tracking import Tracker, track_results
@@ -150,7 +152,7 @@ def worker_command(arguments: list[str]) -> int:
     log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     command = parse_recipe("worker", WorkerOptions, arguments)
     options = command.options
-    experiment = options.applied_to(command.call.experiment(options.only))
+    experiment = _experiment_of(command)
     if not 0 <= options.rank < experiment.num_workers:
         raise UsageError(
             f"--rank must be in 0..{experiment.num_workers - 1}, got {options.rank}; the run "
@@ -187,6 +189,18 @@ def worker_command(arguments: list[str]) -> int:
         gather = ["gather", *_same_for_all(command), *_kept(options)]
         return _say_what_came_out(out, gather, experiment.task.metric)
     return 0  # the launcher finds out from the folders whether the models agree
+
+
+def _experiment_of(command: Command[Any, RecipeCall]) -> Experiment:
+    """The experiment of a real run.
+
+    Raises:
+        UsageError: If an argument does not apply to it.
+    """
+    options = command.options
+    experiment: Experiment = options.applied_to(command.call.experiment(options.only))
+    command.call.require_used(experiment)
+    return experiment
 
 
 def _same_for_all(command: Command[Any, RecipeCall]) -> list[str]:
@@ -292,8 +306,7 @@ def launch_command(arguments: list[str]) -> int:
     arguments, number = _with_number(arguments)
     command = parse_recipe("launch", LaunchOptions, arguments)
     options, name = command.options, command.call.name
-    if options.resume and (options.out is None or not options.out.is_dir()):
-        raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
+    _check_resumed(options)
     _, *passed_on = command.words("out", "resume", "n", "track", "executors", "metrics")
 
     def worker(
@@ -310,9 +323,10 @@ def launch_command(arguments: list[str]) -> int:
         return ["measure", *_same_for_all(command), "--rank", str(rank), "--out", str(out)]
 
     out = options.out or command.default_folder
-    experiment = options.applied_to(command.call.experiment(options.only))
+    experiment = _experiment_of(command)
     _check_number(name, options.n, number, experiment.num_workers)
     served = _ports(options.metrics, experiment.num_workers)
+    warn_of(misfits_of_launch(experiment.num_workers))
     with LiveView() as view, one_intra_op_thread(), command.how_to_resume(out):
         results = launch(
             experiment,
@@ -324,11 +338,17 @@ def launch_command(arguments: list[str]) -> int:
             progress=view,
             trackers=options.trackers,
             make_measure=measuring,
+            max_seconds=options.max_seconds,
         )
     print_table({experiment.run_name: results})
     print_report(write_report(out))
     code = _say_who_disagrees(results.disagreements)
     return 1 if lost_workers(experiment, out) else code
+
+
+def _check_resumed(options: LaunchOptions) -> None:
+    if options.resume and (options.out is None or not options.out.is_dir()):
+        raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
 
 
 def _say_who_disagrees(disagreements: Sequence[str]) -> int:
@@ -343,7 +363,7 @@ def gather_command(arguments: list[str]) -> int:
     log_to_console()
     command = parse_recipe("gather", GatherOptions, arguments)
     options, name = command.options, command.call.name
-    experiment = options.applied_to(command.call.experiment(options.only))
+    experiment = _experiment_of(command)
     chosen = options.trackers  # before anything is written: a package may be missing
     with one_intra_op_thread():
         results, left_out = gather(

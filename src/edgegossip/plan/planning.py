@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from edgegossip.plan.candidates import Proposal, candidates
 from edgegossip.plan.grid import Grid
 from edgegossip.plan.halving import Cost, Ranking, ladders, most_whole_runs, total_cost
 from edgegossip.plan.machines import Machine
-from edgegossip.plan.results import exhibits
-from edgegossip.plan.study import Fleet, cells_of, measured_cost, measured_throughput
+from edgegossip.plan.results import answered
+from edgegossip.plan.study import LOOKS, Fleet, cells_of, measured_cost, measured_throughput
 from edgegossip.recipes.call import RecipeCall
 from edgegossip.report import units
 from edgegossip.runs.experiment import Comparison
@@ -38,8 +38,9 @@ class PlanSettings:
 
     Args:
         only: Algorithms to consider; by default, all algorithms of the recipe.
-        budget: Time that the plan may take on this machine, such as 90s, 20m or 2h; or a number
-            of full simulated runs, such as 60runs, independent of this machine's speed. By
+        budget: Time that the plan may take on this machine, such as 90s, 20m or 2h, after which
+            only each algorithm's first ranking run still begins; or a number of full simulated
+            runs, such as 60runs, independent of this machine's speed. By
             default, six runs to tune each algorithm.
         target: Value of the task's metric to reach; by default, one percentage point short of
             the best value found, or one percent if the metric is not a share; beyond the
@@ -112,10 +113,11 @@ class Plan:
         num_settings = sum(len(some) for some in self.proposals.values())
         num_ranking = len(self.study.cells) - num_tuning
         about = f", about {_duration_text(self.wall_seconds)}" if self.wall_seconds else ""
+        untuned = "" if num_tuning else "; the budget allows no tuning, only the first setting"
         return (
             f"{len(self.proposals)} algorithms with {num_settings} settings on "
             f"{len(self.fleet.machines)} machines: {num_tuning} runs to tune, {num_ranking} of "
-            f"{units.seconds(self.fleet.seconds)} to rank{about}"
+            f"{units.seconds(self.fleet.seconds)} to rank{about}{untuned}"
         )
 
 
@@ -162,31 +164,77 @@ def make_plan(
         held_out=settings.held_out,
         target=settings.target,
     )
+    whole_runs: float | None
     whole_runs, wall_seconds = earlier.get("whole_runs"), None
     if whole_runs is None:
         whole_runs, wall_seconds = _effort(settings, fleet, proposals, num_processes, began)
+        fleet = _limited(fleet, settings, proposals, whole_runs, began)
+    cells = cells_of(fleet, proposals, whole_runs, settings.seeds)
+    ranking = {cell.name for cell in cells if cell.group == "ranking"}
     study = Study(
         name=f"plan/{call.name.rpartition(':')[2]}",
         title=f"What should these machines run to learn {call.name}?",
         printed=(),
-        settings={
-            "recipe": call.name,
-            "arguments": call.words()[1:],
-            "values": {
-                only: [x.setting.label for x in some] for only, some in proposals.items()
-            },
-            "machines": [str(machine) for machine in machines],
-            "samples_per_second": measured,
-            "max_seconds": fleet.seconds,
-            "held_out": settings.held_out,
-            "target": settings.target,
-            "budget": settings.budget,
-            "whole_runs": whole_runs,
-        },
-        cells=cells_of(fleet, proposals, whole_runs, settings.seeds),
-        exhibit=partial(exhibits, settings.target),
+        settings=_recorded(call, settings, fleet, proposals, measured, whole_runs),
+        cells=cells,
+        exhibit=partial(answered, settings.target, fleet, proposals, ranking),
     )
     return Plan(study=study, fleet=fleet, proposals=proposals, wall_seconds=wall_seconds)
+
+
+def on_machines(call: RecipeCall, machines: Sequence[Machine]) -> Comparison:
+    """Make a recipe's comparison with simulated platforms and links like real machines.
+
+    All runs last until these machines could process as many samples as the recipe's could, and
+    are evaluated at the same times.
+
+    Args:
+        call: The recipe, with its arguments.
+        machines: One for each rank.
+
+    Raises:
+        UsageError: If the recipe cannot be made for so many machines, or has no time limit.
+    """
+    comparison, _ = candidates(call, {}, len(machines))
+    measured = _measured(machines, comparison) or 1.0
+    fleet = Fleet(
+        machines=tuple(machines),
+        measured=measured,
+        seconds=_duration(comparison, machines, measured),
+        held_out=0.0,
+        target=None,
+    )
+    return replace(
+        comparison,
+        experiments={
+            name: fleet.placed(experiment, fleet.seconds, LOOKS)
+            for name, experiment in comparison.experiments.items()
+        },
+    )
+
+
+def _recorded(
+    call: RecipeCall,
+    settings: PlanSettings,
+    fleet: Fleet,
+    proposals: Mapping[str, Sequence[Proposal]],
+    measured: float | None,
+    whole_runs: float,
+) -> dict[str, Any]:
+    """The settings of the study, which a resumed plan must have, too."""
+    return {
+        "recipe": call.name,
+        "arguments": call.words()[1:],
+        "values": {only: [x.setting.label for x in some] for only, some in proposals.items()},
+        # Endpoints affect only the commands that are printed.
+        "machines": [str(replace(machine, endpoint=None)) for machine in fleet.machines],
+        "samples_per_second": measured,
+        "max_seconds": fleet.seconds,
+        "held_out": settings.held_out,
+        "target": settings.target,
+        "budget": settings.budget,
+        "whole_runs": whole_runs,
+    }
 
 
 def _chosen(
@@ -255,11 +303,36 @@ def _effort(
         raise UsageError(
             f"a budget of {settings.budget} is too small: {len(numbers)} algorithms with "
             f"{len(settings.seeds)} seeds need {needed} without any tuning; give a larger "
-            "--budget, fewer --seeds, or a lower --max-seconds"
+            f"--budget, fewer --seeds, or a --max-seconds below {fleet.seconds:g}, which they "
+            "have now"
         )
     if unit == "runs":
         return whole_runs, None
     return whole_runs, total_cost(ladders(numbers, whole_runs), costs, ranking) / processes
+
+
+def _limited(
+    fleet: Fleet,
+    settings: PlanSettings,
+    proposals: Mapping[str, Sequence[Proposal]],
+    whole_runs: float,
+    began: float,
+) -> Fleet:
+    """The fleet with the times at which a budget in time ends, for tuning and for the rest.
+
+    Runs may take longer than their beginnings promised. Tuning then ends with its share of the
+    budget, as planned, and so leaves the rest to the ranking.
+    """
+    amount, unit = settings.budget_amount
+    if unit not in _SECONDS:
+        return fleet
+    now, left = time.time(), amount * _SECONDS[unit] - (time.perf_counter() - began)
+    numbers = {only: len(some) for only, some in proposals.items()}
+    alike = dict.fromkeys(numbers, Cost(start=0.0, whole=1.0))
+    ranking = Ranking(len(numbers), len(settings.seeds)).cost(alike)
+    tuning = sum(each.cost(alike[only]) for only, each in ladders(numbers, whole_runs).items())
+    share = tuning / (tuning + ranking)
+    return replace(fleet, tuning_until=now + share * left, until=now + left)
 
 
 def _duration_text(seconds: Seconds) -> str:

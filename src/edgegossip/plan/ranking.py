@@ -47,6 +47,25 @@ def diverged(metric: MetricSpec) -> dict[str, Any]:
     return {**curve_fields(metric, [], []), "bytes": [], "samples": [], "joules": []}
 
 
+def carried_out(rows: Iterable[Row]) -> list[Row]:
+    """The rows of runs that were not left out to keep the plan's budget."""
+    return [row for row in rows if not row.get("is_skipped")]
+
+
+def has_learned(rows: Sequence[Row]) -> bool:
+    """Whether any run became better than the untrained models, or these are unknown.
+
+    In runs in which none has learned anything, settings differ by chance alone.
+    """
+    runs = by("run", rows)
+    metric = metric_of(rows[0])
+    untrained = [value for some in runs.values() for value in _untrained_value(some)]
+    if not untrained:
+        return True
+    least = metric.easier(metric.best(untrained), -GAP)
+    return any(metric.is_reached(final_value(some), least) for some in runs.values())
+
+
 def use_of_machines(run_folder: Path, speeds: Sequence[float]) -> dict[str, float]:
     """Idle share of the machines' capacity, and share of time that the busiest uplink sends.
 
@@ -251,6 +270,22 @@ def _until(row: Row, field: str, time: Seconds) -> float:
 # In words.
 
 
+def tied(order: Sequence[Outlook]) -> list[Outlook]:
+    """The candidates whose difference to the first is within the spread of the seeds.
+
+    Their ranges of times to the target overlap. With one seed, the spread is unknown.
+    """
+    best, *others = order
+    last = max(best.times)
+    return [
+        each
+        for each in others
+        if math.isfinite(each.seconds)
+        and len(best.times) > 1 < len(each.times)
+        and min(each.times) <= last
+    ]
+
+
 def no_winner(order: Sequence[Outlook], target: str = "the target") -> str | None:
     """Why no candidate is the best: none reaches the target, or even an untrained model does.
 
@@ -271,7 +306,8 @@ def reason(order: Sequence[Outlook]) -> str:
     """Explain in two sentences why the first candidate is first, and what limits it.
 
     The time to the target is the number of samples divided by their rate, so the first
-    candidate is ahead of the next in number, rate, or both. See `no_winner` for its absence.
+    candidate is ahead of the next in number, rate, or both. A tie has no reason. See
+    `no_winner` for the absence of a first.
     """
     if (why := no_winner(order)) is not None:
         return f"{units.capitalized(why)}."
@@ -279,6 +315,9 @@ def reason(order: Sequence[Outlook]) -> str:
     reached = [each for each in others if not math.isinf(each.seconds)]
     if not reached:
         return f"Only {best.only} reaches the target. {_limit(best)}"
+    ties = tied(order)
+    if ties and reached[0] in ties:
+        return f"{best.only} and {ties[0].only} differ by less than the seeds. {_limit(best)}"
     other = reached[0]
     fewer = other.samples / max(best.samples, 1.0)
     sooner = other.seconds / best.seconds

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +13,17 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from edgegossip.plan.candidates import Proposal
-from edgegossip.plan.ranking import Outlook, no_winner, ranked, reason
+from edgegossip.plan.ranking import (
+    Outlook,
+    by,
+    carried_out,
+    final_value,
+    has_learned,
+    no_winner,
+    ranked,
+    reason,
+    tied,
+)
 from edgegossip.plan.study import Fleet
 from edgegossip.report import units
 from edgegossip.runs.exhibits import Exhibits, Figure, Panel, Series, Table
@@ -24,7 +35,8 @@ SHOWN = 5
 
 
 def ranking_rows(rows: Mapping[str, Row]) -> list[Row]:
-    return [row for row in rows.values() if "rung" not in row]
+    """The rows of the runs that rank the candidates."""
+    return [row for row in carried_out(rows.values()) if "rung" not in row]
 
 
 def print_ranking(order: Sequence[Outlook], target: float) -> None:
@@ -69,7 +81,7 @@ def advice(
         remedy = f"give {change} --target" + (", or more --max-seconds" if is_missed else "")
         yield f"{why}; {remedy}"
         return
-    yield f"best: {best.run}: {goal} after {best.time_text}"
+    yield _answer(order, goal, len(proposals))
     yield reason(order)
     yield from _least_energy(order)
     tried = proposals[best.only]
@@ -81,14 +93,48 @@ def advice(
     )
     yield f"try it on this machine: {chosen.command('launch', fleet.seconds)}"
     start = chosen.command("worker", fleet.seconds)
+    yield from _on_each_machine(start, fleet)
+
+
+def _answer(order: Sequence[Outlook], goal: str, num_algorithms: int) -> str:
+    """Name the best candidate, and those that are as good, in one sentence."""
+    best, number = order[0], len(order[0].times)
+    if number == 1:
+        spread = "with one seed (n = 1), so the order may be chance; more --seeds tell"
+    else:
+        spread = f"n = {number} seeds"
+    found = f"best: {best.run}, the first of {num_algorithms} algorithms to reach {goal}"
+    found += f", after {best.time_text}, {spread}"
+    if names := [each.run for each in tied(order)]:
+        found += f"; a tie, within the spread of the seeds, with {' and with '.join(names)}"
+    return found
+
+
+def _on_each_machine(start: str, fleet: Fleet) -> Iterator[str]:
+    """The commands that train on the real machines."""
     endpoints = [machine.endpoint for machine in fleet.machines]
     if None in endpoints:
-        yield f"on machine R: {start} --rank R"
+        lack = sum(each is None for each in endpoints)
+        yield (
+            f"for the command of each machine, give each [[machine]] its endpoint, such as "
+            f"tls/desk:7447, which {lack} of {len(endpoints)} lack, and --resume this plan"
+        )
         return
+    ranks = " ".join(f"--rank {rank}" for rank in range(len(endpoints)))
+    is_secured = all(each.startswith("tls/") for each in endpoints if each)
+    security = " --tls certs" if is_secured else " --insecure"
+    if is_secured:
+        yield (
+            f"first, once: edgegossip certs init; edgegossip certs issue {ranks}; then copy to "
+            "each machine, as its folder certs, what this names"
+        )
     for rank, machine in enumerate(fleet.machines):
         others = " ".join(each for each in endpoints[:rank] if each)
         connect = f" --connect {others}" if others else ""
-        yield (f"on {machine.name}: {start} --rank {rank} --listen {machine.endpoint}{connect}")
+        yield (
+            f"on {machine.name}: {start} --rank {rank} --listen {machine.endpoint}{connect}"
+            f"{security}"
+        )
 
 
 def _least_energy(order: Sequence[Outlook]) -> Iterator[str]:
@@ -114,7 +160,73 @@ def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
                     yield f"note: --{option} {text} is the {end} value tried; extend the range"
 
 
+def answered(
+    target: float | None,
+    fleet: Fleet,
+    proposals: Mapping[str, Sequence[Proposal]],
+    ranking: Collection[str],
+    rows: Mapping[str, Row],
+) -> Exhibits:
+    """The exhibits, with the machines, and with the answer once all of `ranking` have run."""
+    found = exhibits(target, rows)
+    if not found.tables:
+        return found
+    tables = (*found.tables, _machine_table(fleet))
+    if not rows.keys() >= {*ranking}:
+        return replace(found, tables=tables)
+    goal, order = ranked(ranking_rows(rows), target)
+    said = (*advice(goal, order, fleet, proposals), *_cautions(rows))
+    return replace(found, tables=tables, summary=said)
+
+
+def _cautions(rows: Mapping[str, Row]) -> Iterator[str]:
+    """Yield notes about tuning that says nothing, and about runs that the budget left out."""
+    tried = by("algorithm", (row for row in carried_out(rows.values()) if "rung" in row))
+    if vain := [only for only, some in tried.items() if not has_learned(some)]:
+        yield (
+            f"note: tuning was too short to tell settings of {', '.join(vain)} apart: no run "
+            "became better than an untrained model, so the recipe's own settings were ranked; "
+            "give more --budget or --max-seconds"
+        )
+    if skipped := len(rows) - len(carried_out(rows.values())):
+        yield (
+            f"note: {skipped} of {len(rows)} runs were left out, because runs took longer than "
+            "their beginnings promised and the budget was used up"
+        )
+
+
+def _machine_table(fleet: Fleet) -> Table:
+    rows = tuple(
+        (
+            str(rank),
+            machine.name,
+            speed,
+            None if math.isinf(machine.mbits) else machine.mbits,
+            machine.latency,
+            machine.idle_watts,
+            machine.busy_watts,
+        )
+        for rank, (machine, speed) in enumerate(zip(fleet.machines, fleet.speeds, strict=True))
+    )
+    return Table(
+        heading="Machines",
+        columns=(
+            ("rank", "text"),
+            ("machine", "text"),
+            ("samples/s", "number"),
+            ("Mbit/s", "number"),
+            ("latency", "seconds"),
+            ("idle W", "number"),
+            ("busy W", "number"),
+        ),
+        rows=rows,
+        note="As given, or measured here; a dash: no limit. A message between two machines "
+        "takes the sum of their latencies.",
+    )
+
+
 def exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
+    """Figures and tables of the rows so far."""
     ranking = ranking_rows(rows)
     if not ranking:
         return Exhibits()
@@ -183,10 +295,13 @@ def _line(each: Outlook) -> tuple[str | float | None, ...]:
 
 
 def _tuning_tables(rows: Mapping[str, Row]) -> Iterator[Table]:
-    tried = [row for row in rows.values() if "rung" in row]
+    tried = [row for row in carried_out(rows.values()) if "rung" in row]
     if not tried:
         return
     metric = metric_of(tried[0])
+    # The longest runs of each algorithm come first, and of these the best.
+    tried.sort(key=lambda row: metric.shortfall(final_value([row]), 0.0))
+    tried.sort(key=lambda row: (row["algorithm"], -row["rung"]))
     lines = [
         (
             row["run"],

@@ -18,9 +18,11 @@ from edgegossip.plan.halving import Cost, Ranking, ladders
 from edgegossip.plan.machines import Machine, links_between
 from edgegossip.plan.ranking import (
     by,
+    carried_out,
     curve,
     default_target,
     diverged,
+    has_learned,
     in_order,
     ranked,
     use_of_machines,
@@ -49,6 +51,9 @@ class Fleet:
         seconds: Duration of a whole run.
         held_out: Share of the training samples on which runs are judged; 0 for the test split.
         target: Value of the metric to reach; None for the default.
+        tuning_until: Wall-clock time, in seconds since 1970, from which on no more runs for
+            tuning begin; None for no such time.
+        until: The same for runs with more than one seed.
     """
 
     machines: tuple[Machine, ...]
@@ -56,6 +61,8 @@ class Fleet:
     seconds: Seconds
     held_out: float
     target: float | None
+    tuning_until: float | None = None
+    until: float | None = None
 
     @property
     def speeds(self) -> list[float]:
@@ -69,19 +76,40 @@ class Fleet:
         dataset = experiment.task.dataset
         if self.held_out:
             dataset = without_test_data(dataset, self.held_out)
+        experiment = replace(experiment, task=replace(experiment.task, dataset=dataset))
+        return self.placed(experiment, seconds, max(LEAST_LOOKS, round(LOOKS * share)))
+
+    def placed(
+        self, experiment: Experiment, seconds: Seconds, num_evaluations: int
+    ) -> Experiment:
+        """Put an experiment on these machines for this time, evaluated so many times."""
         return replace(
             experiment,
-            task=replace(experiment.task, dataset=dataset),
             platforms=tuple(each.platform(self.measured) for each in self.machines),
             links=links_between(self.machines),
             max_seconds=seconds,
-            evaluation_interval=seconds / max(LEAST_LOOKS, round(LOOKS * share)),
+            evaluation_interval=seconds / num_evaluations,
             evaluation_epochs=None,
             profiles={},
         )
 
-    def row(self, proposal: Proposal, seed: int, share: float, session: Session) -> Row:
-        """Run a proposal and return its row; the run may diverge."""
+    def row(
+        self,
+        proposal: Proposal,
+        seed: int,
+        share: float,
+        session: Session,
+        until: float | None = None,
+    ) -> Row:
+        """Run a proposal and return its row; the run may diverge.
+
+        Args:
+            proposal: The proposal.
+            seed: Seed of the run.
+            share: Length, as a share of a whole run.
+            session: Resources for the run.
+            until: Wall-clock time from which on the run is left out; None for no such time.
+        """
         found: dict[str, Any] = {
             "run": proposal.label,
             "algorithm": proposal.only,
@@ -89,6 +117,8 @@ class Fleet:
             "share": share,
         }
         experiment = self.experiment(proposal, seed, share)
+        if until is not None and time.time() >= until:
+            return {**found, **diverged(experiment.task.metric), "is_skipped": True}
         try:
             results = session.run(experiment)
         except TrainingError as error:  # it has diverged: a result, and not a failed plan
@@ -116,16 +146,19 @@ def cells_of(
     """
     numbers = {only: len(some) for only, some in proposals.items()}
     tuning, last = list[Cell](), dict[str, list[str]]()
+    tune = partial(_run_placed, fleet, until=fleet.tuning_until)
+    rank = partial(_run_placed, fleet, place=0, share=1.0, rung={})
     for only, ladder in ladders(numbers, whole_runs).items():
         some = tuple(proposals[only][: ladder.num_settings])
         before, seed = list[str](), TUNING_SEED
         for number, rung in enumerate(ladder.rungs, start=1):
             about = {"rung": number, "num_rungs": len(ladder.rungs)}
+            run = partial(tune, some, share=rung.share, rung=about)
             cells = [
                 Cell(
                     name=f"tuning/{only}/rung{number}/{place + 1}/seed{each}",
                     group="tuning",
-                    work=partial(_run_placed, fleet, some, place, rung.share, about, each),
+                    work=partial(run, place=place, seed=each),
                     after=tuple(before),
                 )
                 for place in range(rung.num_settings)
@@ -140,11 +173,17 @@ def cells_of(
         Cell(
             name=f"{only}/seed{seed}",
             group="ranking",
-            work=partial(_run_placed, fleet, tuple(proposals[only]), 0, 1.0, {}, seed),
+            work=partial(
+                rank,
+                tuple(proposals[only]),
+                seed=seed,
+                # The first seed is run in any case, so that there is a ranking.
+                until=fleet.until if seed != seeds[0] else None,
+            ),
             after=after,
         )
+        for seed in seeds  # outside, so that all have as many if the budget runs out
         for only in proposals
-        for seed in seeds
     ]
     return (*tuning, *ranking, *_finals(fleet, proposals, ranking, seeds))
 
@@ -171,23 +210,25 @@ def _finals(
 def _run_finalist(
     fleet: Fleet, known: Mapping[str, Proposal], place: int, seed: int, session: Session
 ) -> Row:
-    _, order = ranked(session.rows.values(), fleet.target)
+    _, order = ranked(carried_out(session.rows.values()), fleet.target)
     run = order[min(place, len(order) - 1)].run
-    return {**fleet.row(known[run], seed, 1.0, session), "is_final": True}
+    return {**fleet.row(known[run], seed, 1.0, session, fleet.until), "is_final": True}
 
 
 def _run_placed(
     fleet: Fleet,
     proposals: tuple[Proposal, ...],
+    session: Session,
+    *,
     place: int,
     share: float,
     rung: Mapping[str, int],
     seed: int,
-    session: Session,
+    until: float | None,
 ) -> Row:
     """Run the proposal of one algorithm that is at a place in the ranking so far."""
     proposal = best_of(proposals, session.rows, fleet.target, place)
-    return {**fleet.row(proposal, seed, share, session), **rung}
+    return {**fleet.row(proposal, seed, share, session, until), **rung}
 
 
 def best_of(
@@ -198,16 +239,20 @@ def best_of(
 ) -> Proposal:
     """The proposal of one algorithm at a place in the ranking, by default the best.
 
+    Before any run, and if no run of this algorithm has learned anything, the order of
+    `proposals` applies, because the runs' own would be chance.
+
     Args:
         proposals: Proposals of one algorithm, in the order that applies before any run.
         rows: Rows of the rungs, of any algorithms.
         target: Value of the metric to reach; None for the default.
         place: Place in the ranking, from 0.
     """
-    mine = by("algorithm", rows.values()).get(proposals[0].only)
-    if mine is None:
+    done = carried_out(rows.values())
+    mine = by("algorithm", done).get(proposals[0].only)
+    if mine is None or not has_learned(mine):
         return proposals[place]
-    order = in_order(mine, default_target(rows.values()) if target is None else target)
+    order = in_order(mine, default_target(done) if target is None else target)
     known = {each.label: each for each in proposals}
     return known[order[min(place, len(order) - 1)]]
 

@@ -45,7 +45,8 @@ def sweep(
     # All experiments are made before the first one runs, so that errors do not surface hours
     # later.
     for each in settings:
-        call.replace(**each.values).experiment(only)
+        made = call.replace(**each.values)
+        made.require_used(made.experiment(only))
     cells = tuple(
         Cell(
             name=f"{slug(each.label) or 'as-given'}/seed{seed}",

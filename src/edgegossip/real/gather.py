@@ -246,7 +246,7 @@ class LocalGathering(Gathering):
         return {each.rank: range(each.num_samples) for each in self.workers}
 
     @property
-    def _num_train(self) -> int:
+    def num_train(self) -> int:
         return max(1, sum(worker.num_samples for worker in self.workers))
 
     def average(self) -> list[Rank]:

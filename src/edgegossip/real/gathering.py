@@ -292,7 +292,7 @@ class Gathering:
         self._finite.check(loss, metrics)
         return Evaluation(
             time=time,
-            epochs=samples / self._num_train,
+            epochs=samples / self.num_train,
             metrics=metrics,
             loss=loss,
             consensus_distance=distance,
@@ -371,7 +371,8 @@ class Gathering:
         return self._workload.shards
 
     @property
-    def _num_train(self) -> int:
+    def num_train(self) -> int:
+        """Number of training samples of all workers."""
         return self._workload.num_train
 
     # When it is over.

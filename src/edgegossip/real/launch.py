@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -24,8 +25,9 @@ from edgegossip.machine.system import own_group, send_stop
 from edgegossip.real.best_model import with_best_of
 from edgegossip.real.gather import make_gathering
 from edgegossip.real.gathering import WORKERS, Gathering
+from edgegossip.real.overview import Overview
 from edgegossip.real.worker_folder import final_summary, goes_on_at, has_ended, require_gathered
-from edgegossip.runs.describe import header, who_is_who, with_article
+from edgegossip.runs.describe import header, with_article
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.files import lock_holder, locked, require_unlocked
 from edgegossip.runs.folder import finished_results, holds_run
@@ -229,6 +231,7 @@ def launch(
     progress: Progress | None = None,
     trackers: Sequence[Tracker] = (),
     make_measure: MakeMeasure | None = None,
+    max_seconds: Seconds | None = None,
 ) -> Results:
     """Start and watch a process for each worker, and gather the workers' folders in `out`.
 
@@ -246,6 +249,8 @@ def launch(
         progress: Live view, if any.
         trackers: Trackers that receive the averaged model's numbers.
         make_measure: Makes the commands that measure `Local` data; unused for other data.
+        max_seconds: Time limit that the workers' commands have, for the remaining time in the
+            live view; by default the experiment's.
 
     Raises:
         Interrupted: After Ctrl+C, SIGTERM or SIGHUP; the workers have checkpoints.
@@ -279,7 +284,9 @@ def launch(
         tracked = TrackedRun(name=experiment.run_name, folder=out, header=described)
         with followed(trackers, tracked) as follower:
             shown = _Followed(progress or Silent(), gathering, follower)
-            failures = _run_workers(experiment, gathering, make_command, ended, shown)
+            limit = max_seconds or experiment.max_seconds
+            limited = replace(experiment, max_seconds=limit)
+            failures = _run_workers(limited, gathering, make_command, ended, shown)
             if failures is None:
                 raise Interrupted(
                     f"interrupted; {out} holds the workers' checkpoints, and the same command "
@@ -422,54 +429,19 @@ def _watch(
     lost: LostWorkers,
 ) -> None:
     """Read the workers' files and evaluate the averaged model until all have ended."""
-    gathering.read()  # what a resumed run has done before does not count as speed
-    before = _done(experiment, gathering)
-    started = due = time.monotonic()
+    overview, due = Overview(experiment, gathering), time.monotonic()
     while any(each.poll() is None for each in processes.values()) or lost.is_anyone_back:
-        gathering.read()
         lost.report()
         for worker in gathering.workers:
             process = processes.get(worker.rank)
             worker.has_ended = process is None or process.poll() is not None
+        failed, away = lost.failed, lost.lost
+        ended = [each.rank for each in gathering.workers if each.has_ended]
+        ended = [rank for rank in ended if rank not in failed]
+        progress.update(overview.status(time.monotonic(), away, ended))
         now = time.monotonic()
         if now >= due and gathering.measure_next():
             # The workers need the cores of this machine, so what takes too long now is measured
             # when they have ended.
             due = time.monotonic() + (time.monotonic() - now) / _MEASURING
-        seconds = time.monotonic() - started
-        progress.update(_status(experiment, gathering, seconds, len(lost.lost), before))
         time.sleep(_LOOK)
-
-
-def _done(experiment: Experiment, gathering: Gathering) -> tuple[int, float]:
-    """Samples trained so far by all workers, and the completed share of the run."""
-    samples = sum(worker.samples.total for worker in gathering.workers)
-    now = max(worker.time for worker in gathering.workers)
-    rounds = [worker.num_rounds for worker in gathering.workers]
-    return samples, experiment.completed_share(now, rounds)
-
-
-def _status(
-    experiment: Experiment,
-    gathering: Gathering,
-    seconds: Seconds,
-    num_lost: int,
-    before: tuple[int, float],
-) -> Status:
-    samples, share = _done(experiment, gathering)
-    history = gathering.history
-    return Status(
-        name=experiment.run_name,
-        time=max(worker.time for worker in gathering.workers),
-        # Ending and gathering remain.
-        share=min(0.99, share),
-        first_share=before[1],
-        evaluation=history[-1] if history else None,
-        metric=experiment.task.metric,
-        wall_seconds=seconds,
-        samples_per_second=(samples - before[0]) / seconds if seconds > 0 else 0.0,
-        commits=sum(worker.num_commits for worker in gathering.workers) or None,
-        num_workers=len(gathering.workers),
-        roles=who_is_who(experiment.roles),
-        num_lost=num_lost,
-    )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -133,6 +134,8 @@ def kept_checkpoint(path: Path) -> dict[str, Any] | None:
         return None
 
 
+RECENT: Seconds = 30.0
+"""Seconds over which a worker's speed and waiting are told while it runs."""
 _BLOCK = 2**18
 """Bytes of a log that are read at once for sorting."""
 _NUMBERS = {
@@ -230,6 +233,7 @@ class WorkerFolder:
     _last_seen: Seconds = 0.0
     _complaints: set[str] = field(default_factory=set)
     _unreadable: set[int] = field(default_factory=set)  # snapshots
+    _recent: deque[tuple[Seconds, Seconds, int]] = field(default_factory=deque)
     _reader: EventReader = field(init=False)
     _blocks: list[tuple[int, Seconds]] = field(default_factory=list)  # begins at, earliest time
     _crashes: dict[int, dict[str, Any]] = field(default_factory=dict)  # by what they precede
@@ -239,6 +243,26 @@ class WorkerFolder:
 
     def __post_init__(self) -> None:
         self._reader = EventReader(self.path / "events.jsonl")
+
+    @property
+    def position(self) -> int:
+        """Bytes of the log that have been read; they grow with each piece of news."""
+        return self._reader.position
+
+    @property
+    def recent_use(self) -> tuple[float, float] | None:
+        """Samples per second, and the share of time without training, of the last trainings.
+
+        These are the trainings of the last `RECENT` seconds before the newest, at least one,
+        from the end of the one before them. None if there are too few.
+        """
+        if len(self._recent) < 2:
+            return None
+        (_, since, _), *later = self._recent
+        if (span := later[-1][1] - since) <= 0:
+            return None
+        busy = sum(end - start for start, end, _ in later)
+        return sum(each for *_, each in later) / span, min(1.0, max(0.0, 1 - busy / span))
 
     @property
     def snapshots(self) -> list[int]:
@@ -343,6 +367,7 @@ class WorkerFolder:
             case "worker":
                 self._last_seen = self._latest
                 self._first = None
+                self._recent.clear()
                 self.cut_off = None
                 return
             case "ended":
@@ -374,6 +399,9 @@ class WorkerFolder:
 
     def _count_training(self, line: Mapping[str, Any]) -> None:
         now, seconds = line["time"], line["time"] - line["start"]
+        self._recent.append((line["start"], now, line["num_samples"]))
+        while len(self._recent) > 2 and self._recent[1][1] < now - RECENT:
+            self._recent.popleft()
         self.samples.add(now, line["num_samples"])
         self.useful.add(now, line["num_samples"])
         self._useful.train(line["num_samples"])

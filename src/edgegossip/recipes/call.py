@@ -150,6 +150,20 @@ class RecipeCall(Call):
         """
         return pick(self.name, self.make(seed), only)
 
+    def require_used(self, *experiments: Experiment) -> None:
+        """Check that `shared`, which is for EdgeGossip alone, applies to one of the runs.
+
+        Raises:
+            UsageError: If it is given for other runs only.
+        """
+        is_used = any(each.algorithm.traits.claims_units for each in experiments)
+        if self.arguments.get("shared") is True and not is_used:
+            names = ", ".join(each.run_name for each in experiments)
+            raise UsageError(
+                f"--shared is for edge-gossip, and not for {names}; give --only edge-gossip, "
+                "or leave it out"
+            )
+
 
 def pick(name: str, made: Experiment | Comparison, only: str | None) -> Experiment:
     """Return the selected run of recipe `name`: `only`, or a comparison's baseline.

@@ -102,7 +102,15 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibits:
-    """Figures and tables of a study's findings so far."""
+    """Figures and tables of a study's findings so far.
+
+    Args:
+        figures: The figures.
+        tables: The tables.
+        summary: Answer to the study's question, one sentence each, the shortest first; empty
+            while it is open.
+    """
 
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
+    summary: tuple[str, ...] = ()

@@ -6,11 +6,11 @@ import math
 import re
 import warnings
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from edgegossip.contract.algorithm import Algorithm, Setting, Wrapper
-from edgegossip.contract.errors import unknown_name
+from edgegossip.contract.errors import UsageError, unknown_name
 from edgegossip.contract.metrics import MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges, check_type
@@ -251,6 +251,26 @@ class Comparison:
     target_gap: float = 0.005
     bytes_reference: str | None = None
     tunable: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+
+    def with_runs(self, runs: Sequence[str]) -> Comparison:
+        """The comparison of some runs; without its baseline, the first of them takes its place.
+
+        Args:
+            runs: Names of the runs, at least one.
+
+        Raises:
+            UsageError: If there is no such run.
+        """
+        if unknown := [name for name in runs if name not in self.experiments]:
+            raise UsageError(unknown_name("run", unknown[0], self.experiments))
+        reference = self.bytes_reference
+        return replace(
+            self,
+            experiments={name: self.experiments[name] for name in runs},
+            baseline=self.baseline if self.baseline in runs else runs[0],
+            bytes_reference=reference if reference in runs else None,
+            tunable={name: some for name, some in self.tunable.items() if name in runs},
+        )
 
     def __post_init__(self) -> None:
         for name in self.experiments:

@@ -204,6 +204,40 @@ def load_results(path: Path) -> Results:
         ) from error
 
 
+def load(folder: Path | str) -> Results | dict[str, Results]:
+    """Read the results of a folder that any command or function has written.
+
+    ::
+
+        results = eg.load("runs/quickstart/2026-11-28-101500")
+        frames = {name: each.frame() for name, each in results.items()}
+
+    Args:
+        folder: Folder of a run, or one with several: a comparison, a study, a sweep or a plan.
+
+    Returns:
+        The results of a run; of several, by path within the folder, in order of the path. Runs
+        that have not ended are left out.
+
+    Raises:
+        RunFolderError: If no run in the folder has ended, or a file is damaged.
+    """
+    folder = Path(folder)
+    if (folder / "summary.json").exists() and (folder / "events.jsonl").exists():
+        return load_results(folder)
+    found = {
+        log.parent.relative_to(folder).as_posix(): load_results(log.parent)
+        for log in sorted(folder.rglob("events.jsonl"))
+        # The folders of real workers belong to the run above them.
+        if log.parent.parent.name != "workers" and log.with_name("summary.json").exists()
+    }
+    if not found:
+        raise RunFolderError(
+            f"no run has ended in {folder}; give a folder that edgegossip or eg.run has written"
+        )
+    return found
+
+
 def worker_values(metric: MetricSpec) -> str:
     """The field of `summary.json` with the values of the workers' own models."""
     return "worker_accuracies" if metric.name == ACCURACY.name else "worker_values"

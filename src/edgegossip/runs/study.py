@@ -368,6 +368,7 @@ class _Record:
                 "title": study.title,
                 "printed": study.printed,
                 "scaled_down": [*smaller, *study.scaled_down],
+                "summary": exhibits.summary,
                 "settings": study.settings,
                 "command": self._command,
                 "num_cells": len(study.cells),

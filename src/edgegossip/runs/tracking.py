@@ -198,6 +198,29 @@ def track_results(results: Results, trackers: Sequence[Tracker]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow:
+    """Status of one worker on a real machine, as of its last news.
+
+    Attributes:
+        name: Name by its role, such as "worker 2".
+        state: "starts", "runs", "ended" (without a failure) or "lost".
+        round: Rounds so far.
+        samples_per_second: Samples per second lately, waits included; None if unknown.
+        waiting: Share of the same time in which it did not train; None if unknown.
+        age: Seconds since the last news; None without any since this start.
+        seconds_left: Estimated seconds until its end; None if unknown, or if it does not run.
+    """
+
+    name: str
+    state: str
+    round: int
+    samples_per_second: float | None
+    waiting: float | None
+    age: Seconds | None
+    seconds_left: Seconds | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """Status of a run.
 
@@ -208,12 +231,16 @@ class Status:
         evaluation: Newest evaluation; None before the first.
         metric: The task's chosen metric.
         wall_seconds: Duration of the run so far, in wall seconds, since `first_share`.
-        samples_per_second: Samples processed per wall second since the last start or resume.
+        samples_per_second: Samples processed per wall second since the last start or resume;
+            on real machines, lately.
+        epochs: Samples processed so far / training samples; None for those at `evaluation`.
+        bytes_sent: Bytes sent so far; None for those at `evaluation`.
         commits: Commits of all workers to a server so far; None without a server.
         num_workers: Number of workers, if they are processes of their own.
         num_lost: Number of these that have failed or were killed, and did not come back.
         roles: The ranks of each role, in words; empty if all are workers.
         first_share: Completed share when `wall_seconds` began; above 0 in a resumed run.
+        workers: The workers, if they are processes of their own.
     """
 
     name: str
@@ -228,6 +255,9 @@ class Status:
     num_lost: int = 0
     roles: str = ""
     first_share: float = 0.0
+    epochs: float | None = None
+    bytes_sent: int | None = None
+    workers: tuple[WorkerRow, ...] = ()
 
     @property
     def seconds_left(self) -> float | None:
