@@ -156,7 +156,7 @@ class Host(Generic[State]):
             rank, num_workers, life, log_bytes, settings.ended, repeats, settings.is_open
         )
         self.sending, self.receiving, self._plausibility = connect(
-            algorithm, initial_params, transport, inbox, peers, settings, clock
+            algorithm, initial_params, transport, inbox, peers, settings, clock, self._observer
         )
         introductions, calls = self.receiving.introductions, transport.calls
         self.meeting = Meeting(peers, self.sending, introductions, settings, calls)

@@ -16,6 +16,7 @@ from torch import Tensor
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.observer import UNOBSERVED, Observer
 from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds
 from edgegossip.net.guard.admission import (
     FLOOD,
@@ -403,6 +404,7 @@ def connect(
     peers: Peers,
     settings: HostSettings,
     clock: RunClock,
+    observer: Observer = UNOBSERVED,
 ) -> tuple[Sending, Receiving, Plausibility]:
     """Connect a host with its transport: the two directions, and what they learn together.
 
@@ -414,6 +416,7 @@ def connect(
         peers: This worker's rank, and the state of the others.
         settings: Limits.
         clock: The run's clock.
+        observer: Hears of links that are lost and come back.
 
     Returns:
         Both directions, and the memory of usual values that they share with the host.
@@ -445,7 +448,9 @@ def connect(
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
     max_bytes = max(budget.max_bytes, budget.share)
-    sending = Sending(transport, peers, admission, plausibility, settings, clock, max_bytes)
+    sending = Sending(
+        transport, peers, admission, plausibility, settings, clock, max_bytes, observer
+    )
     introductions = Introductions(num_workers, settings.introduction)
     receiving = Receiving(
         sending, admission, plausibility, budget, inbox, peers, introductions, clock

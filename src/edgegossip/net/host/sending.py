@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from edgegossip.contract.codec import Buffer
+from edgegossip.contract.observer import UNOBSERVED, Observer
 from edgegossip.contract.protocol import Message, Rank, Seconds
 from edgegossip.contract.schema import require_described
 from edgegossip.net.guard.admission import Admission
@@ -147,6 +148,7 @@ class Sending:
         settings: Name of the run, introduction and runtime.
         clock: The run's clock.
         max_waiting_bytes: Limit, in bytes, on frames that wait for one receiver.
+        observer: Hears of links that are lost and come back.
 
     Attributes:
         phase: Phase of this worker, as told to the others.
@@ -162,6 +164,7 @@ class Sending:
         settings: HostSettings,
         clock: RunClock,
         max_waiting_bytes: int,
+        observer: Observer = UNOBSERVED,
     ) -> None:
         self.phase = Phase.WAITING
         self._peers = peers
@@ -171,6 +174,7 @@ class Sending:
         self._introduction = settings.introduction.message()
         self._clock = clock
         self._links = LinkLog(transport.lease)
+        self._observer = observer
         self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Workers whose link was cut and is back, or that came back in the same life. Such a
@@ -250,7 +254,7 @@ class Sending:
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
         """Introduce this worker to a process of `rank`, which has become reachable."""
         clock = self._clock.read()
-        self._links.found(rank, incarnation, clock)
+        self._observe(rank, self._links.found(rank, incarnation, clock), is_up=True)
         if self._peers.has_begun:
             self._relinked[rank] = clock + _HOLD
         self._post(rank, self._introduction)
@@ -261,10 +265,17 @@ class Sending:
         """Take note of the loss of a process of `rank`."""
         status = self._peers[rank].status
         phase = None if status is None else status.phase
-        self._links.lost(rank, incarnation, phase, self._clock.read())
+        reason = self._links.lost(rank, incarnation, phase, self._clock.read())
+        self._observe(rank, reason, is_up=False)
         # From here on, the host acts in the knowledge of the loss, so its frames are for the
         # next link.
         self.outbox.resume(rank)
+
+    def _observe(self, peer: Rank, reason: str | None, *, is_up: bool) -> None:
+        # Before the run begins, there is no time of the run.
+        if reason is not None and self._peers.has_begun:
+            now, rank = self._clock.now, self._peers.rank
+            self._observer.link_changed(now, rank, peer, reason, is_up=is_up)
 
     def reported(self, rank: Rank) -> None:
         """Send `rank`, whose link is back, the messages that its last report lacks."""
