@@ -266,7 +266,7 @@ def test_a_link_that_comes_and_goes_fills_no_log(caplog: pytest.LogCaptureFixtur
     assert lines(caplog)[2].endswith("cut); also 99 times before")
 
 
-def test_an_observer_hears_why_a_link_is_lost_and_how_it_is_back() -> None:
+def test_a_lost_link_has_a_reason_and_so_has_its_return() -> None:
     log = LinkLog()
     assert log.found(1, 5, now=0.0) == "it has come for the first time"
     assert log.lost(1, 5, Phase.RUNNING, now=20.0) == (
@@ -280,7 +280,7 @@ def test_an_observer_hears_why_a_link_is_lost_and_how_it_is_back() -> None:
     assert log.found(1, 6, now=72.0) is None
 
 
-def test_an_observer_hears_of_a_link_that_comes_and_goes_in_pairs_and_seldom() -> None:
+def test_a_link_that_comes_and_goes_is_told_in_pairs_and_seldom() -> None:
     log, told = LinkLog(), []
     for tenth in range(1000):
         told.append(log.found(1, 5, now=tenth / 10))

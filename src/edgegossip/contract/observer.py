@@ -49,12 +49,6 @@ class Observer(Protocol):
         """
         return
 
-    def link_changed(
-        self, now: Seconds, rank: Rank, peer: Rank, reason: str, *, is_up: bool
-    ) -> None:
-        """Worker `rank` on a real network lost its link with `peer`, or has one again."""
-        return
-
     def noted(self, now: Seconds, rank: Rank, note: Note) -> None:
         """Worker `rank` recorded numbers."""
         return

@@ -310,6 +310,7 @@ class _Worker:
             forecaster=forecaster,
             evaluate=validator.evaluate if validator else None,
             observer=self._log,
+            on_link=partial(self._log.link_changed, self._rank),
             chores=(*chores, *([self._snapshots.due] if is_watched else [])),
             save=self._save,
         )

@@ -232,7 +232,7 @@ class WorkerEventLog(EventLog):
         super().noted(now, rank, note)
 
     def link_changed(
-        self, now: Seconds, rank: Rank, peer: Rank, reason: str, *, is_up: bool
+        self, rank: Rank, now: Seconds, peer: Rank, reason: str, is_up: bool
     ) -> None:
         """Write the change and show it at once: a lost worker can't say so in its own log."""
         what = "connected" if is_up else "disconnected"

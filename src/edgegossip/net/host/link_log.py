@@ -1,4 +1,4 @@
-"""Lost and returned links: a line each for the log, with a rate limit, and for the observer."""
+"""Lost and returned links: rate-limited lines for the log, and reasons for the events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUM_LOSSES = 3
 _QUIET: Seconds = 10.0
 """Minimum seconds between two lines about the loss of one link."""
 _TOLD_AT_ONCE = 20
-"""Losses of one link that the observer hears of in a burst; on average, one in `_QUIET`."""
+"""Losses of one link that are told in a burst; on average, one in `_QUIET`."""
 _WHY = {
     Phase.WAITING: "while it waited to begin",
     Phase.RUNNING: "it has failed, or the path to it is cut",
@@ -32,7 +32,7 @@ class _Link:
     incarnation: Incarnation
     began_at: Seconds
     num_told: int = 0
-    is_told: bool = True  # whether the observer knows of the last loss
+    is_told: bool = True  # of the last loss
     lost_at: Seconds = math.nan
     said_at: Seconds = -math.inf
     num_unsaid: int = 0
@@ -43,7 +43,7 @@ class _Link:
 
 
 class LinkLog:
-    """Logs lost and returned links, and says why for the observer; not thread-safe.
+    """Logs lost and returned links, and says why; not thread-safe.
 
     Args:
         lease: Lease of the transport, if any. A link that is lost again and again while
@@ -60,7 +60,7 @@ class LinkLog:
             link.num_bytes, link.sent_at = link.num_bytes + num_bytes, now
 
     def found(self, rank: Rank, incarnation: Incarnation, now: Seconds) -> str | None:
-        """Record a link to a process of `rank`; the reason for the observer, if it is told."""
+        """Record a link to a process of `rank`; return the reason, if it is told."""
         link = self._links.get(rank)
         if link is None:
             self._links[rank] = _Link(incarnation, now)
@@ -85,8 +85,8 @@ class LinkLog:
         """Record the loss of the link to a process of `rank` that was in `phase`.
 
         Returns:
-            The reason for the observer. None if it is not told: a finished worker is no loss,
-            and a link that comes and goes must not fill the observer's log.
+            The reason, or None if the loss is not told: a finished worker is no loss, and a
+            link that comes and goes must not fill the worker's log.
         """
         link = self._links.get(rank)
         if link is None or link.incarnation != incarnation:

@@ -16,7 +16,6 @@ from torch import Tensor
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.errors import NetworkError
-from edgegossip.contract.observer import UNOBSERVED, Observer
 from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds
 from edgegossip.net.guard.admission import (
     FLOOD,
@@ -33,7 +32,7 @@ from edgegossip.net.guard.seals import Seals, with_seals
 from edgegossip.net.host.introduction import INTRODUCTION, SPEC, Introductions
 from edgegossip.net.host.peers import Peers
 from edgegossip.net.host.sending import Sending
-from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.settings import HostSettings, OnLink
 from edgegossip.net.host.status import STATUS, Phase, WorkerStatus, spec
 from edgegossip.net.runtime import REFUSED_COST, STATUS_COST, RunClock, Sink, TokenBucket
 from edgegossip.net.transport import TWIN, Incarnation, Transport
@@ -404,7 +403,7 @@ def connect(
     peers: Peers,
     settings: HostSettings,
     clock: RunClock,
-    observer: Observer = UNOBSERVED,
+    on_link: OnLink | None = None,
 ) -> tuple[Sending, Receiving, Plausibility]:
     """Connect a host with its transport: the two directions, and what they learn together.
 
@@ -416,7 +415,7 @@ def connect(
         peers: This worker's rank, and the state of the others.
         settings: Limits.
         clock: The run's clock.
-        observer: Hears of links that are lost and come back.
+        on_link: As in `HostServices`.
 
     Returns:
         Both directions, and the memory of usual values that they share with the host.
@@ -449,7 +448,7 @@ def connect(
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
     max_bytes = max(budget.max_bytes, budget.share)
     sending = Sending(
-        transport, peers, admission, plausibility, settings, clock, max_bytes, observer
+        transport, peers, admission, plausibility, settings, clock, max_bytes, on_link
     )
     introductions = Introductions(num_workers, settings.introduction)
     receiving = Receiving(

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from edgegossip.contract.codec import Buffer
-from edgegossip.contract.observer import UNOBSERVED, Observer
 from edgegossip.contract.protocol import Message, Rank, Seconds
 from edgegossip.contract.schema import require_described
 from edgegossip.net.guard.admission import Admission
@@ -17,7 +16,7 @@ from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.net.guard.plausibility import Plausibility
 from edgegossip.net.host.link_log import LinkLog
 from edgegossip.net.host.peers import Peers
-from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.settings import HostSettings, OnLink
 from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.runtime import Background, RunClock, Runtime
 from edgegossip.net.transport import Incarnation, Transport
@@ -148,7 +147,7 @@ class Sending:
         settings: Name of the run, introduction and runtime.
         clock: The run's clock.
         max_waiting_bytes: Limit, in bytes, on frames that wait for one receiver.
-        observer: Hears of links that are lost and come back.
+        on_link: As in `HostServices`.
 
     Attributes:
         phase: Phase of this worker, as told to the others.
@@ -164,7 +163,7 @@ class Sending:
         settings: HostSettings,
         clock: RunClock,
         max_waiting_bytes: int,
-        observer: Observer = UNOBSERVED,
+        on_link: OnLink | None = None,
     ) -> None:
         self.phase = Phase.WAITING
         self._peers = peers
@@ -174,7 +173,7 @@ class Sending:
         self._introduction = settings.introduction.message()
         self._clock = clock
         self._links = LinkLog(transport.lease)
-        self._observer = observer
+        self._on_link = on_link
         self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Workers whose link was cut and is back, or that came back in the same life. Such a
@@ -254,7 +253,7 @@ class Sending:
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
         """Introduce this worker to a process of `rank`, which has become reachable."""
         clock = self._clock.read()
-        self._observe(rank, self._links.found(rank, incarnation, clock), is_up=True)
+        self._tell_link(rank, self._links.found(rank, incarnation, clock), is_up=True)
         if self._peers.has_begun:
             self._relinked[rank] = clock + _HOLD
         self._post(rank, self._introduction)
@@ -266,16 +265,15 @@ class Sending:
         status = self._peers[rank].status
         phase = None if status is None else status.phase
         reason = self._links.lost(rank, incarnation, phase, self._clock.read())
-        self._observe(rank, reason, is_up=False)
+        self._tell_link(rank, reason, is_up=False)
         # From here on, the host acts in the knowledge of the loss, so its frames are for the
         # next link.
         self.outbox.resume(rank)
 
-    def _observe(self, peer: Rank, reason: str | None, *, is_up: bool) -> None:
+    def _tell_link(self, rank: Rank, reason: str | None, *, is_up: bool) -> None:
         # Before the run begins, there is no time of the run.
-        if reason is not None and self._peers.has_begun:
-            now, rank = self._clock.now, self._peers.rank
-            self._observer.link_changed(now, rank, peer, reason, is_up=is_up)
+        if self._on_link is not None and reason is not None and self._peers.has_begun:
+            self._on_link(self._clock.now, rank, reason, is_up)
 
     def reported(self, rank: Rank) -> None:
         """Send `rank`, whose link is back, the messages that its last report lacks."""
