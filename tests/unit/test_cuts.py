@@ -266,6 +266,31 @@ def test_a_link_that_comes_and_goes_fills_no_log(caplog: pytest.LogCaptureFixtur
     assert lines(caplog)[2].endswith("cut); also 99 times before")
 
 
+def test_a_lost_link_has_a_reason_and_so_has_its_return() -> None:
+    log = LinkLog()
+    assert log.found(1, 5, now=0.0) == "it has come for the first time"
+    assert log.lost(1, 5, Phase.RUNNING, now=20.0) == (
+        "it has failed, or the path to it is cut"
+    )
+    assert log.found(1, 5, now=22.5) == "it is the same process"
+    assert log.lost(1, 5, Phase.GONE, now=23.0) == "it has left the run"
+    assert log.found(1, 6, now=50.0) == "it was started again"
+    assert log.lost(1, 5, Phase.RUNNING, now=70.0) is None  # of the process before
+    assert log.lost(1, 6, Phase.FINISHED, now=71.0) is None
+    assert log.found(1, 6, now=72.0) is None
+
+
+def test_a_link_that_comes_and_goes_is_told_in_pairs_and_seldom() -> None:
+    log, told = LinkLog(), []
+    for tenth in range(1000):
+        told.append(log.found(1, 5, now=tenth / 10))
+        told.append(log.lost(1, 5, Phase.RUNNING, now=tenth / 10 + 0.05))
+    losses, returns = told[1::2], told[2::2]
+    assert [each is None for each in losses[:-1]] == [each is None for each in returns]
+    assert losses[:20].count(None) == 0
+    assert 1000 - losses.count(None) == 20 + 10
+
+
 def test_a_link_that_is_lost_again_and_again_while_sending_names_a_lease_that_suffices(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

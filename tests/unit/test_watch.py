@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from tests.browser import CHROMIUM, Browser
+from tests.crew import Forked
 from tests.run_folders import Event, evaluations, header, rounds
 from tests.tiers import thorough
 
 from edgegossip.cli.main import main
 from edgegossip.contract.errors import NetworkError
+from edgegossip.real.launch import free_ports
 from edgegossip.report.watching import Stream, WatchServer, run_names
 
 
@@ -121,7 +126,9 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     browser.close()
 
 
-STATE = "document.querySelectorAll('#t-workers tr')[3]?.cells[1].textContent"
+ROW_2, STATE = (
+    f"document.querySelectorAll('#t-workers tr')[{i}]?.cells[1].textContent" for i in (2, 3)
+)
 
 
 @thorough
@@ -165,6 +172,107 @@ def test_the_page_shows_a_loss_goes_back_and_survives_a_restart(
         browser.until("document.querySelector('#broken').hidden")
         browser.until(f"isLive && {STATE} !== 'lost'")
         assert browser.value("total(run.workers.get(0).samples, 1e9)") == samples
+
+
+def states(browser: Browser) -> list[str]:
+    rows = "[...document.querySelectorAll('#t-workers tr')]"
+    found: list[str] = browser.value(f"{rows}.map(row => row.cells[1].textContent)")
+    return found
+
+
+def link(what: str, rank: int, peer: int, time: float, reason: str = "a reason") -> Event:
+    return {"type": what, "time": time, "rank": rank, "peer": peer, "reason": reason}
+
+
+@thorough
+def test_a_worker_whose_log_goes_on_is_cut_off_and_one_without_is_lost(
+    tmp_path: Path, browser: Browser
+) -> None:
+    folder = tmp_path / "run"
+    logs = [folder / "workers" / str(rank) / "events.jsonl" for rank in range(4)]
+    trained = {"type": "trained", "num_steps": 1, "num_samples": 16, "loss": 0.5}
+    for rank, log in enumerate(logs):
+        write(log, {**header("real"), "type": "worker", "rank": rank})
+        write(log, {**trained, "rank": rank, "start": 0.0, "time": 1.0})
+    with WatchServer(folder) as server:
+        browser.call("Page.navigate", url=server.url)
+        browser.until("document.body?.dataset.live === 'yes'")
+        write(logs[0], link("disconnected", 0, 3, 1.4), link("disconnected", 0, 2, 1.4))
+        write(logs[2], link("disconnected", 2, 0, 1.3))  # both ends of a path that is cut
+        browser.until(f"{STATE} === 'lost'")
+        assert states(browser) == ["cut", "training", "cut", "lost"]
+        # A slow log that goes on belongs to a machine that works.
+        write(logs[3], {**trained, "rank": 3, "start": 1.0, "time": 2.5})
+        browser.until(f"{STATE} === 'cut'")
+        write(logs[0], link("connected", 0, 3, 2.6), link("connected", 0, 2, 2.6))
+        write(logs[2], link("connected", 2, 0, 2.6))
+        browser.until(f"{STATE} === 'training'")
+        assert {*states(browser)} <= {"training", "waiting"}
+        write(logs[1], {"type": "ended", "time": 2.7, "rank": 1, "reason": "interrupted"})
+        browser.until("document.querySelector('#t-workers').innerText.includes('stopped')")
+        assert "not at its end" in browser.value("document.querySelector('#story').innerText")
+        write(logs[1], {**header("real"), "type": "worker", "rank": 1})
+        browser.until("!document.querySelector('#t-workers').innerText.includes('stopped')")
+        for rank, log in enumerate(logs):
+            write(log, {"type": "ended", "time": 3.0, "rank": rank, "reason": "finished"})
+        browser.until("document.querySelector('#story').innerText.includes('has ended')")
+        alarms = browser.value("document.querySelector('#alarms').innerText").splitlines()
+        told = [line.partition("Worker")[2] for line in alarms if "lost the link" in line]
+        assert sorted(told) == [
+            " 0 has lost the link with worker 2: a reason.",
+            " 0 has lost the link with worker 3: a reason.",
+            " 2 has lost the link with worker 0: a reason.",
+        ]
+        assert sum("is back: a reason" in line for line in alarms) == 3
+    assert browser.complaints == []
+
+
+NOTICE = re.compile(r"^(\S+ \S+) WARNING link with worker (\d+) is (lost|back)", re.M)
+
+
+def noticed(out: Path, rank: int, peer: int, what: str) -> float:
+    """When a worker's own log said so, in seconds since 1970."""
+    text = (out / "workers" / str(rank) / "log.txt").read_text()
+    found = [time for time, *rest in NOTICE.findall(text) if rest == [str(peer), what]]
+    return datetime.strptime(found[-1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+
+
+@pytest.mark.slow
+def test_a_kill_and_a_pause_of_real_workers_are_shown_within_a_second_of_their_notice(
+    tmp_path: Path, browser: Browser
+) -> None:
+    out, workers = tmp_path / "out", []
+    endpoints = [f"tcp/127.0.0.1:{port}" for port in free_ports(4)]
+    for rank, endpoint in enumerate(endpoints):
+        folder = out / "workers" / str(rank)
+        folder.mkdir(parents=True)
+        command = ["worker", "quickstart", "--num-workers", "4", "--num-epochs", "20000"]
+        command += ["--only", "epoch-gossip", "--rank", str(rank), "--out", str(folder)]
+        command += ["--lease", "1.5", "--parent", str(os.getpid()), "--listen", endpoint]
+        others = [each for each in endpoints if each != endpoint]
+        workers.append(Forked([*command, "--connect", *others], folder / "log.txt"))
+        workers[-1].start()
+    try:
+        with WatchServer(out) as server:
+            browser.call("Page.navigate", url=server.url)
+            all_train = "[0, 1, 2, 3].every(rank => run.workers.get(rank)?.longest)"
+            browser.until(f"document.body?.dataset.live === 'yes' && {all_train}", 240.0)
+            workers[3].kill()
+            browser.until(f"{STATE} === 'lost'")
+            delays = {"kill": time.time() - noticed(out, 0, 3, "lost")}
+            os.kill(workers[2].pid, signal.SIGSTOP)
+            browser.until(f"{ROW_2} === 'lost'")
+            delays["pause"] = time.time() - noticed(out, 0, 2, "lost")
+            os.kill(workers[2].pid, signal.SIGCONT)
+            browser.until(f"!['lost', 'cut'].includes({ROW_2})")
+            delays["return"] = time.time() - noticed(out, 0, 2, "back")
+        print("seconds from the notice to the page:", delays)
+        assert max(delays.values()) < 1.0
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert browser.complaints == []
 
 
 @thorough

@@ -310,6 +310,7 @@ class _Worker:
             forecaster=forecaster,
             evaluate=validator.evaluate if validator else None,
             observer=self._log,
+            on_link=partial(self._log.link_changed, self._rank),
             chores=(*chores, *([self._snapshots.due] if is_watched else [])),
             save=self._save,
         )
@@ -399,15 +400,13 @@ class _Worker:
         content = safetensors.torch.save({"params": host.state.estimate.contiguous()})
         self._keep(self._model, content, reason)
         best = self._keep_best(host, reason)
-        last = {"reason": reason, "wall_seconds": wall_seconds}
+        last = {"rank": self._rank, "reason": reason, "wall_seconds": wall_seconds}
         self._log.end(time=host.now, **last, **cut_off(reason, host.in_training()))
         # Last, because it completes the folder.
         summary = json_file(
             {
-                "rank": self._rank,
-                "reason": reason,
+                **last,
                 "seconds": host.now,
-                "wall_seconds": wall_seconds,
                 "rounds": host.state.round,
                 "role": self._experiment.roles[self._rank],
                 "torch_device": self._experiment.task.torch_device,

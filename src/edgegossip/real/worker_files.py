@@ -231,6 +231,14 @@ class WorkerEventLog(EventLog):
         self._num_notes += 1
         super().noted(now, rank, note)
 
+    def link_changed(
+        self, rank: Rank, now: Seconds, peer: Rank, reason: str, is_up: bool
+    ) -> None:
+        """Write the change and show it at once: a lost worker can't say so in its own log."""
+        what = "connected" if is_up else "disconnected"
+        self.write(what, time=now, rank=rank, peer=peer, reason=reason)
+        self.show()
+
     def end(self, **fields: object) -> None:
         """Write the line "ended", and close the file."""
         # On a full disk, the reserved bytes are what the buffered lines go to; only then does

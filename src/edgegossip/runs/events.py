@@ -44,6 +44,16 @@ Fields of `crashed`, `recovered` and `finished`, a change in one worker's state:
         crashes at time 0.
     rank: The worker.
 
+Fields of `disconnected` and `connected`: a worker on a real machine has lost a link, or has one
+that it did not have; each end logs its own view:
+    time: Time at which the worker learnt of it.
+    rank: The worker.
+    peer: The worker at the other end.
+    reason: What is known of `peer`: `"it has failed, or the path to it is cut"`, `"it was
+        stopped, and keeps a checkpoint"`, `"it has left the run"`, `"it was started again"`.
+        The end of a finished worker is no loss. A link that comes and goes has twenty losses
+        and one for each ten seconds; further ones are left out, each with its return.
+
 Fields of `evaluated`, a measurement of the averaged model:
     time: Time of the evaluation.
     epochs: Samples processed by all workers / training samples.
@@ -76,6 +86,7 @@ Fields of `data`, in the log of a worker on a real machine:
 
 Fields of `ended`, which a resumed run removes, like all lines after its checkpoint:
     time: Time of the end.
+    rank: The worker, in its own log; absent from the log of a run.
     reason: `"finished"`, `"time limit"`, `"target"` (see `until`), `"early stop"` (see
         `keep`), `"all crashed"`, `"interrupted"` or `"failed"`.
     error: The failure, or null.

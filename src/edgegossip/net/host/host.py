@@ -155,9 +155,9 @@ class Host(Generic[State]):
         self.peers = peers = Peers(
             rank, num_workers, life, log_bytes, settings.ended, repeats, settings.is_open
         )
-        self.sending, self.receiving, self._plausibility = connect(
-            algorithm, initial_params, transport, inbox, peers, settings, clock
-        )
+        carried = (transport, inbox, peers, settings, clock, services.on_link)
+        found = connect(algorithm, initial_params, *carried)
+        self.sending, self.receiving, self._plausibility = found
         introductions, calls = self.receiving.introductions, transport.calls
         self.meeting = Meeting(peers, self.sending, introductions, settings, calls)
         self._ending = Ending(settings, self.sending, peers)

@@ -32,7 +32,7 @@ from edgegossip.net.guard.seals import Seals, with_seals
 from edgegossip.net.host.introduction import INTRODUCTION, SPEC, Introductions
 from edgegossip.net.host.peers import Peers
 from edgegossip.net.host.sending import Sending
-from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.settings import HostSettings, OnLink
 from edgegossip.net.host.status import STATUS, Phase, WorkerStatus, spec
 from edgegossip.net.runtime import REFUSED_COST, STATUS_COST, RunClock, Sink, TokenBucket
 from edgegossip.net.transport import TWIN, Incarnation, Transport
@@ -403,6 +403,7 @@ def connect(
     peers: Peers,
     settings: HostSettings,
     clock: RunClock,
+    on_link: OnLink | None = None,
 ) -> tuple[Sending, Receiving, Plausibility]:
     """Connect a host with its transport: the two directions, and what they learn together.
 
@@ -414,6 +415,7 @@ def connect(
         peers: This worker's rank, and the state of the others.
         settings: Limits.
         clock: The run's clock.
+        on_link: As in `HostServices`.
 
     Returns:
         Both directions, and the memory of usual values that they share with the host.
@@ -445,7 +447,9 @@ def connect(
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
     max_bytes = max(budget.max_bytes, budget.share)
-    sending = Sending(transport, peers, admission, plausibility, settings, clock, max_bytes)
+    sending = Sending(
+        transport, peers, admission, plausibility, settings, clock, max_bytes, on_link
+    )
     introductions = Introductions(num_workers, settings.introduction)
     receiving = Receiving(
         sending, admission, plausibility, budget, inbox, peers, introductions, clock

@@ -16,7 +16,7 @@ from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.net.guard.plausibility import Plausibility
 from edgegossip.net.host.link_log import LinkLog
 from edgegossip.net.host.peers import Peers
-from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.settings import HostSettings, OnLink
 from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.runtime import Background, RunClock, Runtime
 from edgegossip.net.transport import Incarnation, Transport
@@ -147,6 +147,7 @@ class Sending:
         settings: Name of the run, introduction and runtime.
         clock: The run's clock.
         max_waiting_bytes: Limit, in bytes, on frames that wait for one receiver.
+        on_link: As in `HostServices`.
 
     Attributes:
         phase: Phase of this worker, as told to the others.
@@ -162,6 +163,7 @@ class Sending:
         settings: HostSettings,
         clock: RunClock,
         max_waiting_bytes: int,
+        on_link: OnLink | None = None,
     ) -> None:
         self.phase = Phase.WAITING
         self._peers = peers
@@ -171,6 +173,7 @@ class Sending:
         self._introduction = settings.introduction.message()
         self._clock = clock
         self._links = LinkLog(transport.lease)
+        self._on_link = on_link
         self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime)
         self._told: dict[Rank, WorkerStatus] = {}
         # Workers whose link was cut and is back, or that came back in the same life. Such a
@@ -250,7 +253,7 @@ class Sending:
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
         """Introduce this worker to a process of `rank`, which has become reachable."""
         clock = self._clock.read()
-        self._links.found(rank, incarnation, clock)
+        self._tell_link(rank, self._links.found(rank, incarnation, clock), is_up=True)
         if self._peers.has_begun:
             self._relinked[rank] = clock + _HOLD
         self._post(rank, self._introduction)
@@ -261,10 +264,16 @@ class Sending:
         """Take note of the loss of a process of `rank`."""
         status = self._peers[rank].status
         phase = None if status is None else status.phase
-        self._links.lost(rank, incarnation, phase, self._clock.read())
+        reason = self._links.lost(rank, incarnation, phase, self._clock.read())
+        self._tell_link(rank, reason, is_up=False)
         # From here on, the host acts in the knowledge of the loss, so its frames are for the
         # next link.
         self.outbox.resume(rank)
+
+    def _tell_link(self, rank: Rank, reason: str | None, *, is_up: bool) -> None:
+        # Before the run begins, there is no time of the run.
+        if self._on_link is not None and reason is not None and self._peers.has_begun:
+            self._on_link(self._clock.now, rank, reason, is_up)
 
     def reported(self, rank: Rank) -> None:
         """Send `rank`, whose link is back, the messages that its last report lacks."""

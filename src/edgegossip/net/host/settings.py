@@ -30,6 +30,8 @@ class Forecaster(Protocol):
 
 Evaluator: TypeAlias = Callable[[Tensor], tuple[float, Mapping[str, float]]]
 """Returns the loss and the metrics of parameters, [num_params], on the validation split."""
+OnLink: TypeAlias = Callable[[Seconds, Rank, str, bool], None]
+"""Gets the time, the worker at the other end, the reason, and whether the link is up."""
 Chore: TypeAlias = Callable[[Seconds], Seconds]
 """A chore that runs between two events: it gets the time and returns when it is next due.
 """
@@ -107,6 +109,7 @@ class HostServices:
         forecaster: Answers `Predict` and learns how long training takes; None if unused.
         evaluate: Answers `Evaluate`; None if it is never requested.
         observer: Observes this worker.
+        on_link: Called when a link is lost or comes back while the run lasts.
         chores: Periodic chores between two events.
         save: Stores a checkpoint and returns whether it succeeded; None for no checkpoints.
     """
@@ -114,5 +117,6 @@ class HostServices:
     forecaster: Forecaster | None = None
     evaluate: Evaluator | None = None
     observer: Observer = UNOBSERVED
+    on_link: OnLink | None = None
     chores: tuple[Chore, ...] = ()
     save: Callable[[dict[str, Any]], bool] | None = None
