@@ -40,6 +40,7 @@ from edgegossip.net.identity.enrollment import (
 )
 from edgegossip.net.identity.invitation import Invitation, proof, token_id, token_key
 from edgegossip.net.identity.members import Members
+from edgegossip.net.identity.revocation import revoked_serials
 from edgegossip.net.identity.signing import Guesses, SigningService
 from edgegossip.net.identity.tls import TLS
 
@@ -597,3 +598,34 @@ def test_a_damaged_file_of_members_is_named(house: House) -> None:
     house.members.path.write_text("{")
     with pytest.raises(NetworkError, match=r"night\.members\.json is damaged"):
         house.members.rows()
+
+
+def test_a_plan_without_one_machine_moves_the_others_up(house: House, tmp_path: Path) -> None:
+    key = new_key()
+    join(house.invite(), "a")
+    tls = house.files(join(house.invite(), "b", key), key, tmp_path)
+    house.members.renumber({1: 0})
+    assert [(x.name, x.rank, x.state) for x in house.members.rows()] == [
+        ("b", 0, "member"),
+        ("a", 0, "left"),
+    ]
+    service = ("127.0.0.1", house.service.port)
+    fingerprint = house.invite().fingerprint
+    answer = ask_as_member(service, fingerprint, tls, "renew")
+    certificate = x509.load_pem_x509_certificate(answer["certificate"].encode())
+    assert common_name(certificate.subject) == "worker-0@night"
+    assert is_pair(certificate, key)
+    former = x509.load_pem_x509_certificate(tls.certificate.read_bytes())
+    assert former.serial_number in revoked_serials(authority_folder(house.folder))
+    assert certificate.serial_number not in revoked_serials(authority_folder(house.folder))
+    with pytest.raises(NetworkError, match="no member of"):  # only the new one is in force
+        ask_as_member(service, fingerprint, tls, "members")
+
+
+def test_without_a_plan_nobody_is_told_what_to_do(house: House, tmp_path: Path) -> None:
+    key = new_key()
+    tls = house.files(join(house.invite(), "a", key), key, tmp_path)
+    with pytest.raises(NetworkError, match="no plan is being made for this run"):
+        ask_as_member(
+            ("127.0.0.1", house.service.port), house.invite().fingerprint, tls, "next"
+        )

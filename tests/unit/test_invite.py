@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,7 +198,7 @@ def house() -> Iterator[tuple[Members, SigningService]]:
         yield members, opened.enter_context(service(members, ("quickstart", "--seed", "3")))
 
 
-def service(members: Members, words: tuple[str, ...], **given: str) -> SigningService:
+def service(members: Members, words: tuple[str, ...], **given: Any) -> SigningService:  # noqa: ANN401
     routers = (f"tls/127.0.0.1:{ROUTER}",)
     offer = Offer(
         run="night", words=words, num_workers=2, routers=routers, version="1", **given

@@ -10,9 +10,9 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from edgegossip.net.identity.certificates import (
     make_authority,
     write_file,
 )
-from edgegossip.net.identity.enrollment import Offer, fingerprint_of
+from edgegossip.net.identity.enrollment import Json, Offer, fingerprint_of
 from edgegossip.net.identity.invitation import Invitation
 from edgegossip.net.identity.joined import JoinedRun
 from edgegossip.net.identity.members import NAME, Member, Members
@@ -58,17 +58,16 @@ class SharedOptions(KeepOptions):
 
     Args:
         only: Algorithm to run if the recipe is a comparison; by default its baseline.
+        max_seconds: Time limit, counted from the beginning; by default the recipe's.
     """
 
     only: str | None = None
+    max_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class InviteOptions(SharedOptions):
-    """Invite machines to a run, and connect them, until Ctrl+C.
-
-    The first call makes an authority and a router's certificate. A second call beside a running
-    one prints another invitation. The recipe's --num-workers is the limit of the run.
+class ServiceOptions:
+    """Options of the machine that invites others.
 
     Args:
         host: Name or address under which the others reach this machine, e.g. 203.0.113.7; by
@@ -82,6 +81,9 @@ class InviteOptions(SharedOptions):
         minutes: Time for which an invitation is valid.
         days: Validity of the machines' certificates.
         lease: Lease of links in seconds; see `edgegossip router`.
+
+    Raises:
+        ValueError: If an option is malformed or out of range.
     """
 
     host: str | None = None
@@ -106,32 +108,50 @@ class InviteOptions(SharedOptions):
                 raise ValueError(f"router must be tls/HOST:PORT, got {endpoint!r}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class InviteOptions(ServiceOptions, SharedOptions):
+    """Invite machines to a run, and connect them, until Ctrl+C.
+
+    The first call makes an authority and a router's certificate. A second call beside a running
+    one prints another invitation. The recipe's --num-workers is the limit of the run.
+    """
+
+
 def invite_command(arguments: list[str]) -> int:
     """`edgegossip invite`."""
     log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     command = parse_recipe("invite", InviteOptions, arguments)
     options = command.options
-    run = options.name or re.sub(r"[^A-Za-z0-9_.-]", "_", _recipe(command))[:40]
-    authority = authority_folder(options.certs)
-    if not authority_paths(authority)[0].exists():
-        make_authority(authority)
-    members = Members(authority, run)
+    members = members_of(options, command.call)
     with ExitStack() as stack:
-        try:
-            lock = locked_file(authority / f".{run}.service.lock", wait=False)
-            stack.enter_context(lock)
-        except BlockingIOError:
+        if has_service_lock(members, stack):
+            _serve(command, members, stack)
+        else:
             _invite_once_more(members, options)
-            return 0
-        _serve(command, members, stack)
     return 0
 
 
-def _recipe(command: Command[InviteOptions, RecipeCall]) -> str:
-    return command.call.name.rpartition(":")[2]
+def members_of(options: ServiceOptions, call: RecipeCall) -> Members:
+    """The members of the run with the given name, or the recipe's, with an authority."""
+    name = call.name.rpartition(":")[2]
+    run = options.name or re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:40]
+    authority = authority_folder(options.certs)
+    if not authority_paths(authority)[0].exists():
+        make_authority(authority)
+    return Members(authority, run)
 
 
-def _invite_once_more(members: Members, options: InviteOptions) -> None:
+def has_service_lock(members: Members, stack: ExitStack) -> bool:
+    """Take the lock of the run's signing service; false if another process has it."""
+    lock = locked_file(members.folder / f".{members.run}.service.lock", wait=False)
+    try:
+        stack.enter_context(lock)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _invite_once_more(members: Members, options: ServiceOptions) -> None:
     path = _service_path(members)
     try:
         host, port = json.loads(path.read_text())
@@ -152,36 +172,19 @@ def _service_path(members: Members) -> Path:
 def _serve(
     command: Command[InviteOptions, RecipeCall], members: Members, stack: ExitStack
 ) -> None:
-    options, run = command.options, members.run
+    options = command.options
     experiment = options.applied_to(command.call.experiment(options.only))
-    num_workers = experiment.num_workers
-    host = options.host or _local_address()
-    router = stack.enter_context(_router(options, members, host, num_workers))
-    offer = _offer(command, run, num_workers, _endpoint(host, options.router_port))
-    service = SigningService(
-        members,
-        offer,
-        host="::" if ":" in host else "",
-        port=options.port,
-        days=options.days,
-        present=lambda: router.present(run),
-    )
-    stack.enter_context(service)
-    record = json.dumps([host, service.port]).encode()
-    write_file(_service_path(members), record, mode=0o600)
-    stack.callback(_service_path(members).unlink, missing_ok=True)
+    shared = {each.name: getattr(options, each.name) for each in fields(SharedOptions)}
+    given = [w for name, x in shared.items() if x is not None for w in option_words(name, x)]
+    words = [*command.call.words(), *given]
+    service = serve(options, members, words, experiment.num_workers, stack)
     stop = threading.Event()
 
     def invite() -> None:
-        token = members.invite(60 * options.minutes)
-        _show(service.invitation(host, token=token), options.minutes)
+        _show(service.invite(), options.minutes)
 
     with on_stop_signal(stop.set):
-        print(
-            f"run {run}: {' '.join(offer.words)}, at most {num_workers} workers\n"
-            f"router at port {options.router_port}, signing service at port {service.port}, "
-            f"both at {host}; Ctrl+C ends them"
-        )
+        print(f"{service.announcement}; Ctrl+C ends them")
         invite()
         if sys.stdin.isatty():
             print("press Enter for another invitation", flush=True)
@@ -189,7 +192,77 @@ def _serve(
         stop.wait()
 
 
-def _router(options: InviteOptions, members: Members, host: str, num_workers: int) -> Router:
+@dataclass(frozen=True)
+class Service:
+    """A run's signing service and router while they run.
+
+    Args:
+        signing: The signing service.
+        host: Name or address under which others reach this machine.
+        members: The run's members.
+        options: The options.
+    """
+
+    signing: SigningService
+    host: str
+    members: Members
+    options: ServiceOptions
+
+    def invite(self) -> Invitation:
+        """Make an invitation."""
+        token = self.members.invite(60 * self.options.minutes)
+        return self.signing.invitation(self.host, token=token)
+
+    @property
+    def announcement(self) -> str:
+        """The run, and where the two listen."""
+        offer = self.signing.offer
+        return (
+            f"run {offer.run}: {' '.join(offer.words)}, at most {offer.num_workers} workers\n"
+            f"router at port {self.options.router_port}, signing service at port "
+            f"{self.signing.port}, both at {self.host}"
+        )
+
+
+def serve(
+    options: ServiceOptions,
+    members: Members,
+    words: Sequence[str],
+    num_workers: int,
+    stack: ExitStack,
+    plans: Callable[[Member, Json], Json] | None = None,
+) -> Service:
+    """Start a router and a signing service, which end with `stack`.
+
+    Args:
+        options: Where and how they listen.
+        members: The run's members.
+        words: The recipe, its arguments, and options that all workers share.
+        num_workers: Limit of the run.
+        stack: Ends the two.
+        plans: As in `SigningService`; new machines wait for the plan.
+    """
+    run, host = members.run, options.host or _local_address()
+    router = stack.enter_context(_router(options, members, host, num_workers))
+    endpoint = _endpoint(host, options.router_port)
+    offer = _offer(words, run, num_workers, (endpoint, *options.router))
+    signing = SigningService(
+        members,
+        offer if plans is None else replace(offer, kind="undecided"),
+        host="::" if ":" in host else "",
+        port=options.port,
+        days=options.days,
+        present=lambda: router.present(run),
+        plans=plans,
+    )
+    stack.enter_context(signing)
+    record = json.dumps([host, signing.port]).encode()
+    write_file(_service_path(members), record, mode=0o600)
+    stack.callback(_service_path(members).unlink, missing_ok=True)
+    return Service(signing, host, members, options)
+
+
+def _router(options: ServiceOptions, members: Members, host: str, num_workers: int) -> Router:
     if not holder_paths(options.certs / "router", None)[0].exists():
         issue(members.folder, [None], out=options.certs)
     everywhere = "::" if ":" in host else "0.0.0.0"
@@ -212,25 +285,20 @@ def _at_each_line(invite: Callable[[], None]) -> None:
         invite()
 
 
-def _offer(
-    command: Command[InviteOptions, RecipeCall], run: str, num_workers: int, router: str
-) -> Offer:
-    options, code, digest = command.options, None, None
-    shared = {name: getattr(options, name) for name in ("only", "keep", "patience")}
-    given = [w for name, x in shared.items() if x is not None for w in option_words(name, x)]
-    words = [*command.call.words(), *given]
-    file, colon, function = command.call.name.rpartition(":")
+def _offer(words: Sequence[str], run: str, num_workers: int, routers: tuple[str, ...]) -> Offer:
+    code, digest = None, None
+    file, colon, function = words[0].rpartition(":")
     if colon:
         content = Path(file).read_bytes()
         if len(content) > _MOST_CODE_BYTES:
             raise UsageError(f"{file} has more than {_MOST_CODE_BYTES} bytes; make it smaller")
         code, digest = content.decode(), hashlib.sha256(content).hexdigest()
-        words[0] = f"{Path(file).name}:{function}"
+        words = [f"{Path(file).name}:{function}", *words[1:]]
     return Offer(
         run=run,
         words=tuple(words),
         num_workers=num_workers,
-        routers=(router, *options.router),
+        routers=routers,
         version=importlib.metadata.version("edgegossip"),
         digest=digest,
         code=code,

@@ -23,6 +23,7 @@ import tyro
 from edgegossip.cli.printing import log_to_console
 from edgegossip.contract.errors import NetworkError, UsageError
 from edgegossip.machine.files import write_whole
+from edgegossip.net.address import Address
 from edgegossip.net.identity.invitation import Invitation
 from edgegossip.net.identity.joined import JoinedRun, RevocationNews, certificates, join_run
 
@@ -149,6 +150,7 @@ def _recipe(folder: Path, run: JoinedRun) -> str:
 def _take_part(folder: Path, further: list[str]) -> int:
     from edgegossip.cli.command import parse_recipe
     from edgegossip.cli.invite_command import SharedOptions
+    from edgegossip.cli.plan_member import await_plan
     from edgegossip.cli.worker_command import worker_command
 
     run = JoinedRun.read(folder)
@@ -156,19 +158,32 @@ def _take_part(folder: Path, further: list[str]) -> int:
     # Only what the recipe itself can be told: an invitation sets no option of this machine,
     # such as where it writes.
     parse_recipe("join", SharedOptions, words)
-    listen = [] if run.listen is None else ["--listen", _free_endpoint(run.listen)]
+    if run.kind == "undecided":
+        with RevocationNews(run, folder, _stop):
+            planned = await_plan(run, folder, words[0], _address(run), further)
+        return 0 if planned is None else _take_part(folder, further)
+    address = _address(run)
+    listen = ["--listen", *address.listen] if address.listen else []
+    # A planned run has all its workers from the start.
+    opened = ["--open"] if run.kind == "open" else []
+    own = [*opened, "--rank", str(run.rank), "--name", run.run]
+    out, certs = folder / _WORKERS / str(run.rank), certificates(folder)
+    paths = ["--out", str(out), "--tls", str(certs), "--connect", *address.connect]
+    with RevocationNews(run, folder, _stop):
+        return worker_command([*words, *own, *paths, *listen, *further])
+
+
+def _stop() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def _address(run: JoinedRun) -> Address:
+    """Where this machine listens, and the routers to which it connects."""
+    if run.listen is None:
+        return Address(connect=run.routers)
     # One router at a time: messages with two paths are duplicated or lost. A worker that does
     # not listen has the others in reserve.
-    routers = run.routers if run.listen is None else run.routers[:1]
-    own = ["--open", "--rank", str(run.rank), "--name", run.run]
-    out, certs = folder / _WORKERS / str(run.rank), certificates(folder)
-    paths = ["--out", str(out), "--tls", str(certs), "--connect", *routers]
-
-    def stop() -> None:
-        signal.raise_signal(signal.SIGTERM)
-
-    with RevocationNews(run, folder, stop):
-        return worker_command([*words, *own, *paths, *listen, *further])
+    return Address(listen=(_free_endpoint(run.listen),), connect=run.routers[:1])
 
 
 def _free_endpoint(endpoint: str) -> str:

@@ -28,6 +28,7 @@ usage: edgegossip COMMAND [OPTIONS]
                                     --lr 0.01 0.05 --seeds 0..4
   edgegossip plan RECIPE --machines FILE.toml
                                     which algorithm and settings suit these machines
+  edgegossip plan RECIPE --live     the same for machines that join now and measure themselves
   edgegossip report DIR             draw the report of a folder (again)
   edgegossip watch DIR              a page that shows a run live, or replays it
   edgegossip export DIR             a folder for the Hugging Face hub: model, model card
@@ -128,6 +129,12 @@ def _imported(module: str, function: str) -> Callable[[list[str]], int]:
     return command
 
 
+def _plan(arguments: list[str]) -> int:
+    if "--live" in arguments:
+        return _imported("edgegossip.cli.live_plan", "live_plan_command")(arguments)
+    return _imported("edgegossip.cli.plan_command", "plan_command")(arguments)
+
+
 def _complain(error: object) -> None:
     with suppress(OSError):  # nobody reads it where a terminal was closed
         print(f"edgegossip: {printable(str(error))}", file=sys.stderr)
@@ -140,7 +147,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _imported("edgegossip.cli.commands", "run_command"),
     "compare": _imported("edgegossip.cli.commands", "compare_command"),
     "study": _imported("edgegossip.cli.study_command", "study_command"),
-    "plan": _imported("edgegossip.cli.plan_command", "plan_command"),
+    "plan": _plan,
     "sweep": _imported("edgegossip.cli.sweep_command", "sweep_command"),
     "report": _imported("edgegossip.cli.commands", "report_command"),
     "watch": _imported("edgegossip.cli.watch_command", "watch_command"),

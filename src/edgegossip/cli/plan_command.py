@@ -34,18 +34,23 @@ class PlanOptions(PlanSettings, ManyRunsOptions):
             idle_watts, busy_watts, joules_per_mb_sent, joules_per_mb_received, count, endpoint.
         measure: Measure this machine for this many seconds and print its table for the
             `--machines` file; nothing is planned.
+        live: Invite machines, which measure themselves and their links, plan for them, and
+            start the winner; `edgegossip plan RECIPE --live --help` has further options.
     """
 
     machines: Path | None = None
     measure: Seconds | None = None
+    live: bool = False
 
     def __post_init__(self) -> None:
         ManyRunsOptions.__post_init__(self)
         check_ranges(self, measure="above 0 and finite, or None")
-        if (self.machines is None) == (self.measure is None):
+        if self.live and self.measure is not None:
+            raise ValueError("--measure is for this machine alone; leave it out with --live")
+        if not self.live and (self.machines is None) == (self.measure is None):
             raise ValueError(
                 "plan needs --machines FILE.toml with a table for each machine; on each of "
-                "them, --measure 10 prints its table"
+                "them, --measure 10 prints its table; or let them join, with --live"
             )
         PlanSettings.__post_init__(self)
 

@@ -36,6 +36,10 @@ _MOST = 1.25
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
+_PARTS = 5
+"""Number of measurements of a speed, for their spread."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Measurements from one second of training.
@@ -85,6 +89,21 @@ class TimedTraining:
             if now - began < _TURN / 2:
                 self._num_steps *= 2
         return start, now, cost
+
+
+def speeds(training: TimedTraining, seconds: Seconds) -> list[float]:
+    """Measure training samples per second, after a warm-up, in five parts of `seconds`.
+
+    Args:
+        training: Training to measure.
+        seconds: Total time of the measurements, above 0.
+    """
+    training.run(_SETTLING)
+    found = []
+    for _ in range(_PARTS):
+        start, end, cost = training.run(seconds / _PARTS)
+        found.append(cost / (end - start))
+    return found
 
 
 def measure(

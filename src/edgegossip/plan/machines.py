@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,30 @@ def _machines(path: Path, table: Mapping[str, Any]) -> Sequence[Machine]:
         return [Machine(**values)] * count
     except ValueError as error:
         raise UsageError(f"{path}: {values['name']!r}: {error}") from error
+
+
+def machines_text(machines: Sequence[Machine], notes: Sequence[str] = ()) -> str:
+    """The content of a TOML file for `read_machines`; defaults are left out.
+
+    Args:
+        machines: One for each rank, in order.
+        notes: A line for each machine, which becomes a comment; none by default.
+
+    >>> print(machines_text([Machine(name="desk", samples_per_second=1e3)], ["measured"]))
+    # measured
+    [[machine]]
+    name = "desk"
+    samples_per_second = 1000.0
+    <BLANKLINE>
+    """
+    tables = []
+    for index, machine in enumerate(machines):
+        defaults = asdict(Machine(name=""))
+        given = {key: x for key, x in asdict(machine).items() if x != defaults[key]}
+        comments = [f"# {notes[index]}"] if notes else []
+        lines = [f"{key} = {json.dumps(x, ensure_ascii=False)}" for key, x in given.items()]
+        tables.append("\n".join([*comments, "[[machine]]", *lines, ""]))
+    return "\n".join(tables)
 
 
 def links_between(machines: Sequence[Machine]) -> Links:

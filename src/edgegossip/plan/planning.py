@@ -32,6 +32,18 @@ _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|runs)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+class BudgetError(UsageError):
+    """A budget is too small.
+
+    Attributes:
+        least: The least budget, without any tuning, in whole runs: such as 27runs.
+    """
+
+    def __init__(self, message: str, least: str) -> None:
+        super().__init__(message)
+        self.least = least
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
     """Settings of a plan.
@@ -148,12 +160,12 @@ def make_plan(
             measured then applies to the whole plan.
 
     Raises:
-        UsageError: If the recipe or one of its arguments is invalid, or the budget is too
-            small.
+        UsageError: If the recipe or one of its arguments is invalid.
+        BudgetError: If the budget is too small.
     """
     began, earlier = time.perf_counter(), earlier or {}
     comparison, every = candidates(call, values or {}, len(machines))
-    proposals = _chosen(every, settings.only)
+    proposals = proposals_of(every, settings.only)
     if comparison.metric.is_share:
         check_range("target", settings.target, "in (0, 1) or None")
     measured = earlier.get("samples_per_second") or _measured(machines, comparison)
@@ -237,10 +249,14 @@ def _recorded(
     }
 
 
-def _chosen(
+def proposals_of(
     every: Mapping[str, list[Proposal]], only: Sequence[str]
 ) -> dict[str, list[Proposal]]:
-    """The proposals of the named algorithms, or of all algorithms if none are named."""
+    """The proposals of the named algorithms, or of all algorithms if none are named.
+
+    Raises:
+        UsageError: If there is no such algorithm.
+    """
     if unknown := [name for name in only if name not in every]:
         raise UsageError(unknown_name("algorithm", unknown[0], every))
     return {name: some for name, some in every.items() if name in only or not only}
@@ -282,14 +298,15 @@ def _effort(
     """Whole runs to tune each algorithm within the budget; and the plan's duration, if timed.
 
     Raises:
-        UsageError: If the budget is too small for the runs that rank the candidates.
+        BudgetError: If the budget is too small for the runs that rank the candidates.
     """
     amount, unit = settings.budget_amount
     if not unit:
         return amount, None
     numbers = {only: len(some) for only, some in proposals.items()}
+    unit_costs = dict.fromkeys(numbers, Cost(start=0.0, whole=1.0))
     if unit == "runs":
-        costs = dict.fromkeys(numbers, Cost(start=0.0, whole=1.0))
+        costs = unit_costs
         processes, allowed = 1, amount
     else:
         costs = {only: measured_cost(fleet, some[0]) for only, some in proposals.items()}
@@ -298,13 +315,16 @@ def _effort(
     ranking = Ranking(len(numbers), len(settings.seeds))
     whole_runs = most_whole_runs(numbers, costs, ranking, allowed)
     if whole_runs is None:
-        least = total_cost(ladders(numbers, 0.0), costs, ranking) / processes
-        needed = f"{math.ceil(least)}runs" if unit == "runs" else _duration_text(least)
-        raise UsageError(
+        untuned = ladders(numbers, 0.0)
+        least = total_cost(untuned, costs, ranking) / processes
+        least_runs = f"{math.ceil(total_cost(untuned, unit_costs, ranking))}runs"
+        needed = least_runs if unit == "runs" else _duration_text(least)
+        raise BudgetError(
             f"a budget of {settings.budget} is too small: {len(numbers)} algorithms with "
             f"{len(settings.seeds)} seeds need {needed} without any tuning; give a larger "
             f"--budget, fewer --seeds, or a --max-seconds below {fleet.seconds:g}, which they "
-            "have now"
+            "have now",
+            least_runs,
         )
     if unit == "runs":
         return whole_runs, None

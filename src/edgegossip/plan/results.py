@@ -73,6 +73,20 @@ def advice(
         fleet: The machines.
         proposals: Settings that were tried for each algorithm.
     """
+    yield from recommendation(target, order, proposals)
+    if no_winner(order) is None:
+        yield from _commands(chosen(order, proposals), fleet)
+
+
+def chosen(order: Sequence[Outlook], proposals: Mapping[str, Sequence[Proposal]]) -> Proposal:
+    """The proposal of the first candidate."""
+    return next(each for each in proposals[order[0].only] if each.label == order[0].run)
+
+
+def recommendation(
+    target: float, order: Sequence[Outlook], proposals: Mapping[str, Sequence[Proposal]]
+) -> Iterator[str]:
+    """Write the recommendation and its reason; see `advice`."""
     best = order[0]
     goal = units.metric_value(target, best.metric)
     if (why := no_winner(order, goal)) is not None:
@@ -84,16 +98,16 @@ def advice(
     yield _answer(order, goal, len(proposals))
     yield reason(order)
     yield from _least_energy(order)
-    tried = proposals[best.only]
-    chosen = next(each for each in tried if each.label == best.run)
-    yield from _at_an_end(chosen, tried)
+    yield from _at_an_end(chosen(order, proposals), proposals[best.only])
+
+
+def _commands(best: Proposal, fleet: Fleet) -> Iterator[str]:
     yield (
         f"these commands stop after {units.seconds(fleet.seconds)}, like the runs of this "
         "plan; raise their time limit to train for longer"
     )
-    yield f"try it on this machine: {chosen.command('launch', fleet.seconds)}"
-    start = chosen.command("worker", fleet.seconds)
-    yield from _on_each_machine(start, fleet)
+    yield f"try it on this machine: {best.command('launch', fleet.seconds)}"
+    yield from _on_each_machine(best.command("worker", fleet.seconds), fleet)
 
 
 def _answer(order: Sequence[Outlook], goal: str, num_algorithms: int) -> str:
@@ -149,12 +163,12 @@ def _least_energy(order: Sequence[Outlook]) -> Iterator[str]:
         )
 
 
-def _at_an_end(chosen: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
+def _at_an_end(best: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
     """Yield a note for each setting whose best value is the smallest or largest tried."""
-    for name, value in chosen.setting.values.items():
+    for name, value in best.setting.values.items():
         others = {each.setting.values[name] for each in tried}
         if len(others) > 1 and all(isinstance(each, int | float) for each in others):
-            option, text = name.replace("_", "-"), chosen.setting.texts[name]
+            option, text = name.replace("_", "-"), best.setting.texts[name]
             for end, extreme in (("least", min), ("greatest", max)):
                 if value == extreme(others):
                     yield f"note: --{option} {text} is the {end} value tried; extend the range"

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -42,6 +42,7 @@ PATIENCE: Seconds = 10.0
 """Time limit of a whole conversation."""
 _CLAIM_BYTES = 200
 Json: TypeAlias = dict[str, Any]
+Kind: TypeAlias = Literal["open", "undecided", "planned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ class Offer:
         version: Version of the package on the inviting machine.
         digest: SHA-256 of the recipe's file, in hex; None for a recipe of the package.
         code: Content of that file; None unless asked for.
+        kind: "open" if machines begin when they come; "undecided" if they wait for a plan; or
+            "planned" if a plan has chosen their number and all settings.
     """
 
     run: str
@@ -66,6 +69,7 @@ class Offer:
     version: str
     digest: str | None = None
     code: str | None = None
+    kind: Kind = "open"
 
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> Offer:
@@ -251,6 +255,7 @@ def ask_as_member(
     fingerprint: bytes,
     tls: TLS,
     question: str,
+    said: Mapping[str, object] | None = None,
     patience: Seconds = PATIENCE,
 ) -> Json:
     """Ask the signing service something, as a member of the run.
@@ -259,7 +264,8 @@ def ask_as_member(
         service: Its host and port.
         fingerprint: SHA-256 of the authority's certificate.
         tls: Files of this machine.
-        question: "members", "leave", or "revoked".
+        question: "members", "leave", "revoked", "renew", or "next" to take part in a plan.
+        said: Further content of the question.
         patience: Time limit.
 
     Raises:
@@ -268,7 +274,7 @@ def ask_as_member(
     with _connected(service, tls, patience) as connection:
         channel = Channel(connection, patience)
         _met(channel, fingerprint)
-        channel.send(ask=question)
+        channel.send(ask=question, **(said or {}))
         return _answer(channel)
 
 

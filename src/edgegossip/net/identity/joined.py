@@ -8,11 +8,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from edgegossip.contract.errors import NetworkError
@@ -24,7 +25,12 @@ from edgegossip.net.identity.certificates import (
     read_file,
     write_file,
 )
-from edgegossip.net.identity.enrollment import Joined, RefusedError, ask_as_member, ask_to_join
+from edgegossip.net.identity.enrollment import (
+    Kind,
+    RefusedError,
+    ask_as_member,
+    ask_to_join,
+)
 from edgegossip.net.identity.invitation import Invitation
 from edgegossip.net.identity.revocation import list_path
 from edgegossip.net.identity.tls import TLS
@@ -53,6 +59,7 @@ class JoinedRun:
         listen: Endpoint for direct links; None if this machine cannot be called.
         version: Version of the package on the inviting machine.
         digest: SHA-256 of the recipe's file, in hex; None for a recipe of the package.
+        kind: As in `Offer`.
     """
 
     run: str
@@ -66,6 +73,7 @@ class JoinedRun:
     listen: str | None
     version: str
     digest: str | None
+    kind: Kind = "open"
 
     @classmethod
     def read(cls, folder: Path) -> JoinedRun:
@@ -95,17 +103,41 @@ class JoinedRun:
     def forget(self, folder: Path) -> None:
         """Remove what this machine needs as a member; its model and its logs stay."""
         (folder / _FILE).unlink(missing_ok=True)
+        self._remove_identity(folder)
+
+    def _remove_identity(self, folder: Path) -> None:
         for path in holder_folder(certificates(folder), self.rank).glob("*.pem"):
             path.unlink()
+
+    def move(self, folder: Path, rank: Rank) -> JoinedRun:
+        """Get a certificate for the rank that a plan has given to this machine, and keep it.
+
+        Raises:
+            NetworkError: If the service refuses, or its certificate is not for this rank.
+        """
+        found, own = self.ask(folder, "renew"), self.tls(folder)
+        moved = replace(self, rank=rank)
+        _write_identity(
+            certificates(folder),
+            rank,
+            key=load_key(own.key),
+            certificate=str(found.get("certificate")),
+            ca=read_file(own.ca),
+            revoked=str(found.get("revoked", "")),
+        )
+        moved.tls(folder).check(rank, [self.run])
+        moved.write(folder)
+        self._remove_identity(folder)
+        return moved
 
     def tls(self, folder: Path) -> TLS:
         """Files of this machine's certificate."""
         return TLS.from_folder(certificates(folder), self.rank)
 
-    def ask(self, folder: Path, question: str) -> dict[str, Any]:
+    def ask(self, folder: Path, question: str, **said: object) -> dict[str, Any]:
         """Ask the signing service; see `ask_as_member`."""
         fingerprint = bytes.fromhex(self.fingerprint)
-        return ask_as_member(self.service, fingerprint, self.tls(folder), question)
+        return ask_as_member(self.service, fingerprint, self.tls(folder), question, said)
 
 
 def certificates(folder: Path) -> Path:
@@ -156,7 +188,14 @@ def join_run(
             wants_code=wants_code,
             port=open_port,
         )
-    _write_identity(certificates(folder), joined, key)
+    _write_identity(
+        certificates(folder),
+        joined.rank,
+        key=key,
+        certificate=joined.certificate,
+        ca=joined.ca.encode(),
+        revoked=joined.revoked,
+    )
     offer = joined.offer
     run = JoinedRun(
         run=invitation.run,
@@ -170,21 +209,30 @@ def join_run(
         listen=f"tls/0.0.0.0:{open_port}" if joined.is_direct else None,
         version=offer.version,
         digest=offer.digest,
+        kind=offer.kind,
     )
     run.tls(folder).check(joined.rank, [invitation.run])
     run.write(folder)
     return run, offer.code
 
 
-def _write_identity(folder: Path, joined: Joined, key: ec.EllipticCurvePrivateKey) -> None:
-    own = holder_folder(folder, joined.rank)
-    certificate_path, key_path = holder_paths(own, joined.rank)
+def _write_identity(
+    folder: Path,
+    rank: Rank,
+    *,
+    key: PrivateKeyTypes,
+    certificate: str,
+    ca: bytes,
+    revoked: str,
+) -> None:
+    own = holder_folder(folder, rank)
+    certificate_path, key_path = holder_paths(own, rank)
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     write_file(key_path, pem, mode=0o600)
-    write_file(authority_paths(own)[0], joined.ca.encode(), mode=0o644)
-    if joined.revoked:
-        write_file(list_path(own), joined.revoked.encode(), mode=0o644)
-    write_file(certificate_path, joined.certificate.encode(), mode=0o644)
+    write_file(authority_paths(own)[0], ca, mode=0o644)
+    if revoked:
+        write_file(list_path(own), revoked.encode(), mode=0o644)
+    write_file(certificate_path, certificate.encode(), mode=0o644)
 
 
 def _host_name() -> str:

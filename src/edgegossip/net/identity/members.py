@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -161,6 +161,38 @@ class Members:
             book.members = [each for each in book.members if each is not known]
             book.members.append(member)
         return member
+
+    def renumber(self, ranks: Mapping[Rank, Rank]) -> None:
+        """Give members other ranks, before a run begins that has only these members.
+
+        All others lose theirs and have left. A member whose rank has changed needs a new
+        certificate; see `renew`.
+
+        Args:
+            ranks: New rank of each member, by its present rank.
+        """
+        for each in self.rows():
+            if each.state == "member" and each.rank not in ranks:
+                self.remove(each.name, "left")
+        with self._changing() as book:
+            book.members = [
+                replace(each, rank=ranks[each.rank]) if each.state == "member" else each
+                for each in book.members
+            ]
+
+    def renew(self, name: str, sign: Callable[[Rank], str]) -> None:
+        """Replace the certificate of a member by one for its present rank.
+
+        Args:
+            name: Name of the member.
+            sign: As in `admit`.
+        """
+        with self._changing() as book:
+            known = next(each for each in book.members if each.name == name)
+            after = replace(known, serial=sign(known.rank))
+            # The former one may be for a rank that now is another member's.
+            revoke(self.folder, serials=[int(known.serial, 16)], holders=self._copies())
+            book.members = [after if each is known else each for each in book.members]
 
     def remove(self, name: str, state: Literal["left", "banned"]) -> Member | None:
         """Revoke the certificate of a member, whose rank becomes free.

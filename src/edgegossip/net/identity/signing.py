@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edgegossip.contract.errors import NetworkError
@@ -110,6 +111,11 @@ class SigningService:
         days: Validity of certificates.
         present: Returns the ranks that are present.
         guesses: Counts failed attempts.
+        plans: Answers a member's question "next", from the member and all that it said; None if
+            nothing is planned.
+
+    Attributes:
+        offer: What new machines train; may be replaced.
 
     Raises:
         NetworkError: If there is no authority, or the port cannot be used.
@@ -125,9 +131,11 @@ class SigningService:
         days: int = 365,
         present: Callable[[], Collection[Rank]] = tuple,
         guesses: Guesses | None = None,
+        plans: Callable[[Member, Json], Json] | None = None,
     ) -> None:
+        self.offer = offer
         self._members = members
-        self._offer = offer
+        self._plans = plans
         self._days = days
         self._present = present
         self._guesses = Guesses() if guesses is None else guesses
@@ -253,7 +261,7 @@ class SigningService:
                 bound = transcript(self._fingerprint, certificate, nonce)
                 answer = self._join(asked, bound, peer)
             else:
-                answer = self._answer_member(channel.connection, str(asked.get("ask")))
+                answer = self._answer_member(channel.connection, asked)
         except NetworkError as error:
             self._guesses.failed(address)
             _LOG.warning("refused %s: %s", peer, error)
@@ -303,7 +311,7 @@ class SigningService:
             "revoked": self._revoked(),
             # Behind network address translation the two addresses differ.
             "is_direct": address == peer and _is_open(peer, port),
-            "offer": self._offer.as_json(with_code=wants_code),
+            "offer": self.offer.as_json(with_code=wants_code),
         }
         text = json.dumps(answer)
         return {"body": text, "proof": proof(key, "signing", bound, text)}
@@ -311,7 +319,20 @@ class SigningService:
     def _admit(
         self, id: str, name: str, request: str, *, is_chosen: bool
     ) -> tuple[Member, str]:
-        public, signed = parse_request(request), []
+        public = parse_request(request)
+        sign, signed = self._signing(public)
+        digest = key_digest(
+            public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        )
+        limit = self.offer.num_workers
+        member = self._members.admit(id, name, digest, limit, sign, is_chosen=is_chosen)
+        return member, signed[0]
+
+    def _signing(
+        self, public: ec.EllipticCurvePublicKey
+    ) -> tuple[Callable[[Rank], str], list[str]]:
+        """A function that signs a certificate for a key, and the list of those in PEM."""
+        signed: list[str] = []
 
         def sign(rank: Rank) -> str:
             certificate = issue_for(
@@ -324,14 +345,17 @@ class SigningService:
             signed.append(certificate.public_bytes(Encoding.PEM).decode())
             return f"{certificate.serial_number:x}"
 
-        digest = key_digest(
-            public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        )
-        limit = self._offer.num_workers
-        member = self._members.admit(id, name, digest, limit, sign, is_chosen=is_chosen)
-        return member, signed[0]
+        return sign, signed
 
-    def _answer_member(self, connection: ssl.SSLSocket, question: str) -> Json:
+    def _renewed_for(self, member: Member, certificate: x509.Certificate) -> Json:
+        """A new certificate for the key of a member, which TLS has verified."""
+        public = certificate.public_key()
+        assert isinstance(public, ec.EllipticCurvePublicKey)  # no other key was signed
+        sign, signed = self._signing(public)
+        self._members.renew(member.name, sign)
+        return {"certificate": signed[0], "revoked": self._revoked()}
+
+    def _answer_member(self, connection: ssl.SSLSocket, asked: Json) -> Json:
         """Answer a member, which TLS has verified except for revocation.
 
         Raises:
@@ -345,7 +369,16 @@ class SigningService:
         if member is None or member.state != "member":
             state = "no member of" if member is None else f"{member.state} from"
             raise NetworkError(f"this machine is {state} run {self._members.run!r}")
-        match question:
+        match question := str(asked.get("ask")):
+            case "next":
+                if self._plans is None:
+                    raise NetworkError(
+                        "no plan is being made for this run; on the machine that invites, "
+                        "start: edgegossip plan RECIPE --live"
+                    )
+                return self._plans(member, asked)
+            case "renew":
+                return self._renewed_for(member, x509.load_der_x509_certificate(certificate))
             case "revoked":
                 return {"revoked": self._revoked()}
             case "members":
