@@ -18,6 +18,7 @@ from typing import IO, Any, TypeAlias
 from lab import machine
 from lab.machine import LabError
 from lab.network import Network
+from lab.relay import Shape
 
 Hosts: TypeAlias = int | Iterable[int]
 Process: TypeAlias = "subprocess.Popen[Any]"
@@ -36,6 +37,8 @@ class HostSpec:
             takes from so small a quota would be lost.
         bandwidth: Bytes per second, each way, of frames with their headers; None for no limit.
         latency: Seconds from the host to the switch, and as many back.
+        shape: A cable that loses frames, is down at times or follows a trace; with its own
+            latency, in place of `latency`.
         is_behind_nat: Whether a home router is in between: others see the router's address,
             and cannot call the host. It needs the command nft.
 
@@ -47,6 +50,7 @@ class HostSpec:
     bandwidth: float | None = None
     latency: float = 0.0
     is_behind_nat: bool = False
+    shape: Shape | None = None
 
     def __post_init__(self) -> None:
         if self.cpu is not None and not self.cpu >= 0.05:
@@ -211,12 +215,15 @@ class Lab:
                 self._network.hide(host)
             if spec.bandwidth is not None:
                 self._network.limit(host, spec.bandwidth)
-            if spec.latency:
-                self._delay(host, spec.latency)
+            if spec.shape is not None or spec.latency:
+                self._insert_relay(host, spec.shape or Shape(latency=spec.latency))
+        if any(spec.shape is not None and spec.shape.counts_frames for spec in self.hosts):
+            self._network.unbundle()
 
-    def _delay(self, host: int, latency: float) -> None:
+    def _insert_relay(self, host: int, shape: Shape) -> None:
         ends = self._network.insert_relay(host)
-        relay = [sys.executable, str(Path(__file__).with_name("relay.py")), *ends, str(latency)]
+        script = str(Path(__file__).with_name("relay.py"))
+        relay = [sys.executable, script, *ends, shape.text()]
         group = self._group("switch")
         child = self._spawn(self._network.switch, group, relay, output=subprocess.PIPE)
         assert child.stdout is not None

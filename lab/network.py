@@ -117,6 +117,12 @@ class Network:
         self._ip(self.switch, f"link set {loose} up")
         return f"port{host}", loose
 
+    def unbundle(self) -> None:
+        """Let all hosts send single frames, not bundles that their cards would take apart."""
+        for host, namespace in enumerate(self.hosts):
+            self._ip(self._at_the_cable(host), "link set eth0 gso_max_segs 1 gso_max_size 1514")
+            self._ip(namespace, "link set eth0 gso_max_segs 1 gso_max_size 1514")
+
     def cut(self, sender: int, receiver: int) -> None:
         """Throw away all that `sender` sends to `receiver` on its way out of the switch."""
         if (sender, receiver) not in self._cuts:

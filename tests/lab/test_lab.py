@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab.lab import GOODPUT, HostSpec, Lab, Process
 from lab.machine import LabError
 from lab.network import Network
+from lab.relay import Shape
 
 from lab import machine
 
@@ -157,6 +159,42 @@ def test_relays_carry_what_the_link_does() -> None:
         _python(lab, 0, SOURCE, lab.addresses[1], round(2 * 50 * MBIT))
         rate = float(sink.communicate()[0])
     assert rate == pytest.approx(50 * MBIT * GOODPUT, rel=0.05)
+
+
+def test_a_relay_follows_a_trace_and_loses_frames() -> None:
+    # 1.6 and 0 Mbit/s in turn, and TCP makes up for what is lost.
+    shape = Shape(latency=0.002, out=(20_000, 0), loss=0.02)
+    with Lab([HostSpec(shape=shape), HostSpec()]) as lab:
+        sink = _serve(lab, 1, SINK)
+        _python(lab, 0, SOURCE, lab.addresses[1], 300_000)
+        rate = float(sink.communicate()[0])
+    assert 0.6e5 < rate < 1e5 * GOODPUT * 1.05
+
+
+def test_a_relay_is_down_at_times() -> None:
+    # Up for a second of four: an answer takes long if the question comes later.
+    with Lab([HostSpec(shape=Shape(up=1.0, period=4.0)), HostSpec()]) as lab:
+        _serve(lab, 1, ECHO)
+        time.sleep(1.5)
+        began = time.monotonic()
+        sink = _serve(lab, 0, SINK)
+        _python(lab, 1, SOURCE, lab.addresses[0], 1)
+        sink.communicate(timeout=60)
+        assert time.monotonic() - began > 1.5
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"latency": 10}, r"latency must be in \[0, 10\) seconds, got 10"),
+        ({"loss": 1}, r"loss must be in \[0, 1\), got 1"),
+        ({"up": 2.0}, "up must be above 0 and at most period"),
+        ({"out": (0, 0)}, "slots must not be negative, nor all 0"),
+    ],
+)
+def test_shapes_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Shape(**values)
 
 
 def test_cut_hosts_do_not_reach_each_other_until_mended() -> None:

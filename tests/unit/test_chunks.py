@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -11,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from edgegossip.net.zenoh.session import CHUNK_BYTES
 from edgegossip.net.zenoh.transport import Assembler, split
 
-HEADER_BYTES = 24
+HEADER_BYTES = 32
 
 
 class Collector:
@@ -73,14 +74,44 @@ def test_the_end_of_another_frame_of_the_same_size_does_not_fit() -> None:
 def test_a_frame_that_begins_before_the_last_has_ended_replaces_it() -> None:
     collector = Collector()
     begin, _ = pieces(0, 2 * CHUNK_BYTES)
-    collector.add(begin, *pieces(1, 1000))
-    assert collector.frames == [content(1000)]
+    collector.add(begin, *pieces(1, CHUNK_BYTES + 1000))
+    assert collector.frames == [content(CHUNK_BYTES + 1000)]
     assert collector.reasons == ["a frame that ends too early"]
+
+
+def test_a_short_frame_comes_between_the_pieces_of_a_long_one() -> None:
+    collector = Collector()
+    begin, end = pieces(0, 2 * CHUNK_BYTES)
+    collector.add(begin, *pieces(1, 1000), end)
+    assert collector.frames == [content(1000), content(2 * CHUNK_BYTES)]
+    assert collector.reasons == []
+
+
+def test_pieces_have_the_sizes_and_the_marks_that_are_asked_for() -> None:
+    sizes, asked = [40, 10, 100], list[int]()
+    cut = list(split(7, [b"a" * 60, b"b" * 20], lambda: sizes[len(asked)], leave(asked)))
+    assert asked == [40, 10, 30]
+    assert [struct.unpack_from("<QQQQ", piece) for piece in cut] == [
+        (7, 80, 0, 1),
+        (7, 80, 40, 2),
+        (7, 80, 50, 3),
+    ]
+    collector = Collector()
+    collector.add(*cut)
+    assert collector.frames == [b"a" * 60 + b"b" * 20]
+
+
+def leave(asked: list[int]) -> Callable[[int], int]:
+    def mark(num_bytes: int) -> int:
+        asked.append(num_bytes)
+        return len(asked)
+
+    return mark
 
 
 def test_a_frame_that_is_too_large_is_refused_before_memory_is_spent() -> None:
     collector = Collector(max_bytes=1000)
-    collector.add(struct.pack("<QQQ", 0, 2**63, 0) + b"x", *pieces(1, 1000))
+    collector.add(struct.pack("<QQQQ", 0, 2**63, 0, 0) + b"x", *pieces(1, 1000))
     assert collector.frames == [content(1000)]
     assert collector.reasons == ["a frame that is too large"]
 
@@ -99,11 +130,11 @@ def test_after_a_reset_the_rest_of_a_frame_is_not_taken() -> None:
     ("piece", "reason"),
     [
         (b"", "no piece of a frame"),
-        (b"x" * 23, "no piece of a frame"),
-        (struct.pack("<QQQ", 0, 3, 0) + b"four", "a piece that does not fit its frame"),
-        (struct.pack("<QQQ", 0, 3, 0), "a piece that does not fit its frame"),
-        (struct.pack("<QQQ", 0, 3, 1) + b"on", "a piece without those before it"),
-        (struct.pack("<QQQ", 0, 3, 2**64 - 1) + b"on", "a piece without those before it"),
+        (b"x" * 31, "no piece of a frame"),
+        (struct.pack("<QQQQ", 0, 3, 0, 0) + b"four", "a piece that does not fit its frame"),
+        (struct.pack("<QQQQ", 0, 3, 0, 0), "a piece that does not fit its frame"),
+        (struct.pack("<QQQQ", 0, 3, 1, 0) + b"on", "a piece without those before it"),
+        (struct.pack("<QQQQ", 0, 3, 2**64 - 1, 0) + b"on", "a piece without those before it"),
     ],
 )
 def test_garbage_is_refused(piece: bytes, reason: str) -> None:

@@ -42,7 +42,7 @@ def stranger(mode: str = "peer", **endpoints: str) -> zenoh.Session:
     [
         ("data/0/1", b"garbage", 1, "no piece of a frame"),
         ("data/0/1", b"0" * 100, 1, "a piece without those before it"),
-        ("data/0/1", bytes(30), 1, "a piece that does not fit its frame"),
+        ("data/0/1", bytes([1] * 8 + [0] * 32), 1, "a piece that does not fit its frame"),
         ("data/0/7", b"garbage", None, "a piece from no other worker of the run"),
         ("data/0/0", b"garbage", None, "a piece from no other worker of the run"),
         ("data/*/1", b"garbage", None, "a piece from no other worker of the run"),

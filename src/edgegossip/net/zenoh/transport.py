@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import zenoh
@@ -23,6 +23,7 @@ from edgegossip.contract.ranges import check_rank
 from edgegossip.net.address import Address
 from edgegossip.net.identity.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.identity.tls import TLS, CertificateWatch, Credentials, require_tls
+from edgegossip.net.pacing import LEAST, UNLIMITED, Pace, UploadLimit
 from edgegossip.net.runtime import TokenBucket
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 from edgegossip.net.zenoh.links import (
@@ -60,33 +61,44 @@ _SIGNS = (1.0, 64)
 
 # The last message to a worker that leaves.
 _FAREWELL = b""
-# Serial number of the frame, its size, and where in it the piece belongs.
-_HEADER = struct.Struct("<QQQ")
+# Serial number of the frame, its size, where in it the piece belongs, and a mark that the
+# receiver acknowledges, unless it is 0.
+_HEADER = struct.Struct("<QQQQ")
+_MARK = struct.Struct("<Q")
 
 
-def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
-    """Cut a frame, given in parts, into pieces of at most `CHUNK_BYTES` plus a header.
+def split(
+    serial: int,
+    frame: Sequence[Buffer],
+    size: Callable[[], int] = lambda: CHUNK_BYTES,
+    leave: Callable[[int], int] = lambda _: 0,
+) -> Iterator[bytes]:
+    """Cut a frame, given in parts, into pieces plus a header.
 
     Args:
         serial: Serial number, different from that of the previous frame.
         frame: Contiguous buffers.
+        size: Returns the largest size of the next piece, in bytes.
+        leave: Called with the size of each piece before it is made; returns its mark.
 
     >>> [len(piece) for piece in split(0, [bytes(300_000)])]
-    [262168, 37880]
+    [262176, 37888]
     """
     parts = [memoryview(part).cast("B") for part in frame if len(part)]
     total = sum(len(part) for part in parts)
     offset = 0
     while True:
-        piece: list[Buffer] = [_HEADER.pack(serial, total, offset)]
-        room = CHUNK_BYTES
+        piece: list[Buffer] = []
+        room = num_bytes = min(size(), total - offset)
+        mark = leave(num_bytes)
+        piece.append(_HEADER.pack(serial, total, offset, mark))
         while parts and room:
             taken, rest = parts[0][:room], parts[0][room:]
             piece.append(taken)
             room -= len(taken)
             parts[:1] = [rest] if rest else []
         yield b"".join(piece)
-        offset += CHUNK_BYTES - room
+        offset += num_bytes
         if not parts:
             return
 
@@ -94,8 +106,9 @@ def split(serial: int, frame: Sequence[Buffer]) -> Iterator[bytes]:
 class Assembler:
     r"""Reassembles the frames of one sender; not thread-safe.
 
-    At most one frame is incomplete at a time. If a piece does not continue that frame, the
-    frame is discarded; random pieces have no other effect.
+    At most one frame is incomplete at a time. A frame of one piece may come between its pieces.
+    If another piece does not continue the incomplete frame, that frame is discarded; random
+    pieces have no other effect.
 
     Args:
         max_bytes: Maximum size of a frame, in bytes; larger frames are rejected at their first
@@ -123,7 +136,9 @@ class Assembler:
         if len(piece) < _HEADER.size:
             self._discard("no piece of a frame")
             return None
-        serial, total, offset = _HEADER.unpack_from(piece)
+        serial, total, offset, _ = _HEADER.unpack_from(piece)
+        if offset == 0 and total == len(piece) - _HEADER.size <= self._max_bytes:
+            return np.frombuffer(piece, np.uint8)[_HEADER.size :].copy().data
         if offset == 0:
             self._begin(serial, total)
         # Its other pieces are still under way; they are counted with the frame, not one by one.
@@ -132,8 +147,8 @@ class Assembler:
         frame, end = self._frame, offset + len(piece) - _HEADER.size
         if frame is None or serial != self._serial or offset != self._filled:
             self._discard("a piece without those before it", serial)
-        # An empty frame has one piece; any other piece without content would never end.
-        elif len(frame) != total or end > total or (end == offset and total):
+        # A piece without content would never end.
+        elif len(frame) != total or end > total or end == offset:
             self._discard("a piece that does not fit its frame", serial)
         else:
             frame[offset:end] = memoryview(piece)[_HEADER.size :]
@@ -178,9 +193,11 @@ class ZenohPeer:
         max_bytes: Maximum size of a frame, in bytes.
         links: Links of the session; they tell which traffic leaves this machine.
         settle: Seconds for which an older process may claim the rank.
+        upload: Limit on what leaves for all workers together.
     """
 
     publisher: zenoh.Publisher
+    acknowledger: zenoh.Publisher
 
     def __init__(
         self,
@@ -189,6 +206,7 @@ class ZenohPeer:
         max_bytes: int,
         links: Links,
         settle: Seconds,
+        upload: UploadLimit = UNLIMITED,
     ) -> None:
         self.incarnation: Incarnation | None = None
         # Traffic beyond this machine. One thread at a time adds to each counter.
@@ -205,6 +223,8 @@ class ZenohPeer:
         self._rank = rank
         self._listener = listener
         self._serials = itertools.count()
+        self._pace = Pace(time.monotonic, CHUNK_BYTES)
+        self._upload = upload
         self._assembler = Assembler(max_bytes, lambda reason: listener.refused(rank, reason))
         self._sending = threading.Lock()
         # Held during calls of the listener, so that it gets one report at a time.
@@ -216,11 +236,24 @@ class ZenohPeer:
 
     def send(self, frame: Sequence[Buffer]) -> None:
         """Send a frame, unless no process speaks for the rank."""
-        with self._sending:
+        # A short one of another thread does not wait for the end of a long one.
+        is_short = sum(map(len, frame)) <= LEAST
+        with nullcontext() if is_short else self._sending:
             incarnation = self.incarnation
-            for piece in split(next(self._serials), frame):
+
+            def goes_on() -> bool:
+                return incarnation is not None and self.incarnation == incarnation
+
+            def leave(num_bytes: int) -> int:
+                delay = self._upload.delay(num_bytes)
+                if not is_short:
+                    self._pace.wait(num_bytes, delay, goes_on)
+                return self._pace.sent(num_bytes)
+
+            pieces = split(next(self._serials), frame, lambda: self._pace.piece_bytes, leave)
+            for piece in pieces:
                 # The end of a frame is useless to a process that missed its beginning.
-                if incarnation is None or self.incarnation != incarnation:
+                if not goes_on():
                     return
                 self._put(piece)
                 if self._links.leave_machine(self._session_id):
@@ -231,6 +264,11 @@ class ZenohPeer:
         if piece == _FAREWELL:
             self._has_answered.set()
             return
+        if len(piece) == _MARK.size:
+            self._pace.acknowledged(*_MARK.unpack(piece))
+            return
+        if len(piece) >= _HEADER.size and (mark := _HEADER.unpack_from(piece)[-1]):
+            self._acknowledge(mark)
         with self._telling:
             if self._links.leave_machine(session_id):
                 self.bytes_received += len(piece)
@@ -306,6 +344,7 @@ class ZenohPeer:
             self._is_closing = True
             self._has_answered.clear()
             self._left, self.incarnation = self.incarnation, None
+            self._pace.reset()
         if has_silence:
             self._sending.release()
         return self._left is not None
@@ -336,6 +375,12 @@ class ZenohPeer:
             source = zenoh.SourceInfo(self.publisher.id, 0)
             self.publisher.put(piece, source_info=source)
 
+    def _acknowledge(self, mark: int) -> None:
+        # Dropped if the link is congested, because a reading thread of zenoh must not wait. The
+        # next one says it, too.
+        with suppress(zenoh.ZError):
+            self.acknowledger.put(_MARK.pack(mark))
+
     def _may_sign(self) -> bool:
         """Whether another sign of life is accepted now."""
         if self._signs.take(time.monotonic()):
@@ -365,6 +410,7 @@ class ZenohPeer:
         # The end of a frame of one process must never complete the beginning of another's.
         before, self.incarnation = self.incarnation, incarnation
         self._assembler.reset()
+        self._pace.reset()
         if before is not None:
             self._listener.disappeared(self._rank, before)
         if incarnation is not None:
@@ -504,6 +550,11 @@ class ZenohTransport:
             peer.publisher = session.declare_publisher(
                 f"{self._prefix}/data/{rank}/{self.rank}",
                 congestion_control=zenoh.CongestionControl.BLOCK,
+                reliability=zenoh.Reliability.RELIABLE,
+            )
+            peer.acknowledger = session.declare_publisher(
+                f"{self._prefix}/data/{rank}/{self.rank}",
+                congestion_control=zenoh.CongestionControl.DROP,
                 reliability=zenoh.Reliability.RELIABLE,
             )
             peer.return_to_life()
