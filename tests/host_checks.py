@@ -13,6 +13,7 @@ from tests.algorithms import server_in
 from tests.host_runs import LEASE, Run
 from tests.host_worlds import World
 from tests.host_wrappers import Ledger
+from tests.oracles import ViolationError
 from tests.virtual_process import Process
 from tests.worlds import stages_in
 
@@ -35,14 +36,11 @@ SLACK: Seconds = 2.0
 """Beyond a round: until a link is open again, statuses were exchanged, and a step is done."""
 
 
-class ViolationError(AssertionError):
-    """Something that must hold in every world does not in this one."""
-
-
 def check(world: World) -> Run:
     """Run `world` and look at what has come of it; raises a `ViolationError`."""
     run = Run(world)
     has_ended = run.to_the_end()
+    run.oracles.conclude()
     honest = {r: p for r, p in run.processes.items() if r != world.liar and p.is_alive}
     for rank, process in honest.items():
         if isinstance(process.reason, BaseException):
@@ -76,6 +74,7 @@ def check_staged(world: World) -> Run:
     assert stages is not None
     if not run.to_the_end():
         raise ViolationError("it does not come to an end")
+    run.oracles.conclude()
     for rank, process in run.processes.items():
         if not process.is_alive:
             continue
@@ -101,6 +100,7 @@ def check_server(world: World) -> Run:
     """
     run = Run(world, Ledger(world.algorithm))
     run.to_the_end()
+    run.oracles.conclude()
     server = run.processes[SERVER]
     if server.reason != "finished":
         raise ViolationError(f"the server ended with {server.reason!r}")
@@ -120,6 +120,7 @@ def check_standby(world: World) -> Run:
     assert run.ledger is not None
     run.ledger.clock = lambda: run.time.now
     run.to_the_end()
+    run.oracles.conclude()
     for rank, process in run.processes.items():
         if rank == world.liar or not process.is_alive or process.reason == "finished":
             continue
@@ -141,6 +142,7 @@ def check_sharing(world: World) -> Run:
     """
     run = Run(world)
     run.to_the_end()
+    run.oracles.conclude()
     servers: Any = range(world.algorithm.num_servers)  # type: ignore[attr-defined]
     for rank, process in run.processes.items():
         if not process.is_alive or process.reason == "finished":
@@ -158,6 +160,7 @@ def check_final(world: World) -> Run:
     """Run a world that ends with one mean: all finish, and models that differ are named."""
     run = Run(world)
     has_ended = run.to_the_end()
+    run.oracles.conclude()
     here = {rank: each for rank, each in run.processes.items() if each.is_alive}
     # A worker whose server does not come back says so, and has no final model.
     present = {r: p for r, p in here.items() if not isinstance(p.reason, ServerLostError)}

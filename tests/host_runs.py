@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from tests.host_oracles import Oracles
 from tests.host_worlds import SIZE, Disturbance, World
 from tests.host_wrappers import Furthest, Ledger
 from tests.observers import Silent
 from tests.parity import Steady
-from tests.virtual_network import VirtualNetwork
+from tests.virtual_network import VirtualNetwork, VirtualTransport
 from tests.virtual_process import Process
 from tests.virtual_time import VirtualTime
 from tests.worlds import NUM_PARAMS, ManySamples, StageTrainer, loss_of, stages_in
@@ -31,13 +32,16 @@ from edgegossip.runs.final_average import FinalAverage, ending_seconds
 
 LEASE: Seconds = 1.5
 HORIZON: Seconds = 3600.0
+LR = 0.1
 
 
 class Timed(ManySamples):
     """Training that takes virtual time."""
 
-    def __init__(self, rank: Rank, time: VirtualTime, step_seconds: Seconds) -> None:
-        super().__init__(rank, 0.1, SIZE)
+    def __init__(
+        self, rank: Rank, time: VirtualTime, step_seconds: Seconds, offset: float
+    ) -> None:
+        super().__init__(rank, LR, SIZE, offset)
         self._rank = rank
         self._time, self._step_seconds = time, step_seconds
 
@@ -114,6 +118,8 @@ class Run:
         self.draw = random.Random(f"{world.seed} network")
         self.network = VirtualNetwork(self.time, self.draw, world.wire, LEASE)
         self.watcher = Watcher(self.time)
+        self.transports: dict[Rank, VirtualTransport] = {}
+        self.oracles = Oracles(self)
         for rank, at in enumerate(world.start_at):
             self.start_later(at, rank)
         for each in world.disturbances:
@@ -148,17 +154,19 @@ class Run:
             trainer = TimedStage(self, rank, step_seconds, stages, life)
         else:
             make_trainer = Timed if self.ledger is None else Tally
-            trainer = make_trainer(rank, self.time, step_seconds)
+            trainer = make_trainer(rank, self.time, step_seconds, world.offset)
         if rank == world.liar and world.lie == "furthest":
             algorithm = Furthest(algorithm)
+        algorithm = self.oracles.around(process, algorithm)
+        self.transports[rank] = transport = self.network.transport(process)
         max_seconds, ending = limits(world.algorithm)
         host = Host(
             algorithm,
             rank,
             world.num_workers,
-            torch.zeros(NUM_PARAMS),
+            torch.full((NUM_PARAMS,), world.offset),
             trainer,
-            self.network.transport(process),
+            transport,
             settings=HostSettings(
                 run=b"virtual!",
                 meet_seconds=world.meet_seconds,
@@ -180,12 +188,15 @@ class Run:
         )
         if rank == world.liar:
             lie(host, world, self.draw)
+        self.oracles.watch(process, host, resumes=checkpoint is not None)
         process.run(host)
 
     def _save(self, checkpoint: dict[str, Any]) -> bool:
         if self.draw.random() < self.world.disk_fails:
             return False
-        self.disks[checkpoint["state"].rank] = dismantle(checkpoint)
+        rank = checkpoint["state"].rank
+        self.disks[rank] = dismantle(checkpoint)
+        self.oracles.saved(rank)
         return True
 
     def _disturb(self, each: Disturbance) -> None:

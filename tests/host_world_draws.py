@@ -21,6 +21,7 @@ from tests.algorithms import (
     with_settings,
 )
 from tests.host_worlds import KINDS, LIES, Disturbance, World
+from tests.oracles import OFFSET
 from tests.virtual_network import Wire
 
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
@@ -73,6 +74,7 @@ def draw_world(seed: int, name: str | None = None) -> World:
         disk_fails=draw.choice([0.0, 0.0, 0.5, 1.0]),
         liar=draw.randrange(num_workers) if is_liar else None,
         lie=draw.choice(LIES) if is_liar else "",
+        offset=OFFSET if name in PEERS else 0.0,
     )
 
 
@@ -237,7 +239,8 @@ def draw_final_world(seed: int) -> World:
     # A limit that comes amid the training, or never.
     ends_at = random.Random(f"{seed} limit").choice([math.inf, math.inf, 1000.0, 30.0])
     final = FinalAverage(inner=world.algorithm, num_workers=world.num_workers, ends_at=ends_at)
-    return replace(world, algorithm=final, liar=None, lie="")
+    # Differences are judged as shares of what models are, so these stay small.
+    return replace(world, algorithm=final, liar=None, lie="", offset=0.0)
 
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:

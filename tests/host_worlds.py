@@ -52,6 +52,7 @@ class World:
     liar: Rank | None = None
     lie: str = ""
     is_open: bool = False
+    offset: float = 0.0
 
     @property
     def num_workers(self) -> int:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from tests.worlds import TARGETS, Recorder, stages_in
+from tests.oracles import (
+    OFFSET,
+    Box,
+    RoundModels,
+    has_one_model,
+    is_steady,
+    reference,
+    require_reference,
+)
+from tests.worlds import NUM_PARAMS, Recorder, stages_in
 
 from edgegossip.algorithms.gossip.choco_gossip import ChocoState
-from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGDState
 from edgegossip.algorithms.stages.state import StageState
 from edgegossip.algorithms.wrappers.clipped_messages import ClippedState
-from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.standby.standby import StandbyState
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import (
@@ -24,33 +30,17 @@ from edgegossip.contract.protocol import (
     Message,
     Rank,
     Received,
-    Role,
     Seconds,
     Started,
     Trained,
+    WorkerJoined,
+    WorkerLost,
     WorkerState,
 )
 from edgegossip.sim.simulator import Simulator
 
 MAX_EVENTS = 40_000  # a world needs some hundreds, a slow one half of it
 MAX_TRAINED = 400_000  # workers of ADSP train while they wait
-
-# Steps lead towards targets, mixing takes convex combinations: nobody ever leaves the box that
-# the targets and the start span, whatever goes wrong.
-LOWEST = TARGETS.amin(0).clamp(max=0.0) - 1e-5
-HIGHEST = TARGETS.amax(0).clamp(min=0.0) + 1e-5
-# Those that are `OVERSHOOTING` do, and EdgeGossip's correction does, but not far.
-FAR = 10.0
-
-
-def is_corrected(algorithm: Algorithm[Any]) -> bool:
-    """Multiply the change that epochs have made."""
-    return (
-        isinstance(algorithm, EdgeGossip)
-        and isinstance(algorithm.inner, EpochGossip)
-        and algorithm.spread == "exact"
-        and algorithm.correction > 0
-    )
 
 
 @dataclass
@@ -59,17 +49,17 @@ class Checks(Recorder):
 
     simulator: Simulator[Any] = field(init=False)
     algorithm: Algorithm[Any] = field(init=False)
-    role: Callable[[Rank], Role] = field(init=False)
     in_flight: list[Message] = field(default_factory=list)
     crashed: set[Rank] = field(default_factory=set)
     waking: set[Rank] = field(default_factory=set)  # recovered, not yet started
     lost_weight: float = 0.0
-    overshoot: float = 0.0
     num_events: float = 0
     leaders: dict[int, Rank] = field(default_factory=dict)  # by term
     voters: dict[int, set[Rank]] = field(default_factory=lambda: defaultdict(set))
     merged: dict[int, int] = field(default_factory=dict)
-    boxes: dict[Rank, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    boxes: dict[Rank, Box] = field(default_factory=dict)
+    rounds: RoundModels = field(default_factory=RoundModels)
+    has_trouble: bool = False  # somebody was lost or found, or a message was
     seen: dict[Rank, tuple[torch.Tensor, int]] = field(default_factory=dict)
 
     def before(self, state: WorkerState, event: Event, now: Seconds) -> None:
@@ -91,11 +81,32 @@ class Checks(Recorder):
         if isinstance(state, StageState):
             self.require_bounds(state)
         self.require_in_box(state)
+        if isinstance(event, WorkerLost | WorkerJoined):
+            self.note_trouble()
+        if state.round > self.round_before:
+            self.rounds.note(state, self.round_before, self.furthest)
         inner = inside(state)
         if isinstance(inner, GoSGDState):
             assert not (inner.has_finished and inner.queue)
         if isinstance(inner, StandbyState) and inner.election.is_leading:
             self.require_majority(inner)
+
+    def note_trouble(self) -> None:
+        self.has_trouble = True
+        self.rounds.has_trouble(self.furthest)
+
+    @property
+    def furthest(self) -> int:
+        return max(state.round for state in self.simulator.states)
+
+    def require_models(self, size: int | None, lr: float) -> None:
+        """Fail if models differ that must not, or are not those of a perfect network."""
+        if has_one_model(self.algorithm) and not stages_in(self.algorithm):
+            self.rounds.require()
+        if is_steady(self.algorithm) and not self.has_trouble:
+            states = self.simulator.states
+            models = {state.rank: state.estimate for state in states}
+            require_reference(models, reference(self.algorithm, len(states), size, lr))
 
     def require_in_box(self, state: WorkerState) -> None:
         """Fail if an estimate is where none can be; one that was looked at is not again."""
@@ -104,13 +115,10 @@ class Checks(Recorder):
         if x is seen and x._version == version:
             return
         if state.rank not in self.boxes:
-            held = self.role(state.rank).stretch(len(LOWEST))
-            self.boxes[state.rank] = (
-                LOWEST[held] - self.overshoot,
-                HIGHEST[held] + self.overshoot,
-            )
-        low, high = self.boxes[state.rank]
-        assert bool((x >= low).all() and (x <= high).all())
+            held = self.algorithm.role(state.rank).stretch(NUM_PARAMS)
+            offset = 0.0 if stages_in(self.algorithm) else OFFSET
+            self.boxes[state.rank] = Box(self.algorithm, offset, held)
+        self.boxes[state.rank].require(state.rank, x)
         self.seen[state.rank] = x, x._version
 
     def require_bounds(self, state: StageState) -> None:
@@ -173,12 +181,14 @@ class Checks(Recorder):
         self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
     ) -> None:
         super().lost(now, rank, sender, message, reason)
+        self.note_trouble()
         self.in_flight.remove(message)
         self.lost_weight += weight_of(message)
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         super().changed(now, rank, what)
         state = inside(self.simulator.states[rank])
+        self.note_trouble()
         if what == "crashed":
             if isinstance(state, GoSGDState):
                 self.lost_weight += self.weight_held_by(state)

@@ -1,4 +1,4 @@
-"""The long searches, each with a new seed: strange worlds, damage, a soak, properties.
+"""The long searches, each with a new seed: strange worlds, damage, properties, a soak, mutants.
 
     python -m tests.nightly                       all of them
     python -m tests.nightly fuzz hosts            some of them
@@ -78,6 +78,7 @@ SEARCHES = {
         " --hypothesis-seed {seed} tests"
     ),
     "soak": search("-m tests.soak --minutes 20 --seed {seed}"),
+    "mutants": search("-m tests.mutants --seed {seed}"),
 }
 
 

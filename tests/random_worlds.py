@@ -8,8 +8,9 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from tests.algorithms import OVERSHOOTING, AnyAlgorithm, AnyServer, server_in
-from tests.invariants import FAR, Checks, is_corrected
+from tests.algorithms import AnyAlgorithm, AnyServer, server_in
+from tests.invariants import Checks
+from tests.oracles import OFFSET
 from tests.worlds import NUM_PARAMS, SHAPE, Watched, make_world
 
 from edgegossip.algorithms.gossip.adpsgd import ADPSGD
@@ -58,6 +59,7 @@ from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 from edgegossip.sim.simulator import Simulator
 
+LR = 0.3
 ONE_SEED = os.environ.get("EDGEGOSSIP_SWARM_SEED")
 SEEDS = range(5) if ONE_SEED is None else [int(ONE_SEED)]
 FIRST_SEED = int(os.environ.get("EDGEGOSSIP_SWARM_FIRST", "5"))
@@ -80,10 +82,6 @@ class World:
         """A simulator of it, watched by `checks`."""
         algorithm: Algorithm[Any] = self.algorithm
         if checks is not None:
-            inner = getattr(algorithm, "inner", algorithm)
-            overshoots = isinstance(inner, OVERSHOOTING) or is_corrected(algorithm)
-            overshoots = overshoots or is_corrected(inner)
-            checks.overshoot, checks.role = FAR if overshoots else 0.0, algorithm.role
             algorithm = Watched(algorithm, before=checks.before, after=checks.after)
         simulator = make_world(
             algorithm,
@@ -92,7 +90,8 @@ class World:
             faults=self.faults,
             observer=checks,
             wire=self.wire,
-            lr=0.3,
+            lr=LR,
+            offset=OFFSET,
             size=self.size,
         )
         if checks is not None:

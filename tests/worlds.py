@@ -58,11 +58,12 @@ UNEVEN = uneven(NUM_WORKERS, throughput=1.0)
 class ManySamples(Trainer):
     """A quadratic for each of some workers' data: `size` samples each, in batches of one.
 
-    Steps towards them in turn, so that who visits less moves less.
+    Steps towards them in turn, so that who visits less moves less. All targets are moved by
+    `offset`.
     """
 
-    def __init__(self, rank: Rank, lr: float, size: int) -> None:
-        self.lr, self.size = lr, size
+    def __init__(self, rank: Rank, lr: float, size: int, offset: float = 0.0) -> None:
+        self.lr, self.size, self.offset = lr, size, offset
         self.ranks: tuple[Rank, ...] = (rank,)
 
     @property
@@ -83,7 +84,7 @@ class ManySamples(Trainer):
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         num_steps, params = int(self.cost(request)), request.params
         for step in range(num_steps):
-            target = TARGETS[self.ranks[step % len(self.ranks)]]
+            target = TARGETS[self.ranks[step % len(self.ranks)]] + self.offset
             params = params + self.lr * (target - params)
         result = TrainingResult(params, num_steps, num_steps, 0.5)
         if request.moments is not None:  # those of an optimizer that forgets them
@@ -267,11 +268,12 @@ def make_world(
     observer: Observer | None = None,
     pool: ComputePool | None = None,
     wire: bool = False,
+    offset: float = 0.0,
 ) -> Simulator[Any]:
     """A simulator in which worker i has f(x) = 1/2 ||x - TARGETS[i]||^2.
 
     All start from 0, or each from its row of `initial`, [num_workers, num_params]. With `size`,
-    each has so many samples.
+    each has so many samples. An `offset` moves the targets and the start, except for stages.
     """
     num_params = NUM_PARAMS if initial is None else initial.shape[1]
 
@@ -281,16 +283,16 @@ def make_world(
         if stages is not None:
             return StageTrainer(stages, rank, lr, size or 4, incarnation)
         if claims_units(algorithm):
-            return UnitTrainer(rank, lr, size or 8)
+            return UnitTrainer(rank, lr, size or 8, offset)
         if size is not None:
-            return ManySamples(rank, lr, size)
+            return ManySamples(rank, lr, size, offset)
         beyond = torch.zeros(max(0, num_params - NUM_PARAMS))
-        return QuadraticTrainer(torch.cat([TARGETS[rank, :num_params], beyond]), lr)
+        return QuadraticTrainer(torch.cat([TARGETS[rank, :num_params], beyond]) + offset, lr)
 
     simulator = Simulator(
         algorithm,
         platforms,
-        torch.zeros(num_params),
+        torch.full((num_params,), 0.0 if stages is not None else offset),
         make_trainer,
         links=links,
         faults=faults,

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.algorithms import ALGORITHMS, NUM_WORKERS, PEERS, AnyAlgorithm, with_settings
 from tests.invariants import Checks
-from tests.random_worlds import MANY_SEEDS, SEEDS, World, draw_world
+from tests.random_worlds import LR, MANY_SEEDS, SEEDS, World, draw_world
 from tests.tiers import by_name, thorough
 from tests.worlds import EVEN, TARGETS, make_world
 
@@ -83,6 +83,7 @@ def check_balanced_world(world: World) -> None:
     simulator = world.simulator(checks)
     assert simulator.run()
     checks.require_unchanged_payloads()
+    checks.require_models(world.size, LR)
     for rank, state in enumerate(simulator.states):
         if rank not in checks.crashed and rank not in algorithm.spares:
             if state.rest_seconds:  # a platform that has failed, for which nobody waits

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.algorithms import ALL
 from tests.invariants import Checks
-from tests.random_worlds import MANY_SEEDS, SEEDS, draw_changing_world
+from tests.random_worlds import LR, MANY_SEEDS, SEEDS, draw_changing_world
 from tests.tiers import by_name, thorough
 from tests.worlds import joined
 
@@ -32,6 +32,7 @@ def check_worlds(name: str, seeds: Iterable[int]) -> None:
             checks.require_unchanged_payloads()
             assert not checks.in_flight
             checks.require_total_weight()
+            checks.require_models(world.size, LR)
         except Exception as error:
             error.add_note(f"{name} in world {seed}: {world}")
             raise

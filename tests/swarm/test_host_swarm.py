@@ -40,6 +40,11 @@ MANY = [
     *batches("final", 40, 600, 35),
 ]
 """Found anew each night: `make nightly`."""
+ONCE_WRONG = [
+    # One stage began alone, and nobody told the others that it was back: still for 600 s.
+    ("stages", range(10, 11)),
+]
+"""Worlds that have shown a fault."""
 
 
 def check_worlds(kind: str, seeds: range) -> None:
@@ -55,7 +60,7 @@ def check_worlds(kind: str, seeds: range) -> None:
             raise
 
 
-@pytest.mark.parametrize(("kind", "seeds"), FEW, ids=str)
+@pytest.mark.parametrize(("kind", "seeds"), [*FEW, *ONCE_WRONG], ids=str)
 def test_no_world_breaks_a_host(kind: str, seeds: range) -> None:
     check_worlds(kind, seeds)
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tests.algorithms import ALL, ALONE
 from tests.invariants import Checks, inside, require_equal_replicas
-from tests.random_worlds import MANY_SEEDS, SEEDS, World, draw_world
+from tests.random_worlds import LR, MANY_SEEDS, SEEDS, World, draw_world
 from tests.tiers import by_name, thorough
 from tests.worlds import joined
 
@@ -44,6 +44,7 @@ def check_world(world: World) -> None:
     checks.require_unchanged_payloads()
     assert not checks.in_flight
     checks.require_total_weight()
+    checks.require_models(world.size, LR)
     # What was sent before a crash may arrive when the sender has begun anew.
     if not any(isinstance(fault, Crash) for fault in world.faults.script):
         require_equal_replicas([inside(state) for state in simulator.states])

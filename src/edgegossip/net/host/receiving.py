@@ -16,7 +16,14 @@ from torch import Tensor
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.errors import NetworkError
-from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds
+from edgegossip.contract.protocol import (
+    Event,
+    Message,
+    Rank,
+    Received,
+    Seconds,
+    WorkerJoined,
+)
 from edgegossip.net.guard.admission import (
     FLOOD,
     MUTED,
@@ -342,6 +349,10 @@ class Receiving:
         waits = phase >= Phase.RUNNING and status.phase == Phase.WAITING
         if waits or (phase == Phase.FINISHED and status.phase == Phase.RUNNING):
             self._sending.tell(sender, again=True)
+        elif any(isinstance(event, WorkerJoined) for event in events):
+            # It may count this worker as lost, and learn of its presence only from the next
+            # message, which may never come.
+            self._sending.tell(sender)
         return events
 
     def reconsider(self, own_round: int, now: Seconds) -> list[Event]:

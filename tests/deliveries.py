@@ -1,0 +1,142 @@
+"""A ledger of the messages between real hosts: what was sent, handed over, and lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from tests.oracles import ViolationError
+
+from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds
+from edgegossip.net.host.host import Host
+from edgegossip.net.runtime import Life
+
+Way: TypeAlias = tuple[Rank, Life, Rank, Life]
+"""A sender and a receiver, each with its life: what numbers of messages count for."""
+
+
+@dataclass
+class Gap:
+    """Numbers that a receiver has not got before one that it has."""
+
+    way: Way
+    after: int
+    before: int
+    at: Seconds
+
+
+@dataclass
+class Deliveries:
+    """Each numbered message is handed over at most once, in order, and as it was sent.
+
+    Args:
+        clock: Virtual time.
+        report: Takes what is wrong.
+
+    Attributes:
+        sent: What went under a number; workers that resume may send it again, or another.
+        unsent: Messages to workers that nothing could be sent to.
+        last: By process, the last number handed over on each way.
+        gaps: Numbers that were passed over.
+    """
+
+    clock: Callable[[], Seconds]
+    report: Callable[[ViolationError], None]
+    sent: dict[Way, dict[int, list[Message]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    unsent: list[Message] = field(default_factory=list)
+    last: dict[int, dict[Way, int]] = field(default_factory=lambda: defaultdict(dict))
+    handed_over: set[tuple[Way, int]] = field(default_factory=set)
+    gaps: list[Gap] = field(default_factory=list)
+
+    def watch(self, host: Host[Any], process: int, kept: dict[Way, int] | None) -> None:
+        """Follow a host; one that resumes goes on after what it had `kept`."""
+        self._watch_sending(host)
+        self._watch_receiving(host, process)
+        if kept is not None:
+            self.last[process] = dict(kept)
+
+    def _watch_sending(self, host: Host[Any]) -> None:
+        peers, send = host.peers, host.sending.send
+
+        def sends(
+            receiver: Rank, message: Message, report: Callable[[], None] | None = None
+        ) -> bool:
+            before, is_sent = peers[receiver].sent, send(receiver, message, report)
+            peer = peers[receiver]
+            if peer.sent == before:
+                self.unsent.append(message)
+            else:
+                way = (peers.rank, peers.life, receiver, peer.life)
+                self.sent[way][peer.sent].append(message)
+            return is_sent
+
+        host.sending.send = sends  # type: ignore[method-assign]
+
+    def _watch_receiving(self, host: Host[Any], process: int) -> None:
+        peers, take = host.peers, host.receiving.take
+
+        def takes(item: Any, own_round: int, now: Seconds) -> list[Event]:  # noqa: ANN401
+            events = take(item, own_round, now)
+            by_sender: dict[Rank, list[Message]] = defaultdict(list)
+            for event in events:
+                if isinstance(event, Received):
+                    by_sender[event.sender].append(event.message)
+            for sender, messages in by_sender.items():
+                peer = peers[sender]
+                way = (sender, peer.life, peers.rank, peers.life)
+                try:
+                    self._hand_over(process, way, peer.received, messages)
+                except ViolationError as violation:
+                    self.report(violation)
+            return events
+
+        host.receiving.take = takes  # type: ignore[method-assign]
+
+    def _hand_over(self, process: int, way: Way, number: int, messages: list[Message]) -> None:
+        sender, _, receiver, _ = way
+        last = self.last[process].get(way, 0)
+        if number - last < len(messages):
+            raise ViolationError(
+                f"worker {receiver} was handed message {number} of worker {sender} after {last}"
+            )
+        self.last[process][way] = number
+        self.handed_over.add((way, number))
+        if len(messages) > 1:  # nobody could judge them before, so their numbers are not known
+            self.handed_over.update((way, each) for each in range(last + 1, number))
+            return
+        if number > last + 1:
+            self.gaps.append(Gap(way, last, number, self.clock()))
+        if not any(is_same(messages[0], each) for each in self.sent[way].get(number, [])):
+            raise ViolationError(
+                f"worker {receiver} was handed as message {number} of worker {sender} what "
+                f"that one has not sent: {messages[0].kind} of round {messages[0].round}"
+            )
+
+    def lost(self) -> Iterator[tuple[Way, int, Message]]:
+        """Messages that were sent and never handed over."""
+        for way, numbers in self.sent.items():
+            for number, messages in numbers.items():
+                if (way, number) not in self.handed_over:
+                    yield way, number, messages[-1]
+
+    def passed_over(self) -> list[Gap]:
+        """Gaps of numbers under which something was sent."""
+        return [
+            gap
+            for gap in self.gaps
+            if any(each in self.sent[gap.way] for each in range(gap.after + 1, gap.before))
+        ]
+
+
+def is_same(one: Message, other: Message) -> bool:
+    """Whether two messages say the same."""
+    return (
+        (one.kind, one.round, one.numbers) == (other.kind, other.round, other.numbers)
+        and one.payload.keys() == other.payload.keys()
+        and all(torch.equal(x, other.payload[name]) for name, x in one.payload.items())
+    )

@@ -1,0 +1,178 @@
+"""What must hold of the workers' states in any world, simulated or of real hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from tests.algorithms import OVERSHOOTING
+from tests.worlds import TARGETS, make_world
+from torch import Tensor
+
+from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
+    SkewCompensatedSparsePush,
+)
+from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.mixing import MetropolisHastings
+from edgegossip.contract.protocol import Message, Rank, WorkerState
+from edgegossip.contract.rounds import Synchronous
+from edgegossip.contract.topology import CompleteTopology
+from edgegossip.sim.platform import Platform
+
+OFFSET = 10.0
+"""Workers start here, so that models which shrink leave the box."""
+# Steps lead towards targets, mixing takes convex combinations: nobody ever leaves the box that
+# the targets and the start span, whatever goes wrong.
+_LOWEST = TARGETS.amin(0).clamp(max=0.0) - 1e-4
+_HIGHEST = TARGETS.amax(0).clamp(min=0.0) + 1e-4
+# Those that are `OVERSHOOTING` do, and EdgeGossip's correction does, but not far.
+FAR = 10.0
+EQUAL = 1e-5
+"""Models are equal if they are at most so far apart in each entry."""
+
+
+class ViolationError(AssertionError):
+    """Something that must hold in every world does not in this one."""
+
+
+def innermost(algorithm: Any) -> Any:  # noqa: ANN401 - its own type
+    """The algorithm that exchanges parameters, or its state."""
+    while (inner := getattr(algorithm, "inner", None)) is not None:
+        algorithm = inner
+    return algorithm
+
+
+def is_corrected(algorithm: Algorithm[Any]) -> bool:
+    """Multiply the change that epochs have made."""
+    return (
+        isinstance(algorithm, EdgeGossip)
+        and isinstance(algorithm.inner, EpochGossip)
+        and algorithm.spread == "exact"
+        and algorithm.correction > 0
+    )
+
+
+def overshoot(algorithm: Algorithm[Any]) -> float:
+    """How far the algorithm may lead workers out of the box."""
+    layers = [algorithm]
+    while (inner := getattr(layers[-1], "inner", None)) is not None:
+        layers.append(inner)
+    if any(isinstance(each, SparsePush | SkewCompensatedSparsePush) for each in layers):
+        return 10 * FAR  # in proportion to the models, as what they send is sparse
+    is_far = any(isinstance(each, OVERSHOOTING) or is_corrected(each) for each in layers)
+    return FAR if is_far else 0.0
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where the entries `held` of estimates can be, around `offset`."""
+
+    algorithm: Algorithm[Any]
+    offset: float
+    held: slice = field(default_factory=lambda: slice(None))
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        far = overshoot(self.algorithm)
+        low, high = _LOWEST[self.held] - far, _HIGHEST[self.held] + far
+        return low + self.offset, high + self.offset
+
+    def require(self, rank: Rank, model: Tensor) -> None:
+        low, high = self.bounds
+        if not bool(((model >= low) & (model <= high)).all()):
+            raise ViolationError(f"the model of worker {rank} is outside of all targets")
+
+
+def has_one_model(algorithm: Algorithm[Any]) -> bool:
+    """Whether all workers have the same model after each round in which nobody is missing."""
+    inner = innermost(algorithm)
+    if isinstance(inner, AllReduce):
+        return True
+    averages = isinstance(inner, Gossip | EpochGossip) and inner.robust is None
+    return (
+        averages
+        and isinstance(inner.topology, CompleteTopology)
+        and isinstance(inner.mixing, MetropolisHastings)
+    )
+
+
+def require_one_model(models: Mapping[Rank, Tensor]) -> None:
+    """Fail if the models of these workers differ."""
+    ranks, vectors = [*models], torch.stack([*models.values()])
+    far = (vectors - vectors[0]).abs().amax(1)
+    if float(far.max()) > EQUAL:
+        raise ViolationError(
+            f"workers {ranks[0]} and {ranks[int(far.argmax())]} have different models, "
+            f"{far.max():.2g} apart"
+        )
+
+
+@dataclass
+class RoundModels:
+    """The models of all workers by round, of which some must be equal.
+
+    Attributes:
+        models: By round and worker, the model after its last exchange.
+        last_trouble: The last round in which somebody was lost, found, not heard, or behind.
+    """
+
+    models: dict[int, dict[Rank, Tensor]] = field(default_factory=dict)
+    last_trouble: int = -1
+
+    def note(self, state: WorkerState, before: int, furthest: int) -> None:
+        """Note that a worker has come from the round `before` to its present one."""
+        self.models.setdefault(state.round, {})[state.rank] = state.estimate
+        if state.round > before + 1:  # it only now takes part again
+            self.has_trouble(furthest)
+
+    def has_trouble(self, furthest: int) -> None:
+        """Note that something happens while the furthest worker is in this round."""
+        self.last_trouble = max(self.last_trouble, furthest)
+
+    def require(self) -> None:
+        """Fail if models differ after two rounds in which nothing happens."""
+        for round, models in self.models.items():
+            if round > self.last_trouble + 2:
+                require_one_model(models)
+
+
+def is_steady(algorithm: Algorithm[Any]) -> bool:
+    """Whether neither speeds nor delays change the result as long as nobody is missed."""
+    return isinstance(algorithm, Synchronous) and algorithm.timeout is None
+
+
+@lru_cache(maxsize=256)
+def reference(
+    algorithm: Algorithm[Any], num_workers: int, size: int | None, lr: float
+) -> tuple[Tensor, ...]:
+    """The workers' final models, by rank, on a perfect network."""
+    platforms = [Platform(throughput=1.0)] * num_workers
+    simulator = make_world(algorithm, platforms=platforms, size=size, lr=lr, offset=OFFSET)
+    assert simulator.run()
+    return tuple(state.estimate for state in simulator.states)
+
+
+def require_reference(models: Mapping[Rank, Tensor], expected: Sequence[Tensor]) -> None:
+    """Fail if a model is not the one of a perfect network, bit for bit."""
+    for rank, model in models.items():
+        if not torch.equal(model, expected[rank]):
+            far = float((model - expected[rank]).abs().max())
+            raise ViolationError(f"the model of worker {rank} is {far:.2g} off the reference")
+
+
+def weight_of(messages: Iterable[Message]) -> float:
+    """The weight in GoSGD's messages; other algorithms' messages carry none."""
+    return sum(each.numbers.get("weight", 0.0) for each in messages)
+
+
+def require_sum(what: str, found: float, expected: float) -> None:
+    if abs(found - expected) > 1e-9:
+        raise ViolationError(f"{what} add up to {found}, not to {expected}")
