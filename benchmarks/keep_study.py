@@ -3,14 +3,15 @@
     python -m benchmarks.keep_study runs/a runs/b --out benchmarks/results/NAME.json
 
 The folders hold different cells of the same study, such as those of other `--runs` or other
-`--seeds`. Tables are made again from all rows. Numbers have five digits; figures are left out,
-because the rows hold what they show.
+`--seeds`. Tables are made again from all rows. Numbers have five digits, and a list of them is
+one line; figures are left out, because the rows hold what they show.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +22,14 @@ from studies.contest import StudySettings
 
 from edgegossip.contract.errors import UsageError
 from edgegossip.recipes.registry import load_study
-from edgegossip.runs.files import read_json, write_json
+from edgegossip.runs.files import json_file, read_json, write_atomically
 from edgegossip.runs.study import STUDY
 
 VARIED = ("seeds", "only")
 """Settings that folders may differ in, because the names of their cells do."""
+
+LISTS = re.compile(r"\[\s*([^][{}\"]*?)\s*\]")
+"""Lists of numbers, such as curves."""
 
 
 def together(folders: Sequence[Path]) -> dict[str, Any]:
@@ -69,6 +73,10 @@ def together(folders: Sequence[Path]) -> dict[str, Any]:
     }
 
 
+def _in_one_line(found: re.Match[str]) -> str:
+    return f"[{' '.join(found[1].split())}]"
+
+
 def _fixed(study: dict[str, Any]) -> dict[str, Any]:
     return {name: each for name, each in study["settings"].items() if name not in VARIED}
 
@@ -81,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     options = parser.parse_args(arguments)
     try:
-        write_json(options.out, rounded(together(options.folders)))
+        text = json_file(rounded(together(options.folders))).decode()
+        write_atomically(options.out, LISTS.sub(_in_one_line, text).encode())
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
