@@ -1,4 +1,4 @@
-"""What does not fit is told before a run begins."""
+"""Warnings before a run that does not fit, and options that do not apply."""
 
 from __future__ import annotations
 

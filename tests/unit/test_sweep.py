@@ -11,7 +11,7 @@ from tests.tiers import thorough
 
 from edgegossip.cli.command import parse_values
 from edgegossip.cli.main import main
-from edgegossip.cli.sweep_command import SweepOptions, parse_sweep
+from edgegossip.cli.sweep_command import SweepOptions, parse_sweep, print_settings
 from edgegossip.contract.errors import UsageError
 from edgegossip.plan.sweep import sweep
 from edgegossip.recipes.call import RecipeCall
@@ -80,6 +80,36 @@ def test_settings_are_judged_by_samples_that_are_held_out(tmp_path: Path) -> Non
     assert second["accuracy"] * 360 == pytest.approx(round(second["accuracy"] * 360))
     assert "10% of the training samples" in held["tables"][0]["note"]
     assert "test split" in on_test["tables"][0]["note"]
+
+
+def swept_row(run: str, seed: int, accuracy: float) -> dict[str, Any]:
+    measured = {"accuracy": accuracy, "best_accuracy": accuracy, "loss": 1.0}
+    return {"run": run, "seed": seed, **measured, "seconds": 1.0, "bytes": 10}
+
+
+def test_the_best_setting_is_named_with_its_ties() -> None:
+    _, study = parse_sweep([*QUICK, "--lr", "0.1", "0.2", "0.3", "--seeds", "0", "1"])
+    rows = {
+        f"{run}{seed}": swept_row(run, seed, value + 0.01 * seed)
+        for run, value in {"lr = 0.1": 0.5, "lr = 0.2": 0.9, "lr = 0.3": 0.905}.items()
+        for seed in (0, 1)
+    }
+    [answer] = study.exhibit(rows).summary
+    assert answer.replace("\u00a0", " ") == (
+        "best: lr = 0.3, accuracy 91 %, n = 2 seeds; a tie, within the spread, with lr = 0.2"
+    )
+    alone = {name: row for name, row in rows.items() if row["seed"] == 0}
+    assert study.exhibit(alone).summary[0].endswith(", one seed (n = 1)")
+
+
+def test_the_settings_are_printed_best_first(capsys: pytest.CaptureFixture[str]) -> None:
+    _, study = parse_sweep([*QUICK, "--lr", "0.1", "0.2"])
+    rows = {run: swept_row(run, 0, value) for run, value in {"lr = 0.1": 0.5, "b": 0.9}.items()}
+    print_settings(study.exhibit(rows).tables[0])
+    lines = capsys.readouterr().out.replace("\u00a0", " ").splitlines()
+    assert lines[0].split()[:2] == ["run", "accuracy"]
+    assert lines[1].split()[:3] == ["b", "90", "%"]
+    assert lines[2].split()[:5] == ["lr", "=", "0.1", "50", "%"]
 
 
 @pytest.mark.parametrize(

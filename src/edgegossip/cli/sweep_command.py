@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
 
 from edgegossip.cli.command import NOT_RECORDED, Command, parse_values
 from edgegossip.cli.options import ClusterOptions
@@ -11,6 +16,8 @@ from edgegossip.cli.study_command import carry_out
 from edgegossip.contract.ranges import check_range
 from edgegossip.plan.sweep import sweep
 from edgegossip.recipes.call import RecipeCall
+from edgegossip.report.units import written
+from edgegossip.runs.exhibits import Table
 from edgegossip.runs.study import Study
 from edgegossip.runs.tuning import check_seeds
 
@@ -39,8 +46,26 @@ class SweepOptions(ClusterOptions):
 def sweep_command(arguments: list[str]) -> int:
     """`edgegossip sweep`."""
     command, study = parse_sweep(arguments)
-    carry_out(study, command, at_once=command.options.at_once)
+    rows = carry_out(study, command, at_once=command.options.at_once)
+    exhibits = study.exhibit(rows)
+    for table in exhibits.tables:
+        print_settings(table)
+    for line in exhibits.summary:
+        print(line)
     return 0
+
+
+def print_settings(table: Table) -> None:
+    """Print the settings of a sweep, best first."""
+    shown = RichTable(box=None, padding=(0, 1))
+    for title, unit in table.columns:
+        shown.add_column(title, justify="left" if unit == "text" else "right", no_wrap=True)
+    for row in table.rows:
+        units_of_row = (unit for _, unit in table.columns)
+        cells = zip(row, units_of_row, strict=True)
+        shown.add_row(*(escape(written(value, unit)) for value, unit in cells))
+    # Where rich cannot tell the width, as in a pipe, it assumes 80 columns and cuts the names.
+    Console(width=None if sys.stdout.isatty() else 120).print(shown)
 
 
 def parse_sweep(

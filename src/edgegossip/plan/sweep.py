@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from edgegossip.contract.metrics import ACCURACY
+from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.plan.grid import Grid, Setting, settings_of
 from edgegossip.recipes.call import RecipeCall
-from edgegossip.report.units import capitalized
+from edgegossip.report.units import capitalized, metric_value
 from edgegossip.runs.exhibits import Exhibits, Figure, Value
 from edgegossip.runs.scoreboard import Score, bars, metric_of, score_table, unit_of
 from edgegossip.runs.study import Cell, Row, Session, Study
@@ -125,9 +125,42 @@ def _exhibits(judged_by: str, rows: Mapping[str, Row]) -> Exhibits:
     table = score_table(found, heading="Settings", note=note)
     sign = -1 if metric.higher_is_better else 1
     best = sorted(table.rows, key=partial(_place, sign))
-    return Exhibits(figures=(figure,), tables=(replace(table, rows=tuple(best)),))
+    told = _answer(found, best, metric)
+    return Exhibits(
+        figures=(figure,), tables=(replace(table, rows=tuple(best)),), summary=(told,)
+    )
+
+
+def _answer(
+    found: Sequence[Score], best: Sequence[tuple[Value, ...]], metric: MetricSpec
+) -> str:
+    """Name the best setting so far, and those whose range over the seeds overlaps with its."""
+    spans: dict[str, list[float]] = {}
+    for each in found:
+        value = each.measures[metric.name][1]
+        spans.setdefault(each.run, []).append(math.nan if value is None else value)
+    first, *others = (str(line[0]) for line in best)
+    mine = spans[first]
+    number = "one seed (n = 1)" if len(mine) == 1 else f"n = {len(mine)} seeds"
+    value_text = metric_value(_number(best[0][1]), metric)
+    said = f"best: {first or 'as given'}, {metric.name} {value_text}, {number}"
+    ties = [
+        other
+        for other in others
+        if len(mine) > 1 < len(spans[other])
+        and min(spans[other]) <= max(mine)
+        and min(mine) <= max(spans[other])
+    ]
+    return said + (
+        f"; a tie, within the spread, with {' and with '.join(ties)}" if ties else ""
+    )
+
+
+def _number(value: Value) -> float | None:
+    return None if value is None else float(value)
 
 
 def _place(sign: int, line: tuple[Value, ...]) -> float:
     """Sort key for a line: its first number, with the sign that puts the best first."""
-    return math.inf if line[1] is None else sign * float(line[1])
+    value = _number(line[1])
+    return math.inf if value is None else sign * value

@@ -33,16 +33,16 @@ def misfits_of_simulation(experiment: Experiment) -> Iterator[str]:
         if messages > MANY_MESSAGES:
             yield (
                 f"{experiment.run_name}: {number:,} workers send {messages:,} messages in "
-                "each exchange, which may take hours; take fewer --num-workers, or an algorithm on a "
-                "sparse graph, such as gossip on a ring or gosgd"
+                "each exchange, which may take hours; take fewer --num-workers, or an "
+                "algorithm on a sparse graph, such as gossip on a ring or gosgd"
             )
     num_params = experiment.workload(()).num_params(0)
     needed, there = 4 * _COPIES * num_params * number, psutil.virtual_memory().available
     if needed > there:
         yield (
             f"{experiment.run_name}: the models of {number:,} workers with {num_params:,} "
-            f"parameters need at least {needed / 1e9:.1f} GB of {there / 1e9:.1f} GB free; "
-            "take fewer --num-workers, or a smaller model"
+            f"parameters need at least {needed / 1e9:.1f} GB, of which {there / 1e9:.1f} GB "
+            "are free; take fewer --num-workers, or a smaller model"
         )
 
 
