@@ -30,6 +30,7 @@ usage: edgegossip COMMAND [OPTIONS]
                                     which algorithm and settings suit these machines
   edgegossip report DIR             draw the report of a folder (again)
   edgegossip watch DIR              a page that shows a run live, or replays it
+                                    (--connect ENDPOINT: one on other machines)
   edgegossip export DIR             a folder for the Hugging Face hub: model, model card
 
   edgegossip launch RECIPE -n 4     one process per worker on this machine, over a real network
