@@ -20,12 +20,14 @@ from tests.crew import Forked
 from tests.run_folders import Event, evaluations, header, rounds
 from tests.tiers import thorough
 
+from edgegossip.cli import worker_command
 from edgegossip.cli.main import main
 from edgegossip.cli.watch_command import WatchOptions, watching
 from edgegossip.contract.errors import NetworkError
 from edgegossip.net.identity.certificates import OBSERVER, issue, make_authority
-from edgegossip.real.launch import free_ports
+from edgegossip.real.launch import MakeCommand, free_ports
 from edgegossip.report.watching import Stream, WatchServer, run_names
+from edgegossip.runs.experiment import Experiment
 
 
 def write(log: Path, *events: Event) -> None:
@@ -118,6 +120,28 @@ def test_a_wrong_folder_or_address_is_explained(
     with pytest.raises(SystemExit, match="2"):
         main(["watch", str(tmp_path), "--at", "here"])
     assert "the page's address must be PORT or HOST:PORT" in capsys.readouterr().err
+
+
+def test_launch_serves_the_page_beside_the_run_and_the_workers_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls: list[str] = []
+
+    def launched(
+        experiment: Experiment, worker: MakeCommand, *, out: Path, **_: object
+    ) -> None:
+        urls.append(capsys.readouterr().out.split()[-1])
+        write(out / "events.jsonl", header("one"))
+        with urllib.request.urlopen(f"{urls[0]}events", timeout=20) as stream:
+            lines = (line.decode() for line in stream)
+            assert any('"name": "one"' in line for line in lines)
+        assert "--watch" not in worker(0, "tcp/127.0.0.1:1", [], out, [])
+        raise NetworkError("enough")
+
+    monkeypatch.setattr(worker_command, "launch", launched)
+    assert main(["launch", "quickstart", "--out", str(tmp_path / "run"), "--watch"]) == 1
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(urls[0], timeout=20)
 
 
 @pytest.fixture
