@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edgegossip.contract.protocol import Rank
-from edgegossip.net.identity.certificates import authority_paths, holder_paths
+from edgegossip.net.identity.certificates import Holder, authority_paths, holder_paths
 from edgegossip.net.identity.revocation import list_path
 
 
@@ -17,8 +16,8 @@ def put(source: Path, target: Path) -> None:
     part.replace(target)
 
 
-def give(authority: Path, folder: Path, rank: Rank | None) -> Path:
-    """Copy to `folder` what belongs on the machine of worker `rank`, or of routers."""
+def give(authority: Path, folder: Path, rank: Holder) -> Path:
+    """Copy to `folder` what belongs on the machine of worker `rank`, routers or observers."""
     folder.mkdir(exist_ok=True)
     certificate, key = holder_paths(authority, rank)
     # The key first, as the command does.

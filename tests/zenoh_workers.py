@@ -11,6 +11,7 @@ import zenoh
 
 from edgegossip.contract.protocol import Rank
 from edgegossip.net.identity.access import zenoh_security
+from edgegossip.net.identity.certificates import Holder
 from edgegossip.net.identity.tls import TLS
 from edgegossip.real.launch import free_ports
 
@@ -30,7 +31,7 @@ class Worker:
 
     Args:
         folder: Of certificates.
-        rank: Whose certificate and inbox it has.
+        rank: Whose certificate and inbox it has, if it is a worker.
         connect: Endpoints of others.
         run: Name of its run.
         is_careful: Whether it has access control itself; whoever means harm has not.
@@ -41,7 +42,7 @@ class Worker:
     def __init__(
         self,
         folder: Path,
-        rank: Rank,
+        rank: Holder,
         *connect: str,
         run: str = RUN,
         is_careful: bool = True,

@@ -9,7 +9,7 @@ import pytest
 
 from edgegossip.cli.certs_command import certs_command
 from edgegossip.contract.errors import NetworkError, UsageError
-from edgegossip.net.identity.certificates import issue, make_authority
+from edgegossip.net.identity.certificates import OBSERVER, issue, make_authority
 from edgegossip.net.identity.tls import TLS
 
 
@@ -33,12 +33,13 @@ def test_two_commands_make_all_that_workers_need(capsys: pytest.CaptureFixture[s
         "--host",
         "10.0.0.3",
     ]
-    assert certs_command([*issuing, "--router"]) == 0
-    for rank in (0, 1, None):
+    assert certs_command([*issuing, "--router", "--observer"]) == 0
+    for rank in (0, 1, None, OBSERVER):
         TLS.from_folder(Path("certs"), rank).check(rank)
     printed = capsys.readouterr().out
     assert "ca-key.pem: stays here" in printed
     assert "certs/worker-1: copy this folder to the machine of worker 1, for --tls" in printed
+    assert "certs/observer: copy this folder to the machine of observers, for" in printed
     assert "certs/router: copy this folder to the machine of routers, for --tls" in printed
 
 
@@ -158,7 +159,7 @@ def test_what_exists_is_a_failure() -> None:
         (["issue"], "certs issue needs a worker: --rank R"),
         (["issue", "--rank", "-1"], "ranks must be different and at least 0"),
         (["issue", "--rank", "0", "--run", "a b"], "run must have 1 to 40 letters, digits"),
-        (["revoke"], "certs revoke needs --rank R, --router or --serial NUMBER"),
+        (["revoke"], "certs revoke needs --rank R, --router, --observer or --serial NUMBER"),
         (
             ["revoke", "--serial", "x"],
             "a serial number has 1 to 40 hexadecimal digits, got 'x'",

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -19,10 +20,14 @@ from tests.crew import Forked
 from tests.run_folders import Event, evaluations, header, rounds
 from tests.tiers import thorough
 
+from edgegossip.cli import worker_command
 from edgegossip.cli.main import main
+from edgegossip.cli.watch_command import WatchOptions, watching
 from edgegossip.contract.errors import NetworkError
-from edgegossip.real.launch import free_ports
+from edgegossip.net.identity.certificates import OBSERVER, issue, make_authority
+from edgegossip.real.launch import MakeCommand, free_ports
 from edgegossip.report.watching import Stream, WatchServer, run_names
+from edgegossip.runs.experiment import Experiment
 
 
 def write(log: Path, *events: Event) -> None:
@@ -115,6 +120,28 @@ def test_a_wrong_folder_or_address_is_explained(
     with pytest.raises(SystemExit, match="2"):
         main(["watch", str(tmp_path), "--at", "here"])
     assert "the page's address must be PORT or HOST:PORT" in capsys.readouterr().err
+
+
+def test_launch_serves_the_page_beside_the_run_and_the_workers_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls: list[str] = []
+
+    def launched(
+        experiment: Experiment, worker: MakeCommand, *, out: Path, **_: object
+    ) -> None:
+        urls.append(capsys.readouterr().out.split()[-1])
+        write(out / "events.jsonl", header("one"))
+        with urllib.request.urlopen(f"{urls[0]}events", timeout=20) as stream:
+            lines = (line.decode() for line in stream)
+            assert any('"name": "one"' in line for line in lines)
+        assert "--watch" not in worker(0, "tcp/127.0.0.1:1", [], out, [])
+        raise NetworkError("enough")
+
+    monkeypatch.setattr(worker_command, "launch", launched)
+    assert main(["launch", "quickstart", "--out", str(tmp_path / "run"), "--watch"]) == 1
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(urls[0], timeout=20)
 
 
 @pytest.fixture
@@ -237,42 +264,82 @@ def noticed(out: Path, rank: int, peer: int, what: str) -> float:
     return datetime.strptime(found[-1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
-@pytest.mark.slow
-def test_a_kill_and_a_pause_of_real_workers_are_shown_within_a_second_of_their_notice(
-    tmp_path: Path, browser: Browser
-) -> None:
-    out, workers = tmp_path / "out", []
-    endpoints = [f"tcp/127.0.0.1:{port}" for port in free_ports(4)]
+@contextmanager
+def real_workers(out: Path, certificates: Path | None = None) -> Iterator[list[Forked]]:
+    """Four processes that train, and the endpoint of each in its `log.txt`."""
+    workers, scheme = list[Forked](), "tcp" if certificates is None else "tls"
+    endpoints = [f"{scheme}/127.0.0.1:{port}" for port in free_ports(4)]
     for rank, endpoint in enumerate(endpoints):
         folder = out / "workers" / str(rank)
         folder.mkdir(parents=True)
         command = ["worker", "quickstart", "--num-workers", "4", "--num-epochs", "20000"]
         command += ["--only", "epoch-gossip", "--rank", str(rank), "--out", str(folder)]
         command += ["--lease", "1.5", "--parent", str(os.getpid()), "--listen", endpoint]
+        command += [] if certificates is None else ["--tls", str(certificates)]
         others = [each for each in endpoints if each != endpoint]
         workers.append(Forked([*command, "--connect", *others], folder / "log.txt"))
         workers[-1].start()
+    (out / "endpoint").write_text(endpoints[0])
     try:
-        with WatchServer(out) as server:
-            browser.call("Page.navigate", url=server.url)
-            all_train = "[0, 1, 2, 3].every(rank => run.workers.get(rank)?.longest)"
-            browser.until(f"document.body?.dataset.live === 'yes' && {all_train}", 240.0)
-            workers[3].kill()
-            browser.until(f"{STATE} === 'lost'")
-            delays = {"kill": time.time() - noticed(out, 0, 3, "lost")}
-            os.kill(workers[2].pid, signal.SIGSTOP)
-            browser.until(f"{ROW_2} === 'lost'")
-            delays["pause"] = time.time() - noticed(out, 0, 2, "lost")
-            os.kill(workers[2].pid, signal.SIGCONT)
-            browser.until(f"!['lost', 'cut'].includes({ROW_2})")
-            delays["return"] = time.time() - noticed(out, 0, 2, "back")
-        print("seconds from the notice to the page:", delays)
-        assert max(delays.values()) < 1.0
+        yield workers
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+ALL_TRAIN = "[0, 1, 2, 3].every(rank => run.workers.get(rank)?.longest)"
+
+
+@pytest.mark.slow
+def test_a_kill_and_a_pause_of_real_workers_are_shown_within_a_second_of_their_notice(
+    tmp_path: Path, browser: Browser
+) -> None:
+    out, delays = tmp_path / "out", {}
+    with real_workers(out) as workers, WatchServer(out) as server:
+        browser.call("Page.navigate", url=server.url)
+        browser.until(f"document.body?.dataset.live === 'yes' && {ALL_TRAIN}", 240.0)
+        workers[3].kill()
+        browser.until(f"{STATE} === 'lost'")
+        delays["kill"] = time.time() - noticed(out, 0, 3, "lost")
+        os.kill(workers[2].pid, signal.SIGSTOP)
+        browser.until(f"{ROW_2} === 'lost'")
+        delays["pause"] = time.time() - noticed(out, 0, 2, "lost")
+        os.kill(workers[2].pid, signal.SIGCONT)
+        browser.until(f"!['lost', 'cut'].includes({ROW_2})")
+        delays["return"] = time.time() - noticed(out, 0, 2, "back")
+    print("seconds from the notice to the page:", delays)
+    assert max(delays.values()) < 1.0
     assert browser.complaints == []
+
+
+@pytest.mark.slow
+def test_a_mesh_is_watched_over_one_worker_and_again_after_a_restart(
+    tmp_path: Path, browser: Browser
+) -> None:
+    out, certificates = tmp_path / "out", tmp_path / "certs"
+    make_authority(certificates)
+    issue(certificates, [*range(4), OBSERVER])
+    samples = "total(run.workers.get(1).samples, 1e9)"
+    with real_workers(out, certificates) as workers:
+        endpoint = (out / "endpoint").read_text()
+        options = WatchOptions(connect=(endpoint,), tls=certificates)
+        with watching(options, "127.0.0.1", 0) as server:
+            port = int(server.url.rstrip("/").rpartition(":")[2])
+            browser.call("Page.navigate", url=server.url)
+            browser.until(f"document.body?.dataset.live === 'yes' && {ALL_TRAIN}", 240.0)
+            workers[3].kill()
+            browser.until(f"{STATE} === 'lost'")
+            delay = time.time() - noticed(out, 0, 3, "lost")
+            before = browser.value(samples)
+        browser.until("!document.querySelector('#broken').hidden")
+        with watching(options, "127.0.0.1", port):
+            browser.until("document.querySelector('#broken').hidden")
+            # The killed worker does not answer any more; the others know all that they knew.
+            browser.until(f"isLive && run.workers.get(1)?.longest && {samples} >= {before}")
+            browser.until(f"{STATE} === 'lost'")
+    print("seconds from the notice to the page, over the network:", delay)
+    assert delay < 1.5
 
 
 @thorough

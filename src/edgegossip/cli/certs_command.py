@@ -10,6 +10,8 @@ import tyro
 
 from edgegossip.contract.errors import UsageError, unknown_name
 from edgegossip.net.identity.certificates import (
+    OBSERVER,
+    Holder,
     authority_folder,
     authority_paths,
     common_name,
@@ -43,12 +45,14 @@ class Init:
 
 @dataclass(frozen=True, kw_only=True)
 class Issue:
-    """Make keys and certificates for workers and routers.
+    """Make keys and certificates for workers, routers and observers.
 
     Args:
         rank: Rank of a worker; repeatable.
         router: Make a certificate for routers. The holder of its key can impersonate any
             worker.
+        observer: Make a certificate for observers (`edgegossip watch --connect`). The holder of
+            its key can read what workers log, and send nothing.
         run_name: Name of the runs (worker --name) in which the certificates are valid; by
             default all runs.
         replace: Replace earlier certificates, which stay valid until they expire or are
@@ -62,6 +66,7 @@ class Issue:
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
     router: bool = False
+    observer: bool = False
     run_name: Annotated[str | None, tyro.conf.arg(name="run")] = None
     replace: bool = False
     host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -69,11 +74,11 @@ class Issue:
     days: int = 365
 
     def run(self) -> None:
-        if not (self.rank or self.router):
+        if not (holders := _holders(self)):
             raise UsageError(
-                "certs issue needs a worker: --rank R, one or more times, or --router"
+                "certs issue needs a worker: --rank R, one or more times, or --router, or "
+                "--observer"
             )
-        holders = (*self.rank, None) if self.router else self.rank
         authority = authority_folder(self.out)
         is_flat = authority == self.out
         paths = issue(
@@ -86,7 +91,8 @@ class Issue:
             out=None if is_flat else self.out,
         )
         for rank, path in zip(holders, paths, strict=True):
-            whose = "routers" if rank is None else f"worker {rank}"
+            others = "observers" if rank == OBSERVER else "routers"
+            whose = f"worker {rank}" if isinstance(rank, int) else others
             if is_flat:
                 key = holder_paths(self.out, rank)[1]
                 print(f"{path}, {key}: for the machine of {whose}, with ca.pem")
@@ -101,19 +107,23 @@ class Revoke:
     Args:
         rank: Rank of a worker whose existing certificates are all revoked; repeatable.
         router: Revoke all certificates of routers.
+        observer: Revoke all certificates of observers.
         serial: Serial number of a single certificate, from edgegossip certs list; repeatable.
         out: Folder of all certificates, as of certs init.
     """
 
     rank: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
     router: bool = False
+    observer: bool = False
     serial: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     out: Path = Path("certs")
 
     def run(self) -> None:
-        if not (self.rank or self.router or self.serial):
-            raise UsageError("certs revoke needs --rank R, --router or --serial NUMBER")
-        holders = (*self.rank, None) if self.router else self.rank
+        holders = _holders(self)
+        if not (holders or self.serial):
+            raise UsageError(
+                "certs revoke needs --rank R, --router, --observer or --serial NUMBER"
+            )
         authority = authority_folder(self.out)
         known = {each.serial_number for each in issued(authority)}
         serials = [parse_serial(each) for each in self.serial]
@@ -129,6 +139,12 @@ class Revoke:
         print(
             f"{list_path(authority)}: for every machine, beside ca.pem; running workers see it"
         )
+
+
+def _holders(options: Issue | Revoke) -> tuple[Holder, ...]:
+    router: tuple[Holder, ...] = (None,) if options.router else ()
+    observer: tuple[Holder, ...] = (OBSERVER,) if options.observer else ()
+    return (*options.rank, *router, *observer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +172,7 @@ USAGE = """\
 usage: edgegossip certs init [OPTIONS]            an authority, once for all workers
        edgegossip certs issue --rank R [OPTIONS]  a worker's key and certificate
        edgegossip certs issue --router [OPTIONS]  the routers'
+       edgegossip certs issue --observer          that of observers, which only read
        edgegossip certs revoke --rank R           withdraw the certificates of rank R
        edgegossip certs list                      what there is
        edgegossip certs init --help               every option; the same for issue

@@ -28,6 +28,7 @@ from edgegossip.cli.plan_command import PlanOptions
 from edgegossip.cli.profile_command import ProfileOptions
 from edgegossip.cli.router_command import RouterOptions
 from edgegossip.cli.script_command import ScriptOptions
+from edgegossip.cli.status_command import StatusOptions
 from edgegossip.cli.study_command import StudyOptions
 from edgegossip.cli.sweep_command import SweepOptions
 from edgegossip.cli.watch_command import WatchOptions
@@ -97,6 +98,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
         "study": _with_names(StudyOptions, studies()),
         "report": report_folder,
         "watch": WatchOptions,
+        "status": StatusOptions,
         "export": ExportOptions,
         "router": RouterOptions,
         "join": JoinOptions,

@@ -31,6 +31,8 @@ usage: edgegossip COMMAND [OPTIONS]
   edgegossip plan RECIPE --live     the same for machines that join now and measure themselves
   edgegossip report DIR             draw the report of a folder (again)
   edgegossip watch DIR              a page that shows a run live, or replays it
+                                    (--connect ENDPOINT: one on other machines)
+  edgegossip status DIR             the state of each worker, in the terminal (--json)
   edgegossip export DIR             a folder for the Hugging Face hub: model, model card
 
   edgegossip launch RECIPE -n 4     one process per worker on this machine, over a real network
@@ -151,6 +153,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sweep": _imported("edgegossip.cli.sweep_command", "sweep_command"),
     "report": _imported("edgegossip.cli.commands", "report_command"),
     "watch": _imported("edgegossip.cli.watch_command", "watch_command"),
+    "status": _imported("edgegossip.cli.status_command", "status_command"),
     "export": _imported("edgegossip.cli.commands", "export_command"),
     "launch": _imported("edgegossip.cli.worker_command", "launch_command"),
     "worker": _imported("edgegossip.cli.worker_command", "worker_command"),

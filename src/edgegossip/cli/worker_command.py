@@ -6,7 +6,8 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,7 @@ from edgegossip.real.worker import WorkerSettings
 from edgegossip.recipes.call import RecipeCall, option_words
 from edgegossip.report import units
 from edgegossip.report.live import LiveView
+from edgegossip.report.watching import WatchServer
 from edgegossip.runs.describe import rank_name
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.files import read_json
@@ -45,6 +47,8 @@ from edgegossip.runs.tracking import Tracker, track_results
 
 EXIT_APART = 3
 """Exit code of a real run whose workers end with different models."""
+_OF_LAUNCH = ("out", "resume", "n", "track", "executors", "metrics", "watch")
+"""Options of `launch` that are not passed on to its workers as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,8 @@ class LaunchOptions(TrackOptions, KeepOptions):
         executors: Executors of each worker that trains; see `edgegossip worker`.
         metrics: PORT or HOST:PORT of worker 0's metrics; worker R has PORT + R. See
             `edgegossip worker`.
+        watch: Serve a page that shows the run, for this machine only, and print its address;
+            see `edgegossip watch`.
     """
 
     n: Annotated[int | None, tyro.conf.arg(name="n", aliases=("-n",))] = None
@@ -104,6 +110,7 @@ class LaunchOptions(TrackOptions, KeepOptions):
     final_average: bool = True
     executors: str = "1"
     metrics: str | None = None
+    watch: bool = False
 
     def __post_init__(self) -> None:
         ExecutorProcesses(devices=self.executors)
@@ -307,7 +314,7 @@ def launch_command(arguments: list[str]) -> int:
     command = parse_recipe("launch", LaunchOptions, arguments)
     options, name = command.options, command.call.name
     _check_resumed(options)
-    _, *passed_on = command.words("out", "resume", "n", "track", "executors", "metrics")
+    _, *passed_on = command.words(*_OF_LAUNCH)
 
     def worker(
         rank: Rank, endpoint: str, others: Sequence[str], folder: Path, ended: Sequence[Rank]
@@ -327,7 +334,8 @@ def launch_command(arguments: list[str]) -> int:
     _check_number(name, options.n, number, experiment.num_workers)
     served = _ports(options.metrics, experiment.num_workers)
     warn_of(misfits_of_launch(experiment.num_workers))
-    with LiveView() as view, one_intra_op_thread(), command.how_to_resume(out):
+    page = _page(out) if options.watch else nullcontext()
+    with page, LiveView() as view, one_intra_op_thread(), command.how_to_resume(out):
         results = launch(
             experiment,
             worker,
@@ -349,6 +357,14 @@ def launch_command(arguments: list[str]) -> int:
 def _check_resumed(options: LaunchOptions) -> None:
     if options.resume and (options.out is None or not options.out.is_dir()):
         raise UsageError("--resume needs --out DIR, the folder of what was interrupted")
+
+
+@contextmanager
+def _page(out: Path) -> Iterator[None]:
+    """Serve the page of the run in `out` within the block."""
+    with WatchServer(out.resolve()) as server:
+        print(f"watch: the run is at {server.url}", flush=True)
+        yield
 
 
 def _say_who_disagrees(disagreements: Sequence[str]) -> int:

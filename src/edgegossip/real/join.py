@@ -58,8 +58,12 @@ class Connection:
         for serial in self.ban:
             parse_serial(serial)
 
-    def transport(self, run: str, rank: Rank, num_workers: int) -> ZenohTransport:
+    def transport(
+        self, run: str, rank: Rank, num_workers: int, shown: Path | None = None
+    ) -> ZenohTransport:
         """Make the transport of worker `rank` in the run with this name.
+
+        Observers may read the log at the path `shown`.
 
         Raises:
             NetworkError: If a certificate is unusable, or plain links are not allowed.
@@ -73,6 +77,7 @@ class Connection:
             address=self.address,
             security=security,
             insecure=self.insecure,
+            shown=shown,
             lease=self.lease,
         )
 
@@ -141,7 +146,9 @@ def join(
         return "followed"
     require_unlocked(Path(out))  # before seconds of measuring
     run = run_key(experiment, recipe, settings.name)
-    transport = connection.transport(run, rank, experiment.num_workers)
+    transport = connection.transport(
+        run, rank, experiment.num_workers, Path(out) / "events.jsonl"
+    )
     keep_freed_memory()
     with (
         leading(experiment, rank, executors, settings.threads) as together,

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -182,6 +183,11 @@ class WatchServer:
         )
         self._thread.start()
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a page is open."""
+        return self._server.num_readers > 0
+
     def close(self) -> None:
         """Stop listening, and end all streams."""
         self._server.is_closed.set()
@@ -204,7 +210,20 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
         self.is_closed = threading.Event()
+        self.num_readers = 0
+        self._counting = threading.Lock()
         super().__init__(address, handler)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count a page within the block."""
+        with self._counting:
+            self.num_readers += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.num_readers -= 1
 
     def server_bind(self) -> None:
         # Not HTTPServer's, which asks the name service for this machine's name and may wait.
@@ -229,7 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
         if asked.path == "/":
             self._send_page()
         elif asked.path == "/events":
-            self._stream(parse_qs(asked.query).get("run", [None])[0])
+            with self.server.reading():
+                self._stream(parse_qs(asked.query).get("run", [None])[0])
         else:
             self.send_error(HTTPStatus.NOT_FOUND, "there are / and /events")
 

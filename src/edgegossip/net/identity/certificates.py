@@ -1,4 +1,4 @@
-"""The project's own certificates: one for the authority, one per rank, and one for routers."""
+"""The project's own certificates: of the authority, workers, routers and observers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -55,19 +55,36 @@ REVOKED = "revoked.pem"
 """Name of the file with the list of revoked certificates."""
 
 Lifetime: TypeAlias = tuple[datetime, datetime]
+OBSERVER: Final = "observer"
+"""The holder of a certificate that may read what workers say about themselves."""
+Holder: TypeAlias = "Rank | Literal['observer'] | None"
+"""Who has a certificate: a worker, an observer, or None for a router."""
 
 
-def holder_name(rank: Rank | None, run_name: str | None = None) -> str:
-    """The common name of a worker's or a router's certificate, which access control uses.
+def holder_name(holder: Holder, run_name: str | None = None) -> str:
+    """The common name of a certificate, which access control uses.
 
-    >>> holder_name(3), holder_name(None)
-    ('worker-3', 'edgegossip-router')
+    >>> holder_name(3), holder_name(None), holder_name(OBSERVER)
+    ('worker-3', 'edgegossip-router', 'edgegossip-observer')
     >>> holder_name(3, "night")  # valid only in runs of this name
     'worker-3@night'
     """
     # Reserved names: no authority gives them to a machine.
-    holder = "edgegossip-router" if rank is None else f"worker-{rank}"
-    return holder if run_name is None else f"{holder}@{run_name}"
+    name = f"worker-{holder}" if isinstance(holder, int) else f"edgegossip-{_kind(holder)}"
+    return name if run_name is None else f"{name}@{run_name}"
+
+
+def _kind(holder: Literal["observer"] | None) -> str:
+    return "router" if holder is None else holder
+
+
+def holder_option(holder: Holder) -> str:
+    """The option of the `certs` commands for a holder.
+
+    >>> holder_option(3), holder_option(None)
+    ('--rank 3', '--router')
+    """
+    return f"--rank {holder}" if isinstance(holder, int) else f"--{_kind(holder)}"
 
 
 def serial_name(serial: int) -> str:
@@ -104,9 +121,9 @@ def authority_paths(folder: Path) -> tuple[Path, Path]:
     return folder / "ca.pem", folder / "ca-key.pem"
 
 
-def holder_paths(folder: Path, rank: Rank | None) -> tuple[Path, Path]:
-    """Paths in `folder` of the certificate and key of worker `rank`, or of routers if None."""
-    name = "router" if rank is None else holder_name(rank)
+def holder_paths(folder: Path, holder: Holder) -> tuple[Path, Path]:
+    """Paths in `folder` of the certificate and key of a holder."""
+    name = holder_folder(folder, holder).name
     return folder / f"{name}.pem", folder / f"{name}-key.pem"
 
 
@@ -119,9 +136,9 @@ def authority_folder(folder: Path) -> Path:
     return folder if is_flat else folder / _AUTHORITY
 
 
-def holder_folder(folder: Path, rank: Rank | None) -> Path:
-    """The folder of worker `rank`, or of routers, with all that belongs on its machine."""
-    return folder / ("router" if rank is None else holder_name(rank))
+def holder_folder(folder: Path, holder: Holder) -> Path:
+    """The folder of a holder, with all that belongs on its machine."""
+    return folder / (holder_name(holder) if isinstance(holder, int) else _kind(holder))
 
 
 def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = None) -> Path:
@@ -160,7 +177,7 @@ def make_authority(folder: Path, *, days: int = 3650, begin: datetime | None = N
 
 def issue(
     folder: Path,
-    ranks: Sequence[Rank | None],
+    ranks: Sequence[Holder],
     hosts: Sequence[str] = (),
     *,
     run_name: str | None = None,
@@ -169,11 +186,12 @@ def issue(
     begin: datetime | None = None,
     out: Path | None = None,
 ) -> list[Path]:
-    """Make a key and a certificate for each worker in `ranks`, or for routers.
+    """Make a key and a certificate for each worker in `ranks`, for routers, or for observers.
 
     Args:
         folder: Folder of the authority.
-        ranks: At least one worker; None for routers, which can speak for any worker.
+        ranks: At least one worker; None for routers, which can speak for any worker, and
+            `OBSERVER` for observers, which can only read.
         hosts: Names and addresses of their machines, for programs that check them; workers
             check ranks.
         run_name: Name of the runs in which the certificates are valid; None for all runs.
@@ -193,7 +211,11 @@ def issue(
             written.
         ValueError: If an argument is out of range.
     """
-    if not ranks or len(set(ranks)) < len(ranks) or any(r is not None and r < 0 for r in ranks):
+    if (
+        not ranks
+        or len(set(ranks)) < len(ranks)
+        or any(isinstance(r, int) and r < 0 for r in ranks)
+    ):
         raise ValueError(f"ranks must be different and at least 0, got {list(ranks)}")
     if run_name is not None and not RUN_NAME.fullmatch(run_name):
         raise ValueError(

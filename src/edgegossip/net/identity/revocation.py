@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from edgegossip.contract.errors import NetworkError
 from edgegossip.net.identity.certificates import (
     REVOKED,
+    Holder,
     changing,
     common_name,
     holder_name,
@@ -35,9 +36,6 @@ from edgegossip.net.identity.certificates import (
     serial_name,
     write_file,
 )
-
-if TYPE_CHECKING:  # it imports torch, which takes seconds
-    from edgegossip.contract.protocol import Rank
 
 _LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 
@@ -75,7 +73,7 @@ def list_path(folder: Path) -> Path:
 
 def revoke(
     folder: Path,
-    ranks: Sequence[Rank | None] = (),
+    ranks: Sequence[Holder] = (),
     serials: Sequence[int] = (),
     holders: Iterable[Path] = (),
 ) -> list[int]:
@@ -85,7 +83,7 @@ def revoke(
 
     Args:
         folder: Folder of the authority.
-        ranks: Workers, or None for routers; all their certificates are revoked.
+        ranks: Workers, None for routers, or `OBSERVER`; all their certificates are revoked.
         serials: Serial numbers of individual certificates.
         holders: Folders of workers on this machine, which get the list too.
 
@@ -215,9 +213,7 @@ def _on_list(folder: Path, authority: x509.Certificate) -> Revoked:
     return lists.get(authority_id(authority), Revoked(0, frozenset()))
 
 
-def _serials(
-    folder: Path, known: Sequence[x509.Certificate], rank: Rank | None
-) -> Iterable[int]:
+def _serials(folder: Path, known: Sequence[x509.Certificate], rank: Holder) -> Iterable[int]:
     whose = holder_name(rank)
     found = [
         each.serial_number

@@ -18,10 +18,12 @@ from edgegossip.contract.errors import NetworkError
 from edgegossip.machine.system import others_may_read
 from edgegossip.net.address import Address
 from edgegossip.net.identity.certificates import (
+    Holder,
     authority_paths,
     common_name,
     holder_folder,
     holder_name,
+    holder_option,
     holder_paths,
     is_pair,
     parse_certificates,
@@ -144,7 +146,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """The files that identify a worker or router and its peers; all in PEM.
+    """The files that identify a worker, router or observer and its peers; all in PEM.
 
     Any authority works if it signs workers' certificates directly, with ``worker-R`` as common
     name and an elliptic-curve key. A holder of the name ``edgegossip-router`` can impersonate
@@ -167,9 +169,7 @@ class TLS:
     banned: frozenset[int] = frozenset()
 
     @classmethod
-    def from_folder(
-        cls, folder: Path | str, rank: Rank | None, banned: Iterable[int] = ()
-    ) -> TLS:
+    def from_folder(cls, folder: Path | str, rank: Holder, banned: Iterable[int] = ()) -> TLS:
         """The files of worker `rank`, or of routers, as `edgegossip certs` names them.
 
         They are in `folder` itself, or in its own folder there (``worker-R`` or ``router``).
@@ -187,13 +187,14 @@ class TLS:
             frozenset(banned),
         )
 
-    def check(self, rank: Rank | None, run_names: Collection[str] | None = None) -> Credentials:
+    def check(self, rank: Holder, run_names: Collection[str] | None = None) -> Credentials:
         """Validate the files before the start; with an invalid file, links would never open.
 
         A key that other users can read, or a certificate that expires soon, causes a warning.
 
         Args:
-            rank: Worker that the certificate must be for; None for routers.
+            rank: Worker that the certificate must be for; None for routers, `OBSERVER` for
+                observers.
             run_names: Names of runs that the certificate may be bound to; None for any run.
 
         Raises:
@@ -226,7 +227,7 @@ class TLS:
                 contents.append(None)
         return contents
 
-    def identity(self, rank: Rank | None, run_names: Collection[str] | None) -> IdentityFiles:
+    def identity(self, rank: Holder, run_names: Collection[str] | None) -> IdentityFiles:
         """Read the identity; see `check`.
 
         Raises:
@@ -234,10 +235,9 @@ class TLS:
         """
         for path in (self.ca, self.certificate, self.key):
             if not path.exists():
-                which = "--router" if rank is None else f"--rank {rank}"
                 raise NetworkError(
                     f"{path} is missing; make it where the authority is (edgegossip certs "
-                    f"issue {which}) and copy its folder to this machine"
+                    f"issue {holder_option(rank)}) and copy its folder to this machine"
                 )
         identity = IdentityFiles(
             *(read_file(path) for path in (self.ca, self.certificate, self.key))
@@ -277,7 +277,7 @@ class TLS:
     def _check_name(
         self,
         certificate: x509.Certificate,
-        rank: Rank | None,
+        rank: Holder,
         run_names: Collection[str] | None,
     ) -> None:
         name = common_name(certificate.subject)
@@ -288,7 +288,7 @@ class TLS:
                 "its own certificate, or another --rank"
             )
         if run_name and run_names is not None and run_name not in run_names:
-            option = "--run" if rank is None else "--name"
+            option = "--name" if isinstance(rank, int) else "--run"
             raise NetworkError(
                 f"{self.certificate} is valid only in runs named {run_name!r}; give {option} "
                 f"{run_name}, or give another certificate"
@@ -330,14 +330,14 @@ class CertificateWatch:
 
     Args:
         tls: The files.
-        rank: Worker that owns the files; None for routers.
+        rank: Worker that owns the files; None for routers, `OBSERVER` for observers.
         run_names: Names of runs that the certificate may be bound to.
 
     Raises:
         NetworkError: If the files are invalid now; see `TLS.check`.
     """
 
-    def __init__(self, tls: TLS, rank: Rank | None, run_names: Collection[str]) -> None:
+    def __init__(self, tls: TLS, rank: Holder, run_names: Collection[str]) -> None:
         self.tls = tls
         self._rank = rank
         self._run_names = run_names
@@ -353,14 +353,13 @@ class CertificateWatch:
 
     def complain_of_expiry(self) -> None:
         """Log that the current certificate expires now, and what to do."""
-        which = "--router" if self._rank is None else f"--rank {self._rank}"
         _LOG.error(
             "%s expires at %s, so all links are closed and nothing can be exchanged; make a "
             "new one where the authority is (edgegossip certs issue %s --replace) and copy it "
             "and its key to this machine, where they take effect within seconds",
             self.tls.certificate,
             f"{self.current.identity.end:%Y-%m-%d %H:%M:%S} UTC",
-            which,
+            holder_option(self._rank),
         )
 
     def poll(self) -> Credentials | None:
@@ -429,7 +428,7 @@ def _moment(time: datetime) -> str:
 
 def load_tls(
     folder: Path | str | None,
-    rank: Rank | None,
+    rank: Holder,
     run_names: Collection[str] = (),
     ban: Iterable[str] = (),
 ) -> TLS | None:
@@ -437,7 +436,7 @@ def load_tls(
 
     Args:
         folder: Folder of the files; None if there are none.
-        rank: The worker; None for a router.
+        rank: The worker; None for a router, `OBSERVER` for an observer.
         run_names: Names of runs that its certificate may be bound to.
         ban: Serial numbers, in hex, of certificates to reject.
 

@@ -14,6 +14,7 @@ import zenoh
 
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import is_loopback
+from edgegossip.net.identity.certificates import Holder
 from edgegossip.net.transport import Incarnation
 
 _LOG = logging.getLogger("edgegossip.net")
@@ -219,7 +220,7 @@ class ExpiredLinks:
                 self._suspects[ends] = (now, name)
 
 
-def warn_without_relay(session: zenoh.Session, holders: Mapping[str, Rank | None]) -> None:
+def warn_without_relay(session: zenoh.Session, holders: Mapping[str, Holder]) -> None:
     """Warn if a worker that does not listen is linked to another worker, and not to a router.
 
     Nobody calls such a worker, and the other worker cannot relay: each end of a link drops
@@ -227,13 +228,13 @@ def warn_without_relay(session: zenoh.Session, holders: Mapping[str, Rank | None
 
     Args:
         session: Session of a worker that does not listen and has certificates.
-        holders: Ranks of the permitted certificates, by common name; None for routers.
+        holders: Holders of the permitted certificates, by common name.
     """
     warned: set[Rank] = set()
 
     def linked(link: zenoh.Link, *, is_open: bool) -> None:
         rank = holders.get(link.auth_identifier or "")
-        if not is_open or rank is None or rank in warned:
+        if not is_open or not isinstance(rank, int) or rank in warned:
             return
         warned.add(rank)
         _LOG.warning(
@@ -265,7 +266,7 @@ def report_strangers(
     session: zenoh.Session,
     run: str,
     num_workers: int,
-    holders: Mapping[str, Rank | None],
+    holders: Mapping[str, Holder],
     refused: Report,
 ) -> None:
     """Call `refused` for links of peers outside the run and for workers of other runs.
@@ -276,7 +277,7 @@ def report_strangers(
         session: Session of a worker.
         run: Name of the run in the keys.
         num_workers: Number of workers in the run.
-        holders: Ranks of the permitted certificates, by common name.
+        holders: Holders of the permitted certificates, by common name.
         refused: Called once for each stranger.
     """
     # A link names a certificate, a sign of life names a rank: either may be the first to show.
@@ -308,19 +309,19 @@ def token_of(key: str) -> tuple[str, Rank | None]:
 
 
 def report_links(
-    session: zenoh.Session, holders: Mapping[str, Rank | None], refused: Callable[[str], None]
+    session: zenoh.Session, holders: Mapping[str, Holder], refused: Callable[[str], None]
 ) -> None:
-    """Call `refused` once for each link of a peer that is neither a worker nor a router.
+    """Call `refused` once for each link of a peer that is no worker, router or observer.
 
     This includes links that join another peer's session. Zenoh verifies with only a short key
     that both links belong to one session.
 
     Args:
         session: Session of a worker or a router.
-        holders: Ranks of the permitted certificates, by common name.
+        holders: Holders of the permitted certificates, by common name.
         refused: Called with the reason.
     """
-    num_workers = len({rank for rank in holders.values() if rank is not None})
+    num_workers = len({each for each in holders.values() if isinstance(each, int)})
     names: dict[str, str] = {}
     report = _once(lambda _, reason: refused(reason))
 

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
+from pathlib import Path
 
 import numpy as np
 import zenoh
@@ -44,6 +45,7 @@ from edgegossip.net.zenoh.session import (
     open_session,
     session_settings,
 )
+from edgegossip.net.zenoh.shown_log import ShownLog
 from edgegossip.net.zenoh.twins import Claim, Claims, Twins
 
 _LOG = logging.getLogger("edgegossip.net")
@@ -442,6 +444,7 @@ class ZenohTransport:
         incarnation: Incarnation of this process; random by default.
         security: Certificates; without them links are neither encrypted nor authenticated.
         insecure: Allow plain links beyond this machine.
+        shown: Log of lines that observers may read; None for none.
         lease: Seconds, from 0.1 to 3600, after which a link is closed and reopened if it is
             silent or a piece of 256 kB could not be sent. Slow links need a longer lease: the
             default suits 0.4 Mbit/s to each simultaneous receiver. Each worker's lease applies
@@ -464,6 +467,7 @@ class ZenohTransport:
         incarnation: Incarnation | None = None,
         security: TLS | None = None,
         insecure: bool = False,
+        shown: Path | None = None,
         lease: Seconds = LEASE,
     ) -> None:
         if not _RUN.fullmatch(run):
@@ -487,6 +491,7 @@ class ZenohTransport:
         self.lease = lease
         self._settings = session_settings(address, lease, is_secure=security is not None)
         self._session: RenewedSession | None = None
+        self._shown = None if shown is None else ShownLog(shown)
         self._links = Links()
         # A leaving worker has no token any more, and may wait a lease for farewells.
         self._dead_links = DeadLinks(self._links, patience=2 * lease)
@@ -571,6 +576,9 @@ class ZenohTransport:
             f"{self._prefix}/alive/*/*", _direct(self._take_token), history=True
         )
         self._token = liveliness.declare_token(f"{own}/{self.incarnation}")
+        if (shown := self._shown) is not None:
+            key = f"{self._prefix}/status/{self.rank}"
+            session.declare_queryable(key, lambda query: shown.take(query, key))
         holders = known_holders(self._num_workers, [bound_name(self._run)])
         report_strangers(session, self._run, self._num_workers, holders, self._listener.refused)
         listens = self._settings["mode"] == "peer"
