@@ -112,7 +112,7 @@ def turn(options: argparse.Namespace, out: Path) -> dict[str, Any]:
         "measured": measured,
         "error": forecast / measured - 1 if measured else None,
         "samples_planned": statistics.median(
-            row["samples"][-1] for row in rows.values() if row["run"] == order[0].run
+            row["samples"][-1] for row in ranking_rows(rows) if row["run"] == order[0].run
         ),
         "samples_measured": results.history[-1].samples_processed,
         "planning_seconds": planning,

@@ -35,7 +35,7 @@ from edgegossip.real.launch import free_ports
 EDGEGOSSIP = [sys.executable, "-m", "edgegossip"]
 PLAN = ["plan", "quickstart", "--live", "--host", "127.0.0.1", "--num-workers"]
 QUICK = ["--only", "gosgd", "--seeds", "0", "--max-seconds", "2", "--budget", "1runs"]
-START = {"do": "start", "words": ["quickstart", "--lr", "0.5"], "num_workers": 2}
+START: Json = {"do": "start", "words": ["quickstart", "--lr", "0.5"], "num_workers": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_a_machine_measures_when_asked_and_starts_what_was_chosen(
     started: list[list[str]],
 ) -> None:
-    tasks = [
+    tasks: list[Json] = [
         {"do": "wait"},
         {"do": "speed", "id": 5, "seconds": 0.1},
         {"do": "link", "id": 6, "to": 1},
