@@ -143,7 +143,7 @@ def _training(experiment: Experiment) -> tuple[TimedTraining, int]:
             "a worker of this recipe trains on what others send, so that it "
             "cannot be timed by itself; plan another recipe"
         )
-    return TimedTraining(trainer, params), params.numel() * params.element_size()
+    return TimedTraining(trainer, params, max_steps=1), params.numel() * params.element_size()
 
 
 def _planned(run: JoinedRun, folder: Path, start: dict[str, Any]) -> JoinedRun:

@@ -62,15 +62,23 @@ class TimedTraining:
         trainer: Trainer of a worker with data.
         params: Initial parameters, [num_params].
         clock: Monotonic clock in seconds.
+        max_steps: Most steps between two readings of the clock. With one, the time has all that
+            a worker does to begin and end a training, as an algorithm that trains a step at a
+            time does after each.
     """
 
     def __init__(
-        self, trainer: Trainer, params: Tensor, clock: Callable[[], Seconds] = time.monotonic
+        self,
+        trainer: Trainer,
+        params: Tensor,
+        clock: Callable[[], Seconds] = time.monotonic,
+        max_steps: float = math.inf,
     ) -> None:
         self._trainer = trainer
         self._params = params
         self._clock = clock
         self._num_steps = 1
+        self._max_steps = max_steps
 
     def run(self, seconds: Seconds) -> tuple[Seconds, Seconds, float]:
         """Train for `seconds` or a little longer; return the start, the end and the cost."""
@@ -86,7 +94,7 @@ class TimedTraining:
             cost += self._trainer.cost(request)
             self._params = self._trainer.train(request).params
             now = self._clock()
-            if now - began < _TURN / 2:
+            if now - began < _TURN / 2 and 2 * self._num_steps <= self._max_steps:
                 self._num_steps *= 2
         return start, now, cost
 

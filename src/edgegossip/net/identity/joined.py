@@ -120,10 +120,10 @@ class JoinedRun:
         _write_identity(
             certificates(folder),
             rank,
-            key=load_key(own.key),
-            certificate=str(found.get("certificate")),
-            ca=read_file(own.ca),
-            revoked=str(found.get("revoked", "")),
+            load_key(own.key),
+            str(found.get("certificate")),
+            read_file(own.ca).decode(),
+            str(found.get("revoked", "")),
         )
         moved.tls(folder).check(rank, [self.run])
         moved.write(folder)
@@ -188,14 +188,8 @@ def join_run(
             wants_code=wants_code,
             port=open_port,
         )
-    _write_identity(
-        certificates(folder),
-        joined.rank,
-        key=key,
-        certificate=joined.certificate,
-        ca=joined.ca.encode(),
-        revoked=joined.revoked,
-    )
+    certs = certificates(folder)
+    _write_identity(certs, joined.rank, key, joined.certificate, joined.ca, joined.revoked)
     offer = joined.offer
     run = JoinedRun(
         run=invitation.run,
@@ -217,19 +211,13 @@ def join_run(
 
 
 def _write_identity(
-    folder: Path,
-    rank: Rank,
-    *,
-    key: PrivateKeyTypes,
-    certificate: str,
-    ca: bytes,
-    revoked: str,
+    folder: Path, rank: Rank, key: PrivateKeyTypes, certificate: str, ca: str, revoked: str
 ) -> None:
     own = holder_folder(folder, rank)
     certificate_path, key_path = holder_paths(own, rank)
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     write_file(key_path, pem, mode=0o600)
-    write_file(authority_paths(own)[0], ca, mode=0o644)
+    write_file(authority_paths(own)[0], ca.encode(), mode=0o644)
     if revoked:
         write_file(list_path(own), revoked.encode(), mode=0o644)
     write_file(certificate_path, certificate.encode(), mode=0o644)
