@@ -28,7 +28,9 @@ def status(**changes: Any) -> WorkerStatus:  # noqa: ANN401
         "sent": (0, 0),
         "received": (0, 0),
     }
-    return WorkerStatus(**values | changes)
+    values |= changes
+    # By default nothing waits.
+    return WorkerStatus(**{"left": values["sent"][0], **values})
 
 
 def make_peers(**changes: Any) -> Peers:  # noqa: ANN401

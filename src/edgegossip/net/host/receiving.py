@@ -445,7 +445,17 @@ def connect(
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
     max_bytes = max(budget.max_bytes, budget.share)
-    sending = Sending(transport, peers, admission, plausibility, settings, clock, max_bytes)
+    sending = Sending(
+        transport,
+        peers,
+        admission,
+        plausibility,
+        settings,
+        clock,
+        max_bytes,
+        budget.share,
+        algorithm.joined,
+    )
     introductions = Introductions(num_workers, settings.introduction)
     receiving = Receiving(
         sending, admission, plausibility, budget, inbox, peers, introductions, clock
