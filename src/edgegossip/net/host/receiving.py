@@ -444,17 +444,9 @@ def connect(
         life_of=lambda other: peers[other].life,
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
-    max_bytes = max(budget.max_bytes, budget.share)
+    limits = max(budget.max_bytes, budget.share), budget.share
     sending = Sending(
-        transport,
-        peers,
-        admission,
-        plausibility,
-        settings,
-        clock,
-        max_bytes,
-        budget.share,
-        algorithm.joined,
+        transport, peers, admission, plausibility, settings, clock, *limits, algorithm.joined
     )
     introductions = Introductions(num_workers, settings.introduction)
     receiving = Receiving(
