@@ -40,6 +40,7 @@ SENT = [
         is_resumed=False,
         oldest=1,
         kept=0,
+        left=3,
         sent=(5, 6, 0, 8),
         received=(4, 5, 0, 7),
     ).message(),

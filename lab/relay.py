@@ -81,7 +81,7 @@ class Shape:
     def parse(cls, text: str) -> Shape:
         """Read a `text`."""
         values = json.loads(text)
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        return cls(**values | {way: tuple(values[way]) for way in ("out", "back")})
 
 
 class Way:

@@ -264,7 +264,6 @@ class VirtualTransport:
 
     listener: Listener
     credentials: Callable[[], Credentials] | None = None
-    lease: Seconds | None = None
 
     def __init__(self, network: VirtualNetwork, process: Process) -> None:
         self.rank = process.rank

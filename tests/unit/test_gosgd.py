@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -215,3 +216,35 @@ def test_a_push_with_more_than_half_of_all_weight_is_refused() -> None:
     params = {"params": torch.zeros(2)}
     assert push.bad_values(params, {"weight": 0.5}) is None
     assert push.bad_values(params, {"weight": 0.75}) is not None
+
+
+def test_joined_pushes_have_the_effect_of_both() -> None:
+    older, newer = push(1, 2.0, 0.1, round=3).message, push(1, 6.0, 0.3, round=4).message
+    joined = NEVER.joined(older, newer)
+    assert joined is not None
+    assert (joined.kind, joined.round) == ("push", 4)
+    states = [fresh(NEVER), fresh(NEVER)]
+    for state, messages in zip(states, ([older, newer], [joined]), strict=True):
+        for message in messages:
+            NEVER.handle(state, Received(1, message), 0.0)
+        NEVER.handle(state, trained(1.0), 0.0)
+    one, other = states
+    assert one.weight == pytest.approx(other.weight) == pytest.approx(0.65)
+    assert torch.allclose(one.params, other.params)
+
+
+@pytest.mark.parametrize(
+    ("weight", "changes"),
+    [
+        (0.4, {}),
+        (0.1, {"kind": "final"}),
+        (0.1, {"numbers": {"weight": 0.1, "claim": 1.0}}),
+        (0.1, {"payload": {"params": torch.zeros(2), "moments": torch.zeros(2)}}),
+        (0.0, {"numbers": {"weight": 0.0}}),
+    ],
+)
+def test_what_is_no_push_or_too_heavy_is_not_joined(
+    weight: float, changes: dict[str, Any]
+) -> None:
+    older, newer = push(1, 2.0, weight).message, replace(push(1, 6.0, 0.2).message, **changes)
+    assert NEVER.joined(older, newer) is None

@@ -76,12 +76,22 @@ def test_what_we_send_and_receive_is_not_use_by_others(
 def test_a_worker_has_the_lease_and_the_threads_of_its_options(
     joined: Joined, tmp_path: Path
 ) -> None:
-    options = ["--lease", "6", "--threads", "3", "--listen", "tcp/127.0.0.1:0"]
+    options = [
+        "--lease",
+        "6",
+        "--upload-limit",
+        "8mbit",
+        "--threads",
+        "3",
+        "--listen",
+        "tcp/127.0.0.1:0",
+    ]
     out = ["--out", str(tmp_path / "0"), "--parent", str(os.getpid())]
     assert main(["worker", "quickstart", "--rank", "0", *options, *out]) == 0
     assert joined.threads == [3, 3]
     lease = "transport/link/tx/lease"
     assert joined.transport._settings[lease] == 6000
+    assert joined.transport._upload.rate == 1e6
 
 
 @pytest.mark.parametrize(
@@ -113,6 +123,8 @@ def test_a_worker_accepts_no_certificate_that_it_is_told_to_ban(
         (["--ban", "worker-1"], "a serial number has 1 to 40 hexadecimal digits"),
         (["--threads", "0"], "threads must be at least 1, got 0"),
         (["--lease", "0"], "lease must be from 0.1 to 3600 seconds, got 0.0"),
+        (["--upload-limit", "fast"], "such as 10mbit, got 'fast'"),
+        (["--upload-limit", "0mbit"], "such as 10mbit, got '0mbit'"),
         (["--lease", "nan"], "lease must be from 0.1 to 3600 seconds, got nan"),
     ],
     ids=str,

@@ -41,6 +41,16 @@ class Busy:
         self.sent.append(b"".join(frame))
 
 
+class Slow(Busy):
+    """Takes a model only when it may, and all else at once."""
+
+    def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
+        if frame[0] == b"model":
+            super().send(receiver, frame)
+        else:
+            self.sent.append(b"".join(frame))
+
+
 def test_what_waits_for_a_link_that_ends_is_not_sent_over_the_next_one() -> None:
     transport = Busy()
     outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
@@ -80,3 +90,55 @@ def test_a_frame_that_cannot_be_sent_is_told_and_the_next_is_sent(
     assert outbox.is_empty
     assert "could not send to 1" in caplog.text
     outbox.close(1.0)
+
+
+def test_a_frame_that_has_not_begun_to_leave_is_replaced() -> None:
+    transport = Busy()
+    outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
+    outbox.put(1, [b"first"], number=1)
+    assert transport.has_begun.wait(10)
+    outbox.put(1, [b"second"], number=2)
+    outbox.put(1, [b"third"], number=3)
+    assert not outbox.replace(1, 1, [b"too late"])
+    assert outbox.replace(1, 2, [b"longer than the second"])
+    assert not outbox.replace(1, 4, [b"not there"])
+    assert outbox.waiting == {1: len(b"firstlonger than the secondthird")}
+    assert outbox.num_numbered(1) == 3
+    outbox.drop(1)
+    assert not outbox.replace(1, 3, [b"on a link that has ended"])
+    outbox.resume(1)
+    assert not outbox.replace(1, 3, [b"on a link that has ended"])
+    transport.may_go_on.set()
+    outbox.close(10.0)
+    assert transport.sent == [b"first"]
+    assert outbox.waiting == {1: 0}
+
+
+def test_a_short_frame_overtakes_those_that_wait() -> None:
+    transport = Slow()
+    outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
+    outbox.put(1, [b"sign of life"], overtakes=True)  # nothing is there to overtake
+    outbox.put(1, [b"model"], number=1)
+    assert transport.has_begun.wait(10)
+    has_left = threading.Event()
+    outbox.put(1, [b"another"], has_left.set, overtakes=True)
+    assert has_left.wait(10)
+    assert transport.sent == [b"sign of life", b"another"]
+    assert outbox.num_numbered(1) == 1
+    transport.may_go_on.set()
+    outbox.close(10.0)
+    assert transport.sent == [b"sign of life", b"another", b"model"]
+
+
+def test_all_receivers_share_the_limit_beyond_what_each_may_have() -> None:
+    transport = Busy()
+    outbox = Outbox(cast("Transport", transport), 30, RealRuntime(), share=8)
+    assert outbox.put(1, [bytes(20)])
+    assert outbox.put(2, [bytes(4)])
+    assert outbox.put(2, [bytes(4)])
+    assert outbox.put(2, [bytes(2)])
+    assert not outbox.put(2, [bytes(1)])
+    assert outbox.put(3, [bytes(40)])  # one of any size
+    assert outbox.waiting == {1: 20, 2: 10, 3: 40}
+    transport.may_go_on.set()
+    outbox.close(10.0)

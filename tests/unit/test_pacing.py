@@ -50,15 +50,26 @@ def test_a_path_is_used_up_and_holds_about_a_second(rate: float, round_trip: flo
     path.send(10.0)
     assert path.num_sent - before > 0.9 * 10 * rate
     # A first window waits on a path of 64 kbit/s, whatever its round trip.
-    assert path.most < 1.2 * rate * (0.5 + round_trip) + 2 * LEAST
+    assert path.most < 1.2 * rate * (2.0 + round_trip) + 2 * LEAST
+
+
+def test_a_path_that_others_fill_is_not_left_to_them() -> None:
+    path = Path(1e5, 0.1)
+    path.send(5.0)
+    path.round_trip = 1.2
+    path.send(20.0)
+    before = path.num_sent
+    path.send(10.0)
+    assert path.num_sent - before > 0.85 * 10 * 1e5
 
 
 def test_a_rate_that_falls_is_followed() -> None:
     path = Path(1e6, 0.05)
     path.send(10.0)
+    assert path.pace.window > 5e5
     path.rate = 1e5
     path.send(60.0)
-    assert path.pace.window < 1e5
+    assert path.pace.window < 4e5
     path.rate = 1e6
     path.send(60.0)
     assert path.pace.window > 4e5

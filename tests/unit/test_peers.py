@@ -28,7 +28,9 @@ def status(**changes: Any) -> WorkerStatus:  # noqa: ANN401
         "sent": (0, 0),
         "received": (0, 0),
     }
-    return WorkerStatus(**values | changes)
+    values |= changes
+    # By default nothing waits.
+    return WorkerStatus(**{"left": values["sent"][0], **values})
 
 
 def make_peers(**changes: Any) -> Peers:  # noqa: ANN401
@@ -351,7 +353,9 @@ def test_a_new_process_returns_without_delay() -> None:
     assert peers.told(1, STUCK, 2.0) == [WorkerJoined(1)]
 
 
-@pytest.mark.parametrize("changes", [{"begun_with": 0}, {"sent": (0, 0)}, {"life": NEW}])
+@pytest.mark.parametrize(
+    "changes", [{"begun_with": 0}, {"sent": (0, 0), "left": 0}, {"life": NEW}]
+)
 def test_only_a_worker_that_waits_for_an_answer_returns_with_delay(
     changes: dict[str, Any],
 ) -> None:

@@ -49,6 +49,7 @@ def test_everything_about_the_connection_is_handed_on() -> None:
         ban=("a1b2", "c3"),
         insecure=True,
         lease=30.5,
+        upload_limit="10mbit",
     )
     worker = ScriptWorker(rank=1, num_workers=2, connection=connection)
     assert ScriptWorker.from_environment(worker.environment()) == worker

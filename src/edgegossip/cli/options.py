@@ -174,8 +174,9 @@ class ConnectionOptions:
         ban: Serial number of a further certificate to reject; repeatable.
         insecure: Allow plain links beyond this machine; anybody can then read messages and
             join.
-        lease: Seconds after which a link is closed if it is silent or cannot send a piece of
-            256 kB; slow links need more.
+        lease: Seconds after which a link is closed if it is silent.
+        upload_limit: Rate of all that this worker sends, such as 10mbit or 500kbit; by default
+            what its links carry.
     """
 
     listen: tuple[str, ...] = ()
@@ -185,6 +186,7 @@ class ConnectionOptions:
     ban: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     insecure: bool = False
     lease: Seconds = LEASE
+    upload_limit: str | None = None
 
     def connection(self) -> Connection:
         """The connection.
@@ -198,9 +200,11 @@ class ConnectionOptions:
             ban=self.ban,
             insecure=self.insecure,
             lease=self.lease,
+            upload_limit=self.upload_limit,
         )
 
     def of_the_connection(self) -> list[str]:
         """The options of the connection that differ from their defaults."""
         ours = fields(ConnectionOptions)
-        return [f"--{each.name}" for each in ours if getattr(self, each.name) != each.default]
+        given = [each.name for each in ours if getattr(self, each.name) != each.default]
+        return [f"--{name.replace('_', '-')}" for name in given]

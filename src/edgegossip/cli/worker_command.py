@@ -25,6 +25,7 @@ from edgegossip.contract.ranges import check_ranges
 from edgegossip.data.local import Local
 from edgegossip.integrations.trackers import trackers
 from edgegossip.net.host.meeting import workers
+from edgegossip.net.pacing import bytes_per_second
 from edgegossip.real.agreement import is_apart
 from edgegossip.real.executors import ExecutorProcesses
 from edgegossip.real.gather import AVERAGED, MEASURED, gather, measure
@@ -91,6 +92,8 @@ class LaunchOptions(TrackOptions, KeepOptions):
         max_seconds: Time limit, counted from the beginning; by default the recipe's.
         checkpoint_seconds: Seconds between checkpoints.
         max_waiting_bytes: Limit on each worker's messages in memory; see `edgegossip worker`.
+        upload_limit: Rate of all that each worker sends, such as 10mbit; by default what its
+            links carry.
         final_average: At the end, give all workers in reach the mean of their models; see
             `edgegossip worker`.
         executors: Executors of each worker that trains; see `edgegossip worker`.
@@ -107,6 +110,7 @@ class LaunchOptions(TrackOptions, KeepOptions):
     max_seconds: Seconds | None = None
     checkpoint_seconds: Seconds = 60.0
     max_waiting_bytes: int | None = None
+    upload_limit: str | None = None
     final_average: bool = True
     executors: str = "1"
     metrics: str | None = None
@@ -115,6 +119,8 @@ class LaunchOptions(TrackOptions, KeepOptions):
     def __post_init__(self) -> None:
         ExecutorProcesses(devices=self.executors)
         check_ranges(self, max_waiting_bytes="at least 1 or None")
+        if self.upload_limit is not None:
+            bytes_per_second(self.upload_limit)
         if self.metrics is not None:
             metrics_address(self.metrics)
 

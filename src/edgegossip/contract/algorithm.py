@@ -14,6 +14,7 @@ from edgegossip.contract.protocol import (
     WORKER,
     Effect,
     Event,
+    Message,
     Rank,
     Received,
     Role,
@@ -129,6 +130,16 @@ class Algorithm(ABC, Generic[State]):
         """
         raise lacks(self, "schema")
 
+    def joined(self, older: Message, newer: Message) -> Message | None:
+        """Return one message with the effect of both, or None if there is none.
+
+        Args:
+            older: A message that waits to be sent.
+            newer: The next message to the same receiver. On a slow link, a driver sends the
+                result in place of both.
+        """
+        return None
+
     def warnings(self, setting: Setting) -> list[str]:
         """List the algorithm's conflicts with `setting`, each with its remedy."""
         return []
@@ -182,6 +193,10 @@ class Wrapper(Algorithm[State]):
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         """The inner algorithm's messages."""
         return self.inner.schema(params)
+
+    def joined(self, older: Message, newer: Message) -> Message | None:
+        """Join as the inner algorithm does, which must know all that the messages hold."""
+        return self.inner.joined(older, newer)
 
     def warnings(self, setting: Setting) -> list[str]:
         """List the inner algorithm's warnings."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.errors import NetworkError
-from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.protocol import Rank
 from edgegossip.net.identity.tls import TLS, Credentials
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 
@@ -123,7 +123,6 @@ class MemoryTransport:
         self.rank = rank
         self.incarnation = incarnation
         self.credentials: Callable[[], Credentials] | None = None
-        self.lease: Seconds | None = None
         if security is not None:
             credentials = security.check(rank)
             self.credentials = lambda: credentials

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections import deque
@@ -19,8 +20,13 @@ _AHEAD: Seconds = 0.5
 """Seconds of the measured rate that are under way beyond a round trip. A message that is sent
 first waits for as long. With less, a path whose rate varies would run dry.
 """
+_LONGEST_QUEUE: Seconds = 1.5
+"""Seconds beyond the shortest round trip that count as the path's own, if round trips have
+become longer. Without them, a path that others fill would be left to them; with more, this
+worker would take its own queue for the path.
+"""
 _MEMORY: Seconds = 3.0
-"""Seconds, or round trips if they are longer, for which the best measured rate counts."""
+"""Seconds, or round trips if they are longer, for which the best rate and round trip count."""
 _ROUND_TRIPS = 4
 _PIECES = 4
 """Pieces in a window."""
@@ -44,10 +50,10 @@ class Pace:
 
     TCP alone fills buffers of megabytes: minutes of a slow path, in which no sign of life
     passes, and a link that is closed because a piece takes longer than its lease. Therefore the
-    bytes under way (the *window*) are at most those that the path carried in a round trip and
-    half a second, by the highest rate of the last seconds, as acknowledgements show it. As with
-    TCP, the window begins small and at most doubles with each round trip. Pieces are a fourth
-    of it.
+    bytes under way (the *window*) are at most those that the path carries in a round trip and
+    half a second, and never more than in two seconds beyond its shortest round trip. The rate
+    is the highest of the last seconds, as acknowledgements show it. As with TCP, the window
+    begins small and at most doubles with each round trip. Pieces are a fourth of it.
 
     Thread-safe.
 
@@ -79,9 +85,8 @@ class Pace:
         self._proven = _FIRST  # bytes under way that have arrived before
         self._rate: float | None = None
         self._rates: deque[tuple[Seconds, float]] = deque()
-        # Over the whole link: later ones include what waits because of this worker itself.
-        self._round_trip: Seconds = math.inf
-        self._last_round_trip: Seconds = 0.0
+        self._shortest: Seconds = math.inf
+        self._round_trips: deque[tuple[Seconds, Seconds]] = deque()
 
     @property
     def rate(self) -> float | None:
@@ -105,7 +110,8 @@ class Pace:
     def _window(self) -> float:
         if self._rate is None:
             return _FIRST
-        ahead = self._rate * (self._round_trip + _AHEAD)
+        recent = min(seconds for _, seconds in self._round_trips)
+        ahead = self._rate * (min(recent, self._shortest + _LONGEST_QUEUE) + _AHEAD)
         return max(_FIRST, min(ahead, 2 * self._proven))
 
     def wait(self, num_bytes: int, delay: Seconds, goes_on: Callable[[], bool]) -> None:
@@ -124,7 +130,8 @@ class Pace:
                     return
                 # Acknowledgements can be lost, so a piece that asks for one leaves anyway.
                 last = max(since, self._arrived_at, self._sent_at)
-                patience = _UNANSWERED + 2 * self._last_round_trip
+                last_trip = self._round_trips[-1][1] if self._round_trips else 0.0
+                patience = _UNANSWERED + 2 * last_trip
                 left = last + patience - self._clock()
                 if left <= 0:
                     return
@@ -156,17 +163,16 @@ class Pace:
             if found is None or found.end != end:
                 return
             now = self._clock()
-            self._last_round_trip = now - found.at
-            self._round_trip = min(self._round_trip, self._last_round_trip)
+            trip = now - found.at
+            memory = max(_MEMORY, _ROUND_TRIPS * trip)
+            self._shortest = min(self._shortest, trip)
+            _remember(self._round_trips, (now, trip), memory)
             # What had been under way when it left has arrived, so as much may be again.
             self._proven = max(self._proven, end - found.arrived)
             self._arrived, self._arrived_at = end, now
             rate = (end - found.arrived) / max(now - found.arrived_at, 1e-6)
             if found.is_full or rate > (self._rate or 0.0):
-                memory = max(_MEMORY, _ROUND_TRIPS * (now - found.at))
-                self._rates.append((now, rate))
-                while self._rates[0][0] < now - memory:
-                    self._rates.popleft()
+                _remember(self._rates, (now, rate), memory)
                 self._rate = max(each for _, each in self._rates)
             self._changed.notify_all()
 
@@ -175,6 +181,14 @@ class Pace:
         with self._changed:
             self._forget()
             self._changed.notify_all()
+
+
+def _remember(
+    values: deque[tuple[Seconds, float]], value: tuple[Seconds, float], memory: Seconds
+) -> None:
+    values.append(value)
+    while values[0][0] < value[0] - memory:
+        values.popleft()
 
 
 class UploadLimit:
@@ -202,6 +216,29 @@ class UploadLimit:
             begin = max(now, self._free_at)
             self._free_at = begin + num_bytes / self.rate
             return begin - now
+
+
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]bit)")
+
+
+def bytes_per_second(rate: str) -> float:
+    """Read a rate such as 10mbit.
+
+    Raises:
+        ValueError: If `rate` is not a number above 0 with kbit, mbit or gbit.
+
+    >>> bytes_per_second("10mbit")
+    1250000.0
+    """
+    match = _RATE.fullmatch(rate.strip().lower())
+    found = float(match[1]) * _BITS[match[2]] / 8 if match else 0.0
+    if not found:
+        raise ValueError(
+            f"a rate is a number of bits per second with a unit (kbit, mbit or gbit), such as "
+            f"10mbit, got {rate!r}"
+        )
+    return found
 
 
 UNLIMITED = UploadLimit(math.inf, time.monotonic)

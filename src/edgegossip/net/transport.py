@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from edgegossip.contract.codec import Buffer
-from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.protocol import Rank
 from edgegossip.net.identity.tls import Credentials
 
 Incarnation: TypeAlias = int
@@ -46,12 +46,6 @@ class Transport(Protocol):
     """
 
     credentials: Callable[[], Credentials] | None
-
-    @property
-    def lease(self) -> Seconds | None:
-        """Seconds after which a link that does not get a piece of a message through is lost;
-        None if links are not lost for this reason.
-        """
 
     @property
     def calls(self) -> tuple[str, ...]:

@@ -65,10 +65,7 @@ class Agreement:
         if self.others:
             yield f"the final means of {workers(self.others)} are of other workers' models"
         if self.is_alone:
-            yield (
-                f"this worker exchanged in 0 of {self.rounds} rounds, so it trained alone; "
-                "slow links need a longer --lease"
-            )
+            yield f"this worker exchanged in 0 of {self.rounds} rounds, so it trained alone"
 
     def summary(self) -> dict[str, object]:
         """The fields of a worker's `summary.json`."""

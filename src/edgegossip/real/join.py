@@ -19,6 +19,7 @@ from edgegossip.net.address import Address
 from edgegossip.net.identity.access import bound_name
 from edgegossip.net.identity.certificates import parse_serial
 from edgegossip.net.identity.tls import load_tls
+from edgegossip.net.pacing import bytes_per_second
 from edgegossip.net.zenoh.session import LEASE, require_lease
 from edgegossip.net.zenoh.transport import ZenohTransport
 from edgegossip.real.executors import ExecutorProcesses, follow, leading, on_device
@@ -41,10 +42,12 @@ class Connection:
         tls: Folder with ca.pem and this rank's certificate and key; None for plain links.
         ban: Serial numbers, in hex, of certificates to reject.
         insecure: Allow plain links beyond this machine.
-        lease: See `ZenohTransport`; slow links need a longer lease.
+        lease: See `ZenohTransport`.
+        upload_limit: See `ZenohTransport`.
 
     Raises:
-        ValueError: If `lease` is out of range, or a serial number in `ban` is malformed.
+        ValueError: If `lease` is out of range, `upload_limit` is no rate, or a serial number in
+            `ban` is malformed.
     """
 
     address: Address
@@ -52,9 +55,12 @@ class Connection:
     ban: tuple[str, ...] = ()
     insecure: bool = False
     lease: Seconds = LEASE
+    upload_limit: str | None = None
 
     def __post_init__(self) -> None:
         require_lease(self.lease)
+        if self.upload_limit is not None:
+            bytes_per_second(self.upload_limit)
         for serial in self.ban:
             parse_serial(serial)
 
@@ -79,6 +85,7 @@ class Connection:
             insecure=self.insecure,
             shown=shown,
             lease=self.lease,
+            upload_limit=self.upload_limit,
         )
 
 

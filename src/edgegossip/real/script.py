@@ -36,7 +36,10 @@ _PREFIX = "EDGEGOSSIP_"
 _MASTER_PORT = "PET_MASTER_PORT"
 """Variable that gives torchrun the value of its option --master-port."""
 _WORKER = ("RANK", "NUM_WORKERS", "NAME")
-_CONNECTION = ("LISTEN", "CONNECT", "MULTICAST", "TLS", "BAN", "INSECURE", "LEASE")
+_CONNECTION = (
+    *("LISTEN", "CONNECT", "MULTICAST", "TLS", "BAN", "INSECURE"),
+    *("LEASE", "UPLOAD_LIMIT"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,8 @@ class ScriptWorker:
         The variables are EDGEGOSSIP_RANK, EDGEGOSSIP_NUM_WORKERS, EDGEGOSSIP_NAME, and the
         `Connection`: EDGEGOSSIP_LISTEN and EDGEGOSSIP_CONNECT (endpoints, separated by spaces),
         EDGEGOSSIP_MULTICAST and EDGEGOSSIP_INSECURE (1 or 0), EDGEGOSSIP_TLS (a folder),
-        EDGEGOSSIP_BAN (serial numbers, separated by spaces) and EDGEGOSSIP_LEASE (seconds).
+        EDGEGOSSIP_BAN (serial numbers, separated by spaces), EDGEGOSSIP_LEASE (seconds) and
+        EDGEGOSSIP_UPLOAD_LIMIT (such as 10mbit).
         Without the first two, the worker is alone.
 
         Raises:
@@ -112,6 +116,7 @@ class ScriptWorker:
                 "BAN": " ".join(connection.ban),
                 "INSECURE": "1" if connection.insecure else "",
                 "LEASE": str(connection.lease),
+                "UPLOAD_LIMIT": connection.upload_limit or "",
             }
         return {_PREFIX + name: value for name, value in {**found, "NAME": self.name}.items()}
 
@@ -213,6 +218,7 @@ def _connection(found: Mapping[str, str]) -> Connection:
         ban=tuple(found["BAN"].split()),
         insecure=_flag(found["INSECURE"], "INSECURE"),
         lease=_seconds(found["LEASE"], "LEASE") if found["LEASE"] else LEASE,
+        upload_limit=found["UPLOAD_LIMIT"] or None,
     )
 
 

@@ -18,6 +18,9 @@ from edgegossip.contract import (
     Trained,
 )
 
+_LARGEST = 0.5
+"""Largest weight of a push: half of all."""
+
 
 @dataclass(slots=True, kw_only=True)
 class GoSGDState(AsynchronousState):
@@ -77,9 +80,26 @@ class GoSGD(Asynchronous[GoSGDState]):
         most half of all.
         """
         push = MessageSpec(
-            {"params": params}, numbers={"weight": (0, 0.5)}, max_round=self.num_rounds
+            {"params": params}, numbers={"weight": (0, _LARGEST)}, max_round=self.num_rounds
         )
         return {"push": push}
+
+    def joined(self, older: Message, newer: Message) -> Message | None:
+        r"""One push in place of two, with both weights and the weighted mean of the parameters.
+
+        A receiver that gets it ends where it would with both, and the sum of all weights stays
+        1. A weight above the limit of a push is not joined.
+        """
+        numbers = older.numbers.keys() | newer.numbers.keys()
+        payloads = older.payload.keys() | newer.payload.keys()
+        if (older.kind, newer.kind) != ("push", "push") or numbers != {"weight"}:
+            return None
+        weight = older.numbers["weight"] + newer.numbers["weight"]
+        if payloads != {"params"} or not 0 < weight <= _LARGEST:
+            return None
+        share = newer.numbers["weight"] / weight
+        params = older.payload["params"].lerp(newer.payload["params"], share)
+        return Message("push", newer.round, {"params": params}, {"weight": weight})
 
     def start(self, state: GoSGDState, has_rejoined: bool) -> None:
         if has_rejoined:

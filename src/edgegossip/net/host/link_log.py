@@ -11,9 +11,6 @@ from edgegossip.net.host.status import Phase
 from edgegossip.net.transport import Incarnation
 
 _LOG = logging.getLogger("edgegossip.net")
-PIECE = 256_000
-"""Bytes that must leave within a lease, or the link is lost."""
-_NUM_LOSSES = 3
 _QUIET: Seconds = 10.0
 """Minimum seconds between two lines about the loss of one link."""
 _TOLD_AT_ONCE = 20
@@ -37,27 +34,13 @@ class _Link:
     said_at: Seconds = -math.inf
     num_unsaid: int = 0
     has_said_lost: bool = False
-    num_bytes: int = 0  # sent since the link was found
-    sent_at: Seconds = -math.inf
-    num_losses: int = 0  # while something was being sent
 
 
 class LinkLog:
-    """Logs lost and returned links, and says why; not thread-safe.
+    """Logs lost and returned links, and says why; not thread-safe."""
 
-    Args:
-        lease: Lease of the transport, if any. A link that is lost again and again while
-            messages are sent is probably slow, and the log then names a lease that suffices.
-    """
-
-    def __init__(self, lease: Seconds | None = None) -> None:
-        self._lease = lease
+    def __init__(self) -> None:
         self._links: dict[Rank, _Link] = {}
-
-    def sent(self, rank: Rank, num_bytes: int, now: Seconds) -> None:
-        """Record a frame for `rank`."""
-        if (link := self._links.get(rank)) is not None:
-            link.num_bytes, link.sent_at = link.num_bytes + num_bytes, now
 
     def found(self, rank: Rank, incarnation: Incarnation, now: Seconds) -> str | None:
         """Record a link to a process of `rank`; return the reason, if it is told."""
@@ -73,10 +56,7 @@ class LinkLog:
             how = "" if link.incarnation == incarnation else ", which was started again,"
             away = now - link.lost_at
             _LOG.warning("link with worker %d%s is back after %.1f s", rank, how, away)
-        # The new process may run on another machine, or with another lease.
-        if link.incarnation != incarnation:
-            link.num_losses = 0
-        link.incarnation, link.has_said_lost, link.num_bytes = incarnation, False, 0
+        link.incarnation, link.has_said_lost = incarnation, False
         return reason if link.is_told else None
 
     def lost(
@@ -96,8 +76,6 @@ class LinkLog:
         most = _TOLD_AT_ONCE + (now - link.began_at) / _QUIET
         link.is_told = phase != Phase.FINISHED and link.num_told < most
         link.num_told += link.is_told
-        if phase in (Phase.RUNNING, Phase.FINISHED):
-            self._advise(rank, link, now)
         # A link that comes and goes must not fill the log; the next line tells how often.
         if now < link.said_at + _QUIET:
             link.num_unsaid += 1
@@ -107,23 +85,3 @@ class LinkLog:
         _LOG.log(level, "link with worker %d is lost (%s)%s", rank, why, more)
         link.said_at, link.num_unsaid, link.has_said_lost = now, 0, True
         return why if link.is_told else None
-
-    def _advise(self, rank: Rank, link: _Link, now: Seconds) -> None:
-        """At each third loss while messages were being sent, name a lease that suffices."""
-        if self._lease is None or not link.num_bytes or now - link.sent_at > 2 * self._lease:
-            return
-        link.num_losses += 1
-        times, rest = divmod(link.num_losses, _NUM_LOSSES)
-        if rest:
-            return
-        # What was sent did not get through within a lease, so the link carries fewer bytes a
-        # second than this; if the advice was not enough, the next one doubles it.
-        rate = min(link.num_bytes, PIECE) / self._lease
-        lease = math.ceil(2**times * PIECE / rate)
-        _LOG.warning(
-            "the link with worker %d was lost %d times while messages were being sent; if it "
-            "is slow, give all workers a longer lease: --lease %d",
-            rank,
-            link.num_losses,
-            lease,
-        )

@@ -46,6 +46,11 @@ class SentLog:
         while self.num_bytes > self.max_bytes:
             self._drop()
 
+    def replace(self, number: int, message: Message) -> None:
+        """Put `message` in the place of `number`, the last one added, if it is still there."""
+        if self.has(number):
+            self.entries[-1] = number, message
+
     def forget(self, number: int) -> None:
         """Drop the messages up to `number`, which are in the receiver's checkpoint."""
         while self.entries and self.entries[0][0] <= number:
@@ -286,7 +291,7 @@ class Peers:
             self._count_on()
         is_counting = status.phase >= Phase.RUNNING and status.begun_with == self.life
         # A single gap proves nothing: the status may have overtaken messages that are resent.
-        is_gap = is_counting and status.sent[self.rank] > peer.received
+        is_gap = is_counting and status.left > peer.received
         peer.num_gaps = peer.num_gaps + 1 if is_gap else 0
         if not self._takes_part(peer):
             return []
@@ -359,15 +364,16 @@ class Peers:
     def lacking(self) -> list[Rank]:
         """Workers from which a message was permanently lost in transit.
 
-        Messages and statuses arrive in the order in which they were sent. The first status of a
-        resumed worker comes before its resent messages.
+        Messages arrive in the order in which they were sent. A status may overtake those that
+        it does not count as left. The first status of a resumed worker comes before its resent
+        messages.
         """
         return [rank for rank in self.active if self._lacks(self[rank])]
 
     def _lacks(self, peer: Peer) -> bool:
         if peer.has_lost_some or peer.num_gaps < 2 or peer.status is None:
             return peer.has_lost_some
-        return peer.status.sent[self.rank] > peer.received  # otherwise it was resent
+        return peer.status.left > peer.received  # otherwise it was resent
 
     # Beginning.
 
@@ -472,8 +478,10 @@ class Peers:
 
     # Counting, and leaving.
 
-    def status_for(self, rank: Rank, phase: Phase, elapsed: Seconds) -> WorkerStatus:
-        """This worker's status for `rank`."""
+    def status_for(
+        self, rank: Rank, phase: Phase, elapsed: Seconds, num_waiting: int = 0
+    ) -> WorkerStatus:
+        """This worker's status for `rank`; the last `num_waiting` messages to it still wait."""
         peer, everyone = self[rank], self._peers.values()
         sent = [each.sent for each in everyone]
         received = [each.received for each in everyone]
@@ -487,6 +495,7 @@ class Peers:
             is_resumed=self.is_resumed,
             oldest=peer.log.entries[0][0] if peer.log.entries else peer.sent + 1,
             kept=peer.kept,
+            left=peer.sent - num_waiting,
             sent=tuple(sent),
             received=tuple(received),
         )

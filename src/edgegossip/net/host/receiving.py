@@ -457,9 +457,17 @@ def connect(
         life_of=lambda other: peers[other].life,
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
-    max_bytes = max(budget.max_bytes, budget.share)
+    limits = max(budget.max_bytes, budget.share), budget.share
     sending = Sending(
-        transport, peers, admission, plausibility, settings, clock, max_bytes, on_link
+        transport,
+        peers,
+        admission,
+        plausibility,
+        settings,
+        clock,
+        *limits,
+        joined=algorithm.joined,
+        on_link=on_link,
     )
     introductions = Introductions(num_workers, settings.introduction)
     receiving = Receiving(

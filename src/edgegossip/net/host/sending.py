@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Message, Rank, Seconds
@@ -26,26 +27,49 @@ _HOLD: Seconds = 3.0
 """Seconds for which messages wait for the report of a worker whose link is back."""
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A frame that waits to be sent."""
+
+    frame: Sequence[Buffer]
+    number: int
+    link: int
+    done: Callable[[], None] | None
+    has_begun: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.frame))
+
+
 class Outbox:
     """Frames waiting to be sent: a thread per receiver, so a slow one delays no other.
 
+    Where frames wait, short ones of a second thread overtake them.
+
     Args:
         transport: Transport for the frames.
-        max_bytes: Limit, in bytes, on frames waiting for one receiver; more are rejected.
+        max_bytes: Limit, in bytes, on frames waiting for all receivers together; more are
+            rejected.
         runtime: Provides a thread for each receiver.
+        share: Bytes that are always accepted for each receiver, beside one frame of any size.
     """
 
-    def __init__(self, transport: Transport, max_bytes: int, runtime: Runtime) -> None:
+    def __init__(
+        self, transport: Transport, max_bytes: int, runtime: Runtime, share: int = 0
+    ) -> None:
         self._transport = transport
         self._max_bytes = max_bytes
+        self._share = share
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._waiting: dict[Rank, int] = {}
+        self._waiting: defaultdict[Rank, deque[_Waiting]] = defaultdict(deque)
+        self._num_bytes: Counter[Rank] = Counter()
         self._sent: Counter[Rank] = Counter()
         # Ended links, and the links that the caller knows, by receiver.
         self._ended: Counter[Rank] = Counter()
         self._known: Counter[Rank] = Counter()
-        self._senders: dict[Rank, Background] = {}
+        self._senders: dict[str, Background] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -63,38 +87,75 @@ class Outbox:
     def waiting(self) -> dict[Rank, int]:
         """Bytes that wait, by receiver; thread-safe."""
         with self._lock:
-            return dict(self._waiting)
+            return dict(self._num_bytes)
+
+    def num_numbered(self, receiver: Rank) -> int:
+        """Number of frames with a number that wait for `receiver`, or are being sent."""
+        with self._lock:
+            return sum(each.number > 0 for each in self._waiting[receiver])
 
     def put(
-        self, receiver: Rank, frame: Sequence[Buffer], done: Callable[[], None] | None = None
+        self,
+        receiver: Rank,
+        frame: Sequence[Buffer],
+        done: Callable[[], None] | None = None,
+        *,
+        number: int = 0,
+        overtakes: bool = False,
     ) -> bool:
-        """Queue a frame unless too much already waits for `receiver`; return whether it was
-        queued.
+        """Queue a frame unless too much already waits; return whether it was queued.
 
         Args:
             receiver: Receiver of the frame.
             frame: Frame in parts.
             done: Called from the sending thread when the frame has left or was dropped.
+            number: Number of the frame's message; 0 for none.
+            overtakes: Whether the frame may leave before those that wait.
         """
         num_bytes = sum(map(len, frame))
         with self._lock:
-            waiting = self._waiting.get(receiver, 0)
+            waiting = self._waiting[receiver]
+            is_too_much = self._num_bytes.total() + num_bytes > self._max_bytes
+            is_more = self._num_bytes[receiver] + num_bytes > self._share
             # One message is always accepted, whatever its size.
-            if waiting and waiting + num_bytes > self._max_bytes:
+            if waiting and is_too_much and is_more:
                 return False
-            self._waiting[receiver] = waiting + num_bytes
-            link = self._known[receiver]
-        if receiver not in self._senders:
-            self._senders[receiver] = self._runtime.background(f"send to {receiver}")
-
-        def left(_: None) -> None:
-            with self._lock:
-                self._waiting[receiver] -= num_bytes
-            if done is not None:
-                done()
-
-        self._senders[receiver].submit(lambda: self._send(receiver, frame, link), left)
+            item = _Waiting(frame, number, self._known[receiver], done)
+            way = "overtake to" if overtakes and waiting else "send to"
+            waiting.append(item)
+            self._num_bytes[receiver] += num_bytes
+        name = f"{way} {receiver}"
+        if name not in self._senders:
+            self._senders[name] = self._runtime.background(name)
+        self._senders[name].submit(
+            lambda: self._send(receiver, item), lambda _: self._left(receiver, item)
+        )
         return True
+
+    def is_waiting(self, receiver: Rank, number: int) -> bool:
+        """Whether the frame with this number waits for a link that is up."""
+        with self._lock:
+            return self._find(receiver, number) is not None
+
+    def _find(self, receiver: Rank, number: int) -> _Waiting | None:
+        if self._ended[receiver] != self._known[receiver]:
+            return None
+        # From the end, because only the last message is asked for.
+        for item in reversed(self._waiting[receiver]):
+            if item.number == number and item.link == self._ended[receiver]:
+                return None if item.has_begun else item
+        return None
+
+    def replace(self, receiver: Rank, number: int, frame: Sequence[Buffer]) -> bool:
+        """Put `frame` in the place of a frame that has not begun to leave, if it waits."""
+        with self._lock:
+            item = self._find(receiver, number)
+            if item is None:
+                return False
+            self._num_bytes[receiver] -= item.num_bytes
+            item.frame = frame
+            self._num_bytes[receiver] += item.num_bytes
+            return True
 
     def drop(self, receiver: Rank) -> None:
         """Drop everything that waits for `receiver`, after a link has ended.
@@ -117,17 +178,25 @@ class Outbox:
         for sender in self._senders.values():
             sender.close(max(0.0, deadline - self._runtime.clock()))
 
-    def _send(self, receiver: Rank, frame: Sequence[Buffer], link: int) -> None:
+    def _send(self, receiver: Rank, item: _Waiting) -> None:
         with self._lock:
-            if link != self._ended[receiver]:
+            item.has_begun = True
+            if item.link != self._ended[receiver]:
                 return
         try:
-            self._transport.send(receiver, frame)
+            self._transport.send(receiver, item.frame)
         except Exception:  # the thread must go on to send the next messages
             _LOG.exception("could not send to %d", receiver)
             return
         with self._lock:
-            self._sent[receiver] += sum(map(len, frame))
+            self._sent[receiver] += item.num_bytes
+
+    def _left(self, receiver: Rank, item: _Waiting) -> None:
+        with self._lock:
+            self._waiting[receiver].remove(item)
+            self._num_bytes[receiver] -= item.num_bytes
+        if item.done is not None:
+            item.done()
 
 
 class Sending:
@@ -146,7 +215,9 @@ class Sending:
         plausibility: Learns from this worker's own messages what is usual.
         settings: Name of the run, introduction and runtime.
         clock: The run's clock.
-        max_waiting_bytes: Limit, in bytes, on frames that wait for one receiver.
+        max_waiting_bytes: Limit, in bytes, on frames that wait for all receivers together.
+        share: Bytes that may wait for each receiver in any case.
+        joined: Joins two messages to one receiver; see `Algorithm.joined`.
         on_link: As in `HostServices`.
 
     Attributes:
@@ -163,6 +234,8 @@ class Sending:
         settings: HostSettings,
         clock: RunClock,
         max_waiting_bytes: int,
+        share: int = 0,
+        joined: Callable[[Message, Message], Message | None] = lambda older, newer: None,
         on_link: OnLink | None = None,
     ) -> None:
         self.phase = Phase.WAITING
@@ -172,14 +245,19 @@ class Sending:
         self._run = settings.run
         self._introduction = settings.introduction.message()
         self._clock = clock
-        self._links = LinkLog(transport.lease)
+        self._links = LinkLog()
         self._on_link = on_link
-        self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime)
+        self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime, share)
+        self._joined = joined
+        # The last message to each receiver, and its number, while a link is up.
+        self._last: dict[Rank, tuple[int, Message]] = {}
         self._told: dict[Rank, WorkerStatus] = {}
         # Workers whose link was cut and is back, or that came back in the same life. Such a
         # worker lacks messages, so it gets no new one before it has reported which. Otherwise
         # the new one would prove the older ones lost. By worker: the time when this ends.
         self._relinked: dict[Rank, Seconds] = {}
+        # The first number that such a worker cannot have got. By worker.
+        self._held_from: dict[Rank, int] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -211,10 +289,13 @@ class Sending:
         peer = peers[receiver]
         if not peer.is_known and (peer.is_lost or not peer.life):
             return False
+        if self._join(receiver, message):
+            return True
         # Numbered and logged even if it cannot leave now: the receiver may resume its life, and
         # then asks for all that it lacks.
         peer.sent += 1
         peer.log.add(peer.sent, message)
+        self._last[receiver] = peer.sent, message
         # It has left for a moment, or has not reported its missing messages yet. If it resumes
         # its life, it gets this message after the earlier ones.
         is_held = receiver in self._relinked and peer.log.has(peer.sent)
@@ -227,22 +308,52 @@ class Sending:
         self._plausibility.sent(message)
         return is_sent
 
+    def _join(self, receiver: Rank, message: Message) -> bool:
+        """Send `message` as a part of the last one, if that one still waits; report success.
+
+        The joined message has the number of the last one, so the receiver misses none. What
+        waits on a slow link is then at most one message, whatever its age.
+        """
+        log = self._peers[receiver].log
+        number, last = self._last.get(receiver, (0, None))
+        if last is None or number != self._peers[receiver].sent:
+            return False
+        is_held = number >= self._held_from.get(receiver, math.inf) and log.has(number)
+        if not is_held and not self.outbox.is_waiting(receiver, number):
+            return False
+        joined = self._joined(last, message)
+        if joined is None:
+            return False
+        if not is_held:
+            frame = self._frame(receiver, joined, number)
+            if not self.outbox.replace(receiver, number, frame):
+                return False  # it has just begun to leave
+        log.replace(number, joined)
+        self._last[receiver] = number, joined
+        self._plausibility.sent(message)
+        return True
+
     def _post(
         self,
         receiver: Rank,
         message: Message,
         number: int = 0,
         report: Callable[[], None] | None = None,
+        *,
+        overtakes: bool = False,
     ) -> bool:
         """Seal, pack and queue a message; introductions and statuses have no number."""
+        frame = self._frame(receiver, message, number)
+        return self.outbox.put(receiver, frame, report, number=number, overtakes=overtakes)
+
+    def _frame(self, receiver: Rank, message: Message, number: int) -> list[Buffer]:
+        """Seal and pack a message."""
         peers, seals = self._peers, self._admission.seals
         envelope = Envelope(self._run, peers.rank, peers.life, peers[receiver].life, number)
         if seals is not None and self._admission.schema[message.kind].is_passed_on:
             # Sealed at the last moment, because the log outlives lives and certificates.
             message = seals.sealed(message, peers.life)
-        frame = pack(envelope, message)
-        self._links.sent(receiver, sum(map(len, frame)), self._clock.read())
-        return self.outbox.put(receiver, frame, report)
+        return pack(envelope, message)
 
     # Links that end and come back.
 
@@ -256,6 +367,7 @@ class Sending:
         self._tell_link(rank, self._links.found(rank, incarnation, clock), is_up=True)
         if self._peers.has_begun:
             self._relinked[rank] = clock + _HOLD
+            self._held_from[rank] = self._peers[rank].sent + 1
         self._post(rank, self._introduction)
         self._told.pop(rank, None)
         self.tell(rank)
@@ -267,7 +379,8 @@ class Sending:
         reason = self._links.lost(rank, incarnation, phase, self._clock.read())
         self._tell_link(rank, reason, is_up=False)
         # From here on, the host acts in the knowledge of the loss, so its frames are for the
-        # next link.
+        # next link. What was on its way may have arrived, so nothing can be added to it.
+        self._last.pop(rank, None)
         self.outbox.resume(rank)
 
     def _tell_link(self, rank: Rank, reason: str | None, *, is_up: bool) -> None:
@@ -278,6 +391,7 @@ class Sending:
     def reported(self, rank: Rank) -> None:
         """Send `rank`, whose link is back, the messages that its last report lacks."""
         if self._relinked.pop(rank, None) is not None:
+            del self._held_from[rank]
             self._send_missing(rank)
 
     @property
@@ -318,10 +432,14 @@ class Sending:
         if not self._peers[rank].is_reachable:
             return
         elapsed = 0.0 if self.phase == Phase.WAITING else self._clock.now
-        status = self._peers.status_for(rank, self.phase, elapsed)
-        if again or status.is_news(self._told.get(rank)):
+        num_waiting = self.outbox.num_numbered(rank)
+        status = self._peers.status_for(rank, self.phase, elapsed, num_waiting)
+        told = self._told.get(rank)
+        if again or status.is_news(told):
             self._told[rank] = status
-            self._post(rank, status.message())
+            # A sign of life need not wait for models. A new phase or life must: it says what
+            # holds after the messages before it.
+            self._post(rank, status.message(), overtakes=status.continues(told))
 
     def tell_all(self, *, again: bool = False) -> None:
         """Send this worker's status to every worker that does not know it yet."""

@@ -40,6 +40,8 @@ class WorkerStatus:
         oldest: The lowest number of a message to the receiver that can still be resent; one
             more than the last number if there is none.
         kept: The highest number of the receiver's messages in the worker's checkpoint.
+        left: The number of the last message to the receiver that has left; later ones wait to
+            be sent, because a status may overtake them.
         sent: [num_workers] number of the last message to each worker.
         received: [num_workers] number of the last message from each worker.
     """
@@ -51,6 +53,7 @@ class WorkerStatus:
     is_resumed: bool
     oldest: int
     kept: int
+    left: int
     sent: tuple[int, ...]
     received: tuple[int, ...]
 
@@ -64,6 +67,7 @@ class WorkerStatus:
             "is_resumed": int(self.is_resumed),
             "oldest": self.oldest,
             "kept": self.kept,
+            "left": self.left,
         }
         # A tensor, because the schema can check its size and its least value.
         counts = torch.tensor([self.sent, self.received])
@@ -71,15 +75,23 @@ class WorkerStatus:
 
     def is_news(self, told: WorkerStatus | None) -> bool:
         """Whether this status differs from `told`, the last one sent."""
-        # Neither the clock nor the log is news: they change all the time.
+        # The clock, the log and what has left are no news: they change all the time.
         return told is None or _content(self) != _content(told)
+
+    def continues(self, told: WorkerStatus | None) -> bool:
+        """Whether only counts have changed since `told`, the last status sent."""
+        return told is not None and (self.phase, self.life, self.begun_with) == (
+            told.phase,
+            told.life,
+            told.begun_with,
+        )
 
     @classmethod
     def parse(cls, message: Message) -> WorkerStatus:
         """Read a status from a message; see `spec`.
 
         >>> status = WorkerStatus(phase=Phase.RUNNING, life=7, begun_with=8, elapsed=1.5,
-        ...     kept=0, is_resumed=False, oldest=3, sent=(0, 2), received=(0, 1))
+        ...     kept=0, left=2, is_resumed=False, oldest=3, sent=(0, 2), received=(0, 1))
         >>> WorkerStatus.parse(status.message()) == status
         True
         """
@@ -107,5 +119,6 @@ def spec(num_workers: int) -> MessageSpec:
             "is_resumed": range(2),
             "oldest": range(2**63),
             "kept": range(2**63),
+            "left": range(2**63),
         },
     )

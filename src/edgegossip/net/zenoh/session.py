@@ -20,9 +20,10 @@ from edgegossip.net.address import Address
 from edgegossip.net.identity.certificates import common_name
 from edgegossip.net.identity.tls import CertificateWatch, Credentials
 
-LEASE: Seconds = 5.0
+LEASE: Seconds = 15.0
 """Half of the worst-case time until a silent machine counts as lost. It must exceed a worker's
-pauses on a busy machine; 1.5 s did not.
+pauses on a busy machine; 1.5 s did not. On a link of 64 kbit/s that is used up, TCP may need
+more than 5 s to repeat what was lost (`benchmarks/thin_links.py`).
 """
 CHUNK_BYTES = 256 * 1024
 """Largest piece of a frame. Smaller pieces cost more calls; larger ones exceed the caches

@@ -24,7 +24,13 @@ from edgegossip.contract.ranges import check_rank
 from edgegossip.net.address import Address
 from edgegossip.net.identity.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.identity.tls import TLS, CertificateWatch, Credentials, require_tls
-from edgegossip.net.pacing import LEAST, UNLIMITED, Pace, UploadLimit
+from edgegossip.net.pacing import (
+    LEAST,
+    UNLIMITED,
+    Pace,
+    UploadLimit,
+    bytes_per_second,
+)
 from edgegossip.net.runtime import TokenBucket
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
 from edgegossip.net.zenoh.links import (
@@ -53,6 +59,7 @@ _RUN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _SETTLE = 0.2
 """Part of a lease for which an older process may claim its rank; see `ZenohPeer`."""
+_LONGEST_SETTLE: Seconds = 1.0
 _MAX_ALIVE = 64
 _MAX_HELD = 64
 """Pieces kept of a process that does not speak for its rank yet; by then it only introduces
@@ -446,12 +453,13 @@ class ZenohTransport:
         insecure: Allow plain links beyond this machine.
         shown: Log of lines that observers may read; None for none.
         lease: Seconds, from 0.1 to 3600, after which a link is closed and reopened if it is
-            silent or a piece of 256 kB could not be sent. Slow links need a longer lease: the
-            default suits 0.4 Mbit/s to each simultaneous receiver. Each worker's lease applies
-            to its own silence and its own pieces.
+            silent. Pieces of frames are small enough for it on any link (`Pace`). Each worker's
+            lease applies to its own silence.
+        upload_limit: Rate of all that this worker sends, such as "10mbit"; None for no limit.
 
     Raises:
-        ValueError: If `run` has other characters, or `rank` or `lease` is out of range.
+        ValueError: If `run` has other characters, `rank` or `lease` is out of range, or
+            `upload_limit` is no rate.
         NetworkError: If `address` reaches beyond this machine with neither `security` nor
             `insecure`, or has endpoints that do not match `security`; or if `security` is
             invalid (see `TLS.check`).
@@ -469,6 +477,7 @@ class ZenohTransport:
         insecure: bool = False,
         shown: Path | None = None,
         lease: Seconds = LEASE,
+        upload_limit: str | None = None,
     ) -> None:
         if not _RUN.fullmatch(run):
             raise ValueError(
@@ -489,6 +498,9 @@ class ZenohTransport:
         self._others = [other for other in range(num_workers) if other != rank]
         self._address = address
         self.lease = lease
+        self._upload = UNLIMITED
+        if upload_limit is not None:
+            self._upload = UploadLimit(bytes_per_second(upload_limit), time.monotonic)
         self._settings = session_settings(address, lease, is_secure=security is not None)
         self._session: RenewedSession | None = None
         self._shown = None if shown is None else ShownLog(shown)
@@ -520,8 +532,9 @@ class ZenohTransport:
         elif os.environ.get("RUST_LOG"):
             zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
         self._listener = listener
+        settle = min(self.lease * _SETTLE, _LONGEST_SETTLE)
         self._peers = {
-            rank: ZenohPeer(rank, listener, max_bytes, self._links, self.lease * _SETTLE)
+            rank: ZenohPeer(rank, listener, max_bytes, self._links, settle, self._upload)
             for rank in self._others
         }
         self._inboxes = {

@@ -1,0 +1,190 @@
+"""Messages that wait on a slow link: few messages, none lost, and signs of life before them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.codec import Buffer
+from edgegossip.contract.protocol import Message, Rank
+from edgegossip.contract.topology import complete
+from edgegossip.net.guard.envelope import Envelope, unpack
+from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.receiving import connect
+from edgegossip.net.host.sending import Sending
+from edgegossip.net.host.settings import HostSettings
+from edgegossip.net.host.status import STATUS, Phase, WorkerStatus
+from edgegossip.net.runtime import FairQueue, RunClock
+
+SIZE = 1000
+
+
+class SlowLink:
+    """Takes pushes one by one, each only when it may, and all else at once."""
+
+    credentials = None
+    calls = ()
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Envelope, Message]] = []
+        self.is_free = threading.Semaphore(0)
+        self.has_begun = threading.Semaphore(0)
+
+    def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
+        envelope, message = unpack(bytearray().join(frame))
+        if message.kind == "push":
+            self.has_begun.release()
+            assert self.is_free.acquire(timeout=10)
+        self.sent.append((envelope, message))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        raise AttributeError(name)
+
+
+def status(**changes: Any) -> WorkerStatus:  # noqa: ANN401
+    counts: dict[str, Any] = {"kept": 0, "left": 0, "sent": (0, 0), "received": (0, 0)}
+    return WorkerStatus(
+        **{
+            "phase": Phase.RUNNING,
+            "life": 5,
+            "begun_with": 7,
+            "elapsed": 1.0,
+            "is_resumed": False,
+            "oldest": 1,
+            **counts,
+            **changes,
+        }
+    )
+
+
+class Rig:
+    """Worker 0 of two, which sends pushes of GoSGD over a slow link."""
+
+    def __init__(self) -> None:
+        self.link, self.peers = SlowLink(), Peers(0, 2, life=7, max_log_bytes=10**6)
+        clock = RunClock(time.monotonic)
+        algorithm = GoSGD(topology=complete(2), num_rounds=50)
+        settings = HostSettings(run=b"thinlink")
+        link: Any = self.link
+        self.sending: Sending
+        self.sending, *_ = connect(
+            algorithm, torch.zeros(SIZE), link, FairQueue(), self.peers, settings, clock
+        )
+        self.sending.phase = Phase.RUNNING
+        self.appear(1)
+        self.peers.begin()
+
+    def appear(self, incarnation: int) -> None:
+        self.peers.appeared(1, incarnation)
+        self.sending.appeared(1, incarnation)
+        self.peers.told(1, status(), 0.0)
+
+    def push(self, value: float, weight: float, round: int = 0) -> bool:
+        payload = {"params": torch.full((SIZE,), value)}
+        return self.sending.send(1, Message("push", round, payload, {"weight": weight}))
+
+    def told(self) -> WorkerStatus:
+        """The last status that has left."""
+        *_, last = [message for _, message in self.link.sent if message.kind == STATUS]
+        return WorkerStatus.parse(last)
+
+    def pushes(self, number: int) -> list[tuple[int, float, float]]:
+        """Number, value and weight of the first pushes that leave."""
+        for _ in range(number):
+            self.link.is_free.release()
+        deadline = time.monotonic() + 10
+        while len(found := [s for s in self.link.sent if s[1].kind == "push"]) < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return [
+            (envelope.number, float(m.payload["params"][0]), float(m.numbers["weight"]))
+            for envelope, m in found
+        ]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    for _ in range(100):
+        rig.link.is_free.release()
+    rig.sending.close(10.0)
+
+
+def test_pushes_that_wait_become_one_without_a_gap_or_a_loss_of_weight(rig: Rig) -> None:
+    assert rig.push(1.0, 0.25)
+    assert rig.link.has_begun.acquire(timeout=10)
+    for count in range(10):
+        assert rig.push(2.0 + count, 0.02, round=count)
+    assert max(rig.sending.outbox.waiting.values()) < 2.2 * 4 * SIZE
+    assert rig.peers[1].sent == 2
+    [(_, kept), (number, joined)] = rig.peers[1].log.entries
+    assert (number, joined.round) == (2, 9)
+    assert kept.numbers["weight"] == 0.25
+    first, second = rig.pushes(2)
+    assert first == (1, 1.0, 0.25)
+    assert second == (2, pytest.approx(6.5), pytest.approx(0.2))
+    assert rig.push(1.0, 0.01)  # nothing waits any more
+    assert rig.pushes(3)[2] == (3, 1.0, 0.01)
+
+
+def test_nothing_is_added_to_a_push_that_may_have_arrived_over_a_lost_link(rig: Rig) -> None:
+    rig.push(1.0, 0.25)
+    assert rig.link.has_begun.acquire(timeout=10)
+    rig.push(2.0, 0.1)
+    rig.sending.link_ended(1)
+    rig.sending.disappeared(1, 1)
+    rig.peers.disappeared(1, 1, 0.0)
+    rig.appear(1)
+    # Held until the other says what has arrived; these two can only wait.
+    rig.push(3.0, 0.05)
+    rig.push(5.0, 0.05)
+    numbers = [(number, m.numbers["weight"]) for number, m in rig.peers[1].log.entries]
+    assert numbers == [(1, 0.25), (2, 0.1), (3, pytest.approx(0.1))]
+    rig.peers.told(1, status(received=(1, 0)), 0.0)
+    rig.sending.reported(1)
+    rig.push(7.0, 0.1)  # to the last one that waits
+    first, second, third = rig.pushes(3)  # the first was under way all the time
+    assert (first[0], second[0], third[0]) == (1, 2, 3)
+    assert third[1:] == (pytest.approx(5.5), pytest.approx(0.2))
+
+
+def test_a_status_overtakes_a_model_and_does_not_count_it_as_left(rig: Rig) -> None:
+    rig.sending.tell(1)  # the first that tells of this run keeps its place
+    rig.push(1.0, 0.25)
+    assert rig.link.has_begun.acquire(timeout=10)
+    rig.sending.tell(1, again=True)
+    deadline = time.monotonic() + 10
+    while (told := rig.told()).sent != (0, 1):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert told.left == 0
+    assert rig.pushes(1)
+
+
+def test_a_status_with_a_new_phase_keeps_its_place(rig: Rig) -> None:
+    rig.push(1.0, 0.25)
+    assert rig.link.has_begun.acquire(timeout=10)
+    rig.sending.phase = Phase.FINISHED
+    rig.sending.tell_all()
+    assert rig.pushes(1)
+    deadline = time.monotonic() + 10
+    while rig.told().phase != Phase.FINISHED:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert [m.kind for _, m in rig.link.sent[-2:]] == ["push", STATUS]
+
+
+def test_messages_that_wait_at_their_sender_are_no_gap(rig: Rig) -> None:
+    for _ in range(3):
+        rig.peers.told(1, status(sent=(2, 0), left=0), 0.0)
+    assert rig.peers.lacking == []
+    for _ in range(3):
+        rig.peers.told(1, status(sent=(2, 0), left=1), 0.0)
+    assert rig.peers.lacking == [1]
