@@ -164,8 +164,8 @@ class Checks(Recorder):
             self.answered.add(event.message.payload["change"].numpy().tobytes())
         if self.expected_sum is not None:
             torch.testing.assert_close(total, self.expected_sum, rtol=1e-5, atol=1e-4)
-        is_training = isinstance(event, Trained)
-        self.expected_sum = total + event.delta.double() if is_training else total
+        trained = event.delta.double() if isinstance(event, Trained) else 0.0
+        self.expected_sum = total + trained
 
     def require_settled(self) -> None:
         """Fail if somebody in AD-PSGD waits for an answer at the end."""
