@@ -39,6 +39,7 @@ from tests.host_world_draws import (
     draw_world,
 )
 from tests.host_worlds import World
+from tests.shrinking import does_fail, shrink, simpler_host_worlds
 
 from edgegossip.contract.protocol import Seconds
 
@@ -52,6 +53,8 @@ WORLDS: dict[str, tuple[Callable[[int], World], Callable[[World], Run]]] = {
     "final": (draw_final_world, check_final),
 }
 """Who is in a world: how one is drawn, and what must hold in it."""
+_MOST_SHRUNK = 3
+"""Shrinking takes as long as dozens of worlds."""
 
 
 def try_world(kind: str, seed: int) -> tuple[int, str, Seconds]:
@@ -93,9 +96,12 @@ def main() -> int:
     if options.json:
         print(json.dumps({**figures, "wrong": wrong}))
         return bool(wrong)
-    for seed, what in wrong:
-        world = WORLDS[options.kind][0](seed)
+    draw, check_it = WORLDS[options.kind]
+    for number, (seed, what) in enumerate(wrong):
+        world = draw(seed)
         print(f"world {seed} ({world.name}, {_in_short(world)}): {what}")
+        if number < _MOST_SHRUNK:
+            print("  shrunk:", shrink(world, does_fail(check_it), simpler_host_worlds))
     print(figures)
     return bool(wrong)
 

@@ -19,6 +19,7 @@ from tests.oracles import (
 )
 from tests.worlds import NUM_PARAMS, Recorder, stages_in
 
+from edgegossip.algorithms.gossip.adpsgd import ADPSGDState
 from edgegossip.algorithms.gossip.choco_gossip import ChocoState
 from edgegossip.algorithms.gossip.gosgd import GoSGDState
 from edgegossip.algorithms.stages.state import StageState
@@ -60,12 +61,15 @@ class Checks(Recorder):
     boxes: dict[Rank, Box] = field(default_factory=dict)
     rounds: RoundModels = field(default_factory=RoundModels)
     has_trouble: bool = False  # somebody was lost or found, or a message was
+    expected_sum: torch.Tensor | None = None
+    answered: set[bytes] = field(default_factory=set)
     seen: dict[Rank, tuple[torch.Tensor, int]] = field(default_factory=dict)
 
     def before(self, state: WorkerState, event: Event, now: Seconds) -> None:
         self.num_events += 1 if not isinstance(event, Trained) else MAX_EVENTS / MAX_TRAINED
         assert self.num_events < MAX_EVENTS, "it goes on for ever"
         self.require_total_weight()  # now that the last event's messages are on their way
+        self.require_sum(event)
         self.round_before = state.round
         if isinstance(event, Received):
             self.in_flight.remove(event.message)
@@ -97,7 +101,8 @@ class Checks(Recorder):
 
     @property
     def furthest(self) -> int:
-        return max(state.round for state in self.simulator.states)
+        furthest: int = max(state.round for state in self.simulator.states)
+        return furthest
 
     def require_models(self, size: int | None, lr: float) -> None:
         """Fail if models differ that must not, or are not those of a perfect network."""
@@ -144,6 +149,30 @@ class Checks(Recorder):
         before, self.merged[term] = self.merged.get(term, 0), num_merged
         is_cut_off = len(state.election.lost) >= (num_ranks + 1) // 2
         assert num_merged == before or not is_cut_off
+
+    def require_sum(self, event: Event) -> None:
+        """Fail if anything but training has changed the sum of models in AD-PSGD."""
+        states = self.simulator.states
+        if not isinstance(states[0], ADPSGDState) or self.has_trouble:
+            return
+        total = sum_of([state.params for state in states])
+        # An answer may be sent twice, and counts until it has come once.
+        answers = [m.payload["change"] for m in self.in_flight if m.kind == "average"]
+        under_way = {each.numpy().tobytes(): each for each in answers}
+        total -= sum_of([x for key, x in under_way.items() if key not in self.answered])
+        if isinstance(event, Received) and event.message.kind == "average":
+            self.answered.add(event.message.payload["change"].numpy().tobytes())
+        if self.expected_sum is not None:
+            torch.testing.assert_close(total, self.expected_sum, rtol=1e-5, atol=1e-4)
+        trained = event.delta.double() if isinstance(event, Trained) else 0.0
+        self.expected_sum = total + trained
+
+    def require_settled(self) -> None:
+        """Fail if somebody in AD-PSGD waits for an answer at the end."""
+        for state in self.simulator.states:
+            if isinstance(state, ADPSGDState) and not self.has_trouble:
+                assert state.request is None
+                assert not state.deferred
 
     def require_total_weight(self) -> None:
         """Fail if a GoSGD run has lost or won weight."""
@@ -207,6 +236,14 @@ def is_weighted(state: WorkerState) -> bool:
 def inside(state: WorkerState) -> Any:  # noqa: ANN401
     """The state of the algorithm that exchanges parameters."""
     return getattr(state, "inner", state)
+
+
+def sum_of(vectors: list[torch.Tensor]) -> torch.Tensor:
+    """The sum in double precision, 0 of none."""
+    total = torch.zeros(NUM_PARAMS, dtype=torch.float64)
+    for each in vectors:
+        total += each
+    return total
 
 
 def weight_of(message: Message) -> float:

@@ -18,6 +18,7 @@ import torch
 from tests.algorithms import ALL, ALONE
 from tests.invariants import Checks, inside, require_equal_replicas
 from tests.random_worlds import LR, MANY_SEEDS, SEEDS, World, draw_world
+from tests.shrinking import does_fail, shrink, simpler_worlds
 from tests.tiers import by_name, thorough
 from tests.worlds import joined
 
@@ -45,6 +46,7 @@ def check_world(world: World) -> None:
     assert not checks.in_flight
     checks.require_total_weight()
     checks.require_models(world.size, LR)
+    checks.require_settled()
     # What was sent before a crash may arrive when the sender has begun anew.
     if not any(isinstance(fault, Crash) for fault in world.faults.script):
         require_equal_replicas([inside(state) for state in simulator.states])
@@ -80,10 +82,13 @@ def check_standby(world: World, checks: Checks) -> None:
 
 @contextmanager
 def replayable(name: str, seed: int) -> Iterator[None]:
-    """Say in a failure which world it was, and how to see it again."""
+    """Say in a failure which world it was, what of it matters, and how to see it again."""
     try:
         yield
     except Exception as error:
+        world, fails = draw_world(EACH[name], seed), does_fail(check_world)
+        if fails(world):
+            error.add_note(f"shrunk: {shrink(world, fails, simpler_worlds)}")
         error.add_note(f"{name} in world {seed}: {draw_world(EACH[name], seed)}")
         error.add_note(
             f"again: EDGEGOSSIP_SWARM_SEED={seed} pytest -m 'not slow' tests/swarm -k {name}"
