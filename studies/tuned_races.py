@@ -151,9 +151,10 @@ class TunedRace(TunedContest):
             row = race.run_baseline(data_dir, session)
             best = {"held_out_accuracy": max(row["accuracies"]), "held_out_seconds": None}
             return {**row, **best} if attempt.is_tuning else row
-        place = self.references(None if attempt.is_tuning else attempt.seed)[0]
         if not attempt.is_tuning:
+            place = self.place(BASELINE, attempt.seed)
             return race.run_contender(data_dir, place, self.setup, attempt.run, session)
+        place = self._tried_baselines(session)[0]
         earlier = [row for row in session.rows.values() if row["run"] == attempt.run]
         known = [row["held_out_seconds"] for row in earlier if row["held_out_seconds"]]
         row = race.run_contender(
@@ -161,11 +162,13 @@ class TunedRace(TunedContest):
         )
         return {**row, **self._held_out(row, session)}
 
+    def _tried_baselines(self, session: Session) -> Sequence[str]:
+        """The baseline's trials, without those at whose rate it diverged: they have no row."""
+        return [place for place in self.references(None) if place in session.rows]
+
     def _held_out(self, trial: Row, session: Session) -> Row:
         """When a trial was first at the target, and its accuracy then; or its best accuracy."""
-        tried = self.references(None)
-        # A rate at which the baseline diverges has no row.
-        baselines = [session.rows[place] for place in tried if place in session.rows]
+        baselines = [session.rows[place] for place in self._tried_baselines(session)]
         target = max(row["held_out_accuracy"] for row in baselines) - TARGET_GAP
         curve = equal_looks(trial, baselines[0]["setups"][self.setup.name])
         seconds = time_to(curve, target)
