@@ -19,10 +19,11 @@ from tests.worlds import NUM_PARAMS, ManySamples
 from tests.zenoh_workers import wait_until
 
 from edgegossip.algorithms.gossip.gosgd import GoSGD
-from edgegossip.contract.protocol import Train
+from edgegossip.contract.protocol import Rank, Train
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.net.host.host import Host
+from edgegossip.net.streams import Stream
 from edgegossip.net.zenoh import direct, transport as module
 from edgegossip.net.zenoh.direct import DirectStreams
 from edgegossip.net.zenoh.links import Links
@@ -92,7 +93,8 @@ def test_short_frames_open_no_stream(network: OverZenoh) -> None:
     for number in range(50):
         a.send(1, frame(number, 1000))
         assert b.events.next() == ("received", 0, frame(number, 1000))
-    assert streams_of(a)._outgoing is streams_of(a)._connected is None
+    assert streams_of(a)._outgoing is None
+    assert streams_of(a)._connected is None
     assert streams_of(a)._offered is not None
 
 
@@ -164,7 +166,8 @@ def test_streams_that_end_again_and_again_are_given_up(
         a.send(1, frame(number))
         assert b.events.next() == ("received", 0, frame(number))
         time.sleep(0.005)
-    assert streams_of(a)._outgoing is streams_of(a)._connected is None
+    assert streams_of(a)._outgoing is None
+    assert streams_of(a)._connected is None
     assert caplog.text.count("zenoh carries its messages from now on") == 2
 
 
@@ -230,7 +233,8 @@ def test_an_offer_of_an_earlier_process_is_not_used(network: OverZenoh) -> None:
         a.send(1, frame(number))
         assert again.events.next() == ("received", 0, frame(number))
     assert not streams_of(a)._is_connecting
-    assert streams_of(a)._outgoing is streams_of(a)._connected is None
+    assert streams_of(a)._outgoing is None
+    assert streams_of(a)._connected is None
 
 
 def test_unknown_tokens_and_strange_pieces_change_nothing(network: OverZenoh) -> None:
@@ -373,7 +377,7 @@ def test_with_certificates_streams_are_tls_and_end_with_the_certificate(
 ) -> None:
     first, second, third = members = machines.open_all()
     deadline = time.monotonic() + 10
-    outgoing = {}
+    outgoing: dict[Rank, Stream] = {}
     while len(outgoing) < 2:
         assert time.monotonic() < deadline
         for sender in (second, third):
