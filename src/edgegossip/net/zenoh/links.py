@@ -57,6 +57,13 @@ class Links:
         direct = [leaves for (other, *_), leaves in links.items() if other == session_id]
         return any(direct or links.values())
 
+    def host(self, incarnation: Incarnation) -> str | None:
+        """Host at which a process is reached without a relay; None if there is no such link."""
+        for other, _, destination in self.leaving:
+            if process_of(other) == incarnation:
+                return destination.split("/", 1)[1].rpartition(":")[0].strip("[]")
+        return None
+
     @property
     def ranks(self) -> set[Rank]:
         """Workers at the other ends, as their session ids say."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import re
 import secrets
@@ -12,7 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ import zenoh
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_rank
-from edgegossip.net.address import Address
+from edgegossip.net.address import Address, parse
 from edgegossip.net.identity.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.identity.tls import TLS, CertificateWatch, Credentials, require_tls
 from edgegossip.net.pacing import (
@@ -32,7 +33,9 @@ from edgegossip.net.pacing import (
     bytes_per_second,
 )
 from edgegossip.net.runtime import TokenBucket
+from edgegossip.net.streams import IS_SUPPORTED, Stream, Streams
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
+from edgegossip.net.zenoh.direct import DirectStreams
 from edgegossip.net.zenoh.links import (
     DeadLinks,
     ExpiredLinks,
@@ -65,11 +68,17 @@ _MAX_HELD = 64
 """Pieces kept of a process that does not speak for its rank yet; by then it only introduces
 itself.
 """
+_RETURN: Seconds = 0.3
+"""Seconds after the end of a stream at which its sender counts as present again, unless it is
+found to have ended too.
+"""
 _SIGNS = (1.0, 64)
 """Sustained rate, per second, and burst of signs of life."""
 
 # The last message to a worker that leaves.
 _FAREWELL = b""
+_FAST = 500_000
+"""Bytes per second that a path must have carried before a direct stream takes it."""
 # Serial number of the frame, its size, where in it the piece belongs, and a mark that the
 # receiver acknowledges, unless it is 0.
 _HEADER = struct.Struct("<QQQQ")
@@ -207,6 +216,7 @@ class ZenohPeer:
 
     publisher: zenoh.Publisher
     acknowledger: zenoh.Publisher
+    direct: DirectStreams | None = None
 
     def __init__(
         self,
@@ -230,12 +240,14 @@ class ZenohPeer:
         self._held: defaultdict[Incarnation, list[bytes]] = defaultdict(list)
         self._signs = TokenBucket(*_SIGNS)
         self._rank = rank
+        self._max_bytes = max_bytes
         self._listener = listener
         self._serials = itertools.count()
         self._pace = Pace(time.monotonic, CHUNK_BYTES)
         self._upload = upload
         self._assembler = Assembler(max_bytes, lambda reason: listener.refused(rank, reason))
         self._sending = threading.Lock()
+        self._is_sending_long = False
         # Held during calls of the listener, so that it gets one report at a time.
         self._telling = threading.Lock()
         self._is_closing = False
@@ -245,28 +257,52 @@ class ZenohPeer:
 
     def send(self, frame: Sequence[Buffer]) -> None:
         """Send a frame, unless no process speaks for the rank."""
-        # A short one of another thread does not wait for the end of a long one.
         is_short = sum(map(len, frame)) <= LEAST
-        with nullcontext() if is_short else self._sending:
-            incarnation = self.incarnation
+        if is_short and self._is_sending_long:
+            # From another thread: it neither waits for the end of the long one, nor follows it
+            # in a stream.
+            self._send_in_pieces(frame, is_short)
+            return
+        with self._sending:
+            self._is_sending_long = not is_short
+            try:
+                if not self._send_directly(frame):
+                    self._send_in_pieces(frame, is_short)
+            finally:
+                self._is_sending_long = False
 
-            def goes_on() -> bool:
-                return incarnation is not None and self.incarnation == incarnation
+    def _send_directly(self, frame: Sequence[Buffer]) -> bool:
+        """Send a frame over a direct stream; return whether there is one."""
+        if self.direct is None or self.incarnation is None:
+            return False
+        # A slow path is left to `Pace`: a stream would fill its buffers for seconds.
+        is_fast = (self._pace.rate or 0.0) >= _FAST and math.isinf(self._upload.rate)
+        if not self.direct.send(frame, may_open=is_fast):
+            return False
+        if self._links.leave_machine(self._session_id):
+            self.bytes_sent += sum(map(len, frame))
+        return True
 
-            def leave(num_bytes: int) -> int:
-                delay = self._upload.delay(num_bytes)
-                if not is_short:
-                    self._pace.wait(num_bytes, delay, goes_on)
-                return self._pace.sent(num_bytes)
+    def _send_in_pieces(self, frame: Sequence[Buffer], is_short: bool) -> None:
+        incarnation = self.incarnation
 
-            pieces = split(next(self._serials), frame, lambda: self._pace.piece_bytes, leave)
-            for piece in pieces:
-                # The end of a frame is useless to a process that missed its beginning.
-                if not goes_on():
-                    return
-                self._put(piece)
-                if self._links.leave_machine(self._session_id):
-                    self.bytes_sent += len(piece)
+        def goes_on() -> bool:
+            return incarnation is not None and self.incarnation == incarnation
+
+        def leave(num_bytes: int) -> int:
+            delay = self._upload.delay(num_bytes)
+            if not is_short:
+                self._pace.wait(num_bytes, delay, goes_on)
+            return self._pace.sent(num_bytes)
+
+        pieces = split(next(self._serials), frame, lambda: self._pace.piece_bytes, leave)
+        for piece in pieces:
+            # The end of a frame is useless to a process that missed its beginning.
+            if not goes_on():
+                return
+            self.put(piece)
+            if self._links.leave_machine(self._session_id):
+                self.bytes_sent += len(piece)
 
     def take(self, piece: bytes, session_id: str | None) -> None:
         """Receive a piece of a frame."""
@@ -276,6 +312,9 @@ class ZenohPeer:
         if len(piece) == _MARK.size:
             self._pace.acknowledged(*_MARK.unpack(piece))
             return
+        process = process_of(session_id)
+        if self.direct is not None and self.direct.take(piece, process):
+            return
         if len(piece) >= _HEADER.size and (mark := _HEADER.unpack_from(piece)[-1]):
             self._acknowledge(mark)
         with self._telling:
@@ -283,7 +322,6 @@ class ZenohPeer:
                 self.bytes_received += len(piece)
             # A process that has appeared, but does not speak for the rank yet: its pieces wait
             # until it does, because the listener must hear of a process before its frames.
-            process = process_of(session_id)
             if process is not None and process != self.incarnation and process in self._alive:
                 if len(self._held[process]) < _MAX_HELD:
                     self._held[process].append(piece)
@@ -295,6 +333,36 @@ class ZenohPeer:
         frame = self._assembler.add(piece)
         if frame is not None:
             self._listener.received(self._rank, frame)
+
+    def stream_received(self, stream: Stream, frame: memoryview) -> bool:
+        """See `direct.Owner`."""
+        with self._telling:
+            if self.direct is None or stream is not self.direct.incoming:
+                return False
+            if self._links.leave_machine(self._session_id):
+                self.bytes_received += len(frame)
+            self._listener.received(self._rank, frame)
+        return True
+
+    def stream_refused(self, reason: str) -> None:
+        """See `direct.Owner`."""
+        self._listener.refused(self._rank, reason)
+
+    def stream_ended(self, stream: Stream) -> None:
+        """Treat the end of a stream as a cut of the link; see `direct.Owner`."""
+        with self._telling:
+            has_lost = self.direct is not None and self.direct.drop(stream)
+            if not has_lost or self._is_closing or self.incarnation is None:
+                return
+            self._turn_to(None)
+            # Often the process itself has ended. Then zenoh says so before it would return.
+            timer = threading.Timer(_RETURN, self._return)
+            timer.daemon = True
+            timer.start()
+
+    def _return(self) -> None:
+        with self._telling:
+            self._choose()
 
     def appear(self, incarnation: Incarnation) -> None:
         """Receive a sign of life."""
@@ -337,7 +405,7 @@ class ZenohPeer:
             leaves_too = self._is_closing and incarnation == self._left
         # A worker that leaves in order waits for this answer. It is sent from another thread,
         # because a reading thread of zenoh must not wait until another worker reads.
-        answer = threading.Thread(target=self._put, args=(_FAREWELL,))
+        answer = threading.Thread(target=self.put, args=(_FAREWELL,))
         answer.start()
         self._answer = answer  # set once the thread runs, because `close` may join it at once
         if leaves_too:
@@ -355,8 +423,25 @@ class ZenohPeer:
             self._left, self.incarnation = self.incarnation, None
             self._pace.reset()
         if has_silence:
+            if self.direct is not None:
+                self.direct.finish()
             self._sending.release()
         return self._left is not None
+
+    def await_reading(self, deadline: Seconds) -> None:
+        """Wait until the peer has read all frames of its stream."""
+        if self.direct is not None:
+            self.direct.await_reading(_until(deadline))
+
+    def expel(self, credentials: Credentials) -> None:
+        """End the peer's streams at once if `credentials` revoke its certificate."""
+        if self.direct is not None:
+            self.direct.expel(credentials)
+
+    def close_streams(self) -> None:
+        """End the peer's streams."""
+        if self.direct is not None:
+            self.direct.close()
 
     def lose(self) -> None:
         """Report the peer's disappearance to the listener, now that this worker has left."""
@@ -366,9 +451,12 @@ class ZenohPeer:
             if self._left is not None:
                 self._listener.disappeared(self._rank, self._left)
 
-    def return_to_life(self) -> None:
+    def return_to_life(self, streams: Streams) -> None:
         """Resume sending when the peer appears."""
         with self._telling:
+            self.direct = DirectStreams(
+                self._rank, streams, self._links.host, self, self._max_bytes
+            )
             self._assembler.reset()
             self._is_closing = False
 
@@ -378,7 +466,8 @@ class ZenohPeer:
         if self._answer is not None:
             self._answer.join(_until(deadline))
 
-    def _put(self, piece: bytes) -> None:
+    def put(self, piece: bytes) -> None:
+        """Send a piece over zenoh."""
         with suppress(zenoh.ZError):  # the session has been closed
             # The source tells the receiver which link the frame came over.
             source = zenoh.SourceInfo(self.publisher.id, 0)
@@ -424,6 +513,10 @@ class ZenohPeer:
             self._listener.disappeared(self._rank, before)
         if incarnation is not None:
             self._listener.appeared(self._rank, incarnation)
+        # After the reports, so that no frame of another process or link comes before them.
+        if self.direct is not None:
+            self.direct.turn(incarnation)
+        if incarnation is not None:
             for piece in self._held.pop(incarnation, []):
                 self._add(piece)
 
@@ -564,6 +657,7 @@ class ZenohTransport:
         self._links.follow(session)
         self._dead_links.start_over()
         self._expired_links.follow(session)
+        self._streams = self._open_streams()
         for rank, peer in self._peers.items():
             peer.publisher = session.declare_publisher(
                 f"{self._prefix}/data/{rank}/{self.rank}",
@@ -575,7 +669,7 @@ class ZenohTransport:
                 congestion_control=zenoh.CongestionControl.DROP,
                 reliability=zenoh.Reliability.RELIABLE,
             )
-            peer.return_to_life()
+            peer.return_to_life(self._streams)
         # The order matters: a worker that sees the token may send at once.
         session.declare_subscriber(
             f"{self._prefix}/data/{self.rank}/*", _direct(self._take_sample)
@@ -598,6 +692,18 @@ class ZenohTransport:
         if self._watch is not None and not listens and self._num_workers > 2:
             warn_without_relay(session, holders)
 
+    def _open_streams(self) -> Streams:
+        credentials = None if self._watch is None else self._watch.current
+        host = None
+        if IS_SUPPORTED and self._settings["mode"] == "peer":
+            listen = self._address.listen or ("tcp/0.0.0.0:0",)
+            host = parse("listen", listen[0], lowest_port=0)[1]
+        try:
+            return Streams(host, self.lease, credentials)
+        except OSError as error:
+            _LOG.warning("no direct streams to this worker, at %s: %s", host, error)
+            return Streams(None, self.lease, credentials)
+
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
         """See `Transport`."""
         self._peers[receiver].send(frame)
@@ -612,11 +718,21 @@ class ZenohTransport:
     def _leave(self) -> None:
         """Deliver sent frames and announce the departure to the other workers."""
         deadline = time.monotonic() + self.lease
-        reached = [peer for peer in self._peers.values() if peer.leave(deadline)]
-        self._token.undeclare()  # type: ignore[no-untyped-call]
-        # Closing a socket with unread data also discards the data that was sent.
-        for peer in reached:
-            peer.await_farewell(deadline)
+        try:
+            if self._watch is not None:
+                for peer in self._peers.values():
+                    peer.expel(self._watch.current)
+            reached = [peer for peer in self._peers.values() if peer.leave(deadline)]
+            for peer in reached:
+                peer.await_reading(deadline)
+            self._token.undeclare()  # type: ignore[no-untyped-call]
+            # Closing a socket with unread data also discards the data that was sent.
+            for peer in reached:
+                peer.await_farewell(deadline)
+        finally:
+            self._streams.close()
+            for peer in self._peers.values():
+                peer.close_streams()
 
     def _lose(self) -> None:
         for peer in self._peers.values():

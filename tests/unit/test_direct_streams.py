@@ -1,0 +1,401 @@
+"""Direct streams beside a zenoh session: agreement, order, ends and ways back."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+import torch
+from tests.algorithms import NUM_WORKERS
+from tests.certified_machines import Machines, meet
+from tests.parity import SETTINGS, SIZE
+from tests.tiers import thorough
+from tests.transports import End, OverZenoh, What
+from tests.worlds import NUM_PARAMS, ManySamples
+from tests.zenoh_workers import wait_until
+
+from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.protocol import Rank, Train
+from edgegossip.contract.topology import complete
+from edgegossip.contract.trainer import TrainingResult
+from edgegossip.net.host.host import Host
+from edgegossip.net.streams import Stream
+from edgegossip.net.zenoh import direct, transport as module
+from edgegossip.net.zenoh.direct import DirectStreams
+from edgegossip.net.zenoh.links import Links
+from edgegossip.net.zenoh.transport import ZenohTransport
+
+LARGE = 100_000
+
+
+@pytest.fixture
+def network() -> Iterator[OverZenoh]:
+    network = OverZenoh(2)
+    yield network
+    network.close()
+
+
+def streams_of(end: End) -> DirectStreams:
+    """The streams between an end and the other one."""
+    transport = cast("ZenohTransport", end.transport)
+    [peer] = transport._peers.values()
+    assert peer.direct is not None
+    return peer.direct
+
+
+def frame(number: int, size: int = LARGE) -> bytes:
+    return number.to_bytes(4, "little") + bytes(size)
+
+
+def switch(a: End, b: End, numbers: Iterator[int]) -> None:
+    """Let `a` send to `b` until a stream carries its frames; all must arrive in order."""
+    receiver = 1 - cast("ZenohTransport", a.transport).rank
+    deadline = time.monotonic() + 10
+    while streams_of(a)._outgoing is None:
+        assert time.monotonic() < deadline
+        number = next(numbers)
+        a.send(receiver, frame(number))
+        assert b.events.next() == ("received", 1 - receiver, frame(number))
+        time.sleep(0.005)
+    number = next(numbers)
+    a.send(receiver, frame(number))
+    assert b.events.next() == ("received", 1 - receiver, frame(number))
+    assert streams_of(b).incoming is not None
+
+
+def test_order_is_kept_when_a_stream_takes_over(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    sizes = itertools.cycle((0, 10, LARGE, 300_000, 1))
+    sent: list[What] = []
+    deadline = time.monotonic() + 20
+    while streams_of(a)._outgoing is None or len(sent) < 200:
+        assert time.monotonic() < deadline
+        sent.append(("received", 0, frame(len(sent), next(sizes))))
+        a.send(1, sent[-1][2])
+    assert b.events.take(len(sent)) == sent
+    b.send(0, b"hello")
+    assert a.events.next() == ("received", 1, b"hello")
+
+
+def test_both_ways_have_a_stream_of_their_own(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    switch(a, b, itertools.count())
+    switch(b, a, itertools.count())
+    assert None not in {streams_of(end)._outgoing for end in (a, b)}
+
+
+def test_short_frames_open_no_stream(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    for number in range(50):
+        a.send(1, frame(number, 1000))
+        assert b.events.next() == ("received", 0, frame(number, 1000))
+    assert streams_of(a)._outgoing is None
+    assert streams_of(a)._connected is None
+    assert streams_of(a)._offered is not None
+
+
+@pytest.mark.parametrize("by", ["sender", "receiver"])
+def test_the_end_of_a_stream_is_a_cut_and_frames_find_a_way_again(
+    network: OverZenoh, by: str
+) -> None:
+    a, b = network.open_all()
+    numbers = itertools.count()
+    switch(a, b, numbers)
+    ended = streams_of(a)._outgoing if by == "sender" else streams_of(b).incoming
+    assert ended is not None
+    ended.close()
+    assert a.events.take(2) == [("disappeared", 1, 101), ("appeared", 1, 101)]
+    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
+    switch(a, b, numbers)
+    assert streams_of(a)._outgoing is not ended
+
+
+def test_a_frame_that_is_cut_off_is_lost_whole(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    numbers = itertools.count()
+    switch(a, b, numbers)
+    outgoing = streams_of(a)._outgoing
+    assert outgoing is not None
+    outgoing._write([memoryview((1000).to_bytes(8, "little") + b"part")])
+    outgoing.close()
+    a.send(1, b"lost, or after the cut")
+    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
+    assert a.events.take(2) == [("disappeared", 1, 101), ("appeared", 1, 101)]
+    a.send(1, b"later")
+    assert b.events.until(("received", 0, b"later"))[:-1] in (
+        [],
+        [("received", 0, b"lost, or after the cut")],
+    )
+
+
+def test_a_sender_that_leaves_its_stream_says_so_before_the_next_frame(
+    network: OverZenoh,
+) -> None:
+    a, b = network.open_all()
+    switch(a, b, itertools.count())
+    sender = streams_of(a)
+    # As if the path of the stream alone were cut, which only the sender has noticed.
+    sender._outgoing, sender._has_given_up, silent = None, True, sender._outgoing
+    a.send(1, b"over zenoh")
+    assert b.events.take(3) == [
+        ("disappeared", 0, 100),
+        ("appeared", 0, 100),
+        ("received", 0, b"over zenoh"),
+    ]
+    assert silent is not None
+    silent.close()
+
+
+def test_streams_that_end_again_and_again_are_given_up(
+    network: OverZenoh, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = network.open_all()
+    numbers = itertools.count()
+    for _ in range(direct._MOST_ENDS):
+        switch(a, b, numbers)
+        stream = streams_of(a)._outgoing
+        assert stream is not None
+        stream.close()
+        a.events.take(2), b.events.take(2)
+    for _ in range(20):
+        number = next(numbers)
+        a.send(1, frame(number))
+        assert b.events.next() == ("received", 0, frame(number))
+        time.sleep(0.005)
+    assert streams_of(a)._outgoing is None
+    assert streams_of(a)._connected is None
+    assert caplog.text.count("zenoh carries its messages from now on") == 2
+
+
+# Other processes.
+
+
+def test_a_restarted_receiver_gets_a_stream_of_its_own(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    numbers = itertools.count()
+    switch(a, b, numbers)
+    b.transport.close()
+    assert a.events.next() == ("disappeared", 1, 101)
+    again = network.open(1, incarnation=7)
+    assert a.events.next() == ("appeared", 1, 7)
+    assert again.events.next() == ("appeared", 0, 100)
+    switch(a, again, numbers)
+    switch(again, a, numbers)
+
+
+def test_a_restarted_sender_gets_a_stream_of_its_own(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    numbers = itertools.count()
+    switch(b, a, numbers)
+    b.transport.close()
+    assert a.events.next() == ("disappeared", 1, 101)
+    again = network.open(1, incarnation=7)
+    assert a.events.next() == ("appeared", 1, 7)
+    assert again.events.next() == ("appeared", 0, 100)
+    switch(again, a, numbers)
+
+
+def test_a_process_whose_stream_ends_with_it_disappears_once(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its sockets close one after the other, as those of a killed process do.
+    monkeypatch.setattr(module, "_RETURN", 5.0)
+    a, b = network.open_all()
+    switch(b, a, itertools.count())
+    outgoing = streams_of(b)._outgoing
+    assert outgoing is not None
+    outgoing.close()
+    assert a.events.next() == ("disappeared", 1, 101)
+    b.transport.close()
+    again = network.open(1, incarnation=7)
+    assert a.events.next() == ("appeared", 1, 7)
+    assert again.events.next() == ("appeared", 0, 100)
+    again.send(0, b"hello")
+    assert a.events.next() == ("received", 1, b"hello")
+
+
+def test_an_offer_of_an_earlier_process_is_not_used(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    wait_until(lambda: streams_of(a)._offered is not None)
+    earlier = streams_of(a)._offered
+    b.transport.close()
+    a.events.next()
+    again = network.open(1, incarnation=7)
+    assert a.events.next() == ("appeared", 1, 7)
+    assert again.events.next() == ("appeared", 0, 100)
+    wait_until(lambda: streams_of(a)._offered not in (None, earlier))
+    streams_of(a)._offered = earlier
+    for number in range(5):
+        a.send(1, frame(number))
+        assert again.events.next() == ("received", 0, frame(number))
+    assert streams_of(a)._offered is earlier
+    assert streams_of(a)._outgoing is None
+    assert streams_of(a)._connected is None
+
+
+def test_unknown_tokens_and_strange_pieces_change_nothing(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    switch(a, b, itertools.count())
+    of_b = streams_of(b)
+    stream = of_b.incoming
+    assert of_b.take(direct._SWITCH.pack(b"s", bytes(16)), 100)
+    assert of_b.incoming is stream
+    assert of_b.take(direct._OFFER.pack(b"o", 1, bytes(16)), None)
+    for piece in (b"s", b"o" * 40, b"x" + bytes(16), bytes(30)):
+        assert not of_b.take(piece, 100)
+
+
+# Ways back to zenoh.
+
+
+def test_without_a_direct_link_zenoh_carries_everything(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Links, "host", lambda self, incarnation: None)
+    check_zenoh_alone(*network.open_all())
+
+
+def test_behind_a_firewall_zenoh_carries_everything(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An address at which nobody accepts the connection.
+    monkeypatch.setattr(Links, "host", lambda self, incarnation: "127.0.0.2")
+    a, b = network.open_all()
+    wait_until(lambda: streams_of(a)._offered is not None)
+    check_zenoh_alone(a, b)
+    wait_until(lambda: streams_of(a)._offered is not None)
+    offered = streams_of(a)._offered
+    assert offered is not None
+    assert offered.num_attempts == 1  # to be tried again, but not at once
+    assert offered.not_before > time.monotonic() + 10
+
+
+def check_zenoh_alone(a: End, b: End) -> None:
+    for number in range(10):
+        a.send(1, frame(number))
+        b.send(0, frame(number))
+        assert b.events.next() == ("received", 0, frame(number))
+        assert a.events.next() == ("received", 1, frame(number))
+        assert streams_of(a)._outgoing is streams_of(b)._outgoing is None
+
+
+def test_a_machine_without_a_free_port_is_reached_over_zenoh(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(host: str) -> None:
+        raise OSError("no port")
+
+    monkeypatch.setattr("edgegossip.net.streams._listen", fail)
+    check_zenoh_alone(*network.open_all())
+    assert "no direct streams to this worker, at 127.0.0.1: no port" in caplog.text
+
+
+# Leaving.
+
+
+def test_what_was_sent_on_a_stream_arrives_before_the_end(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = network.open_all()
+    numbers = itertools.count()
+    switch(b, a, numbers)
+    receive = Stream.receive
+
+    def receive_slowly(
+        self: Stream, max_bytes: int, too_large: Callable[[], None]
+    ) -> memoryview | None:
+        time.sleep(0.1)
+        return receive(self, max_bytes, too_large)
+
+    monkeypatch.setattr(Stream, "receive", receive_slowly)
+    frames = [frame(next(numbers)) for _ in range(8)]  # the system's buffers hold them
+    for each in frames:
+        b.send(0, each)
+    b.transport.close()
+    assert a.events.take(8) == [("received", 1, each) for each in frames]
+    assert a.events.next() == ("disappeared", 1, 101)
+
+
+@thorough
+def test_nothing_is_lost_or_used_twice_while_streams_end(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GoSGD's weights add up to one only if each push has its effect exactly once."""
+    monkeypatch.setattr(direct, "_LEAST", 0)
+    monkeypatch.setattr(module, "_FAST", 0)
+    monkeypatch.setattr(direct, "_MOST_ENDS", 10**6)
+    monkeypatch.setattr(module, "_RETURN", 0.02)
+    gosgd = GoSGD(
+        topology=complete(NUM_WORKERS), num_rounds=400, exchange_probability=1.0, local_steps=1
+    )
+
+    class Slow(ManySamples):
+        def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
+            time.sleep(0.01)
+            return super().train(request, progress)
+
+    network = OverZenoh(NUM_WORKERS)
+    transports = [network.transport(rank, 100 + rank) for rank in range(NUM_WORKERS)]
+    hosts = [
+        Host(
+            gosgd,
+            rank,
+            NUM_WORKERS,
+            torch.zeros(NUM_PARAMS),
+            Slow(rank, 0.1, SIZE),
+            transports[rank],
+            settings=SETTINGS,
+        )
+        for rank in range(NUM_WORKERS)
+    ]
+    threads = [threading.Thread(target=host.run, daemon=True) for host in hosts]
+    for thread in threads:
+        thread.start()
+    num_ended = 0
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(0.1)
+        rounds = [host.state.round for host in hosts]
+        if min(rounds) < 2 or max(rounds) > 300:
+            continue  # so that they begin together, and all is sent again before they leave
+        for transport in transports:
+            for peer in cast("ZenohTransport", transport)._peers.values():
+                stream = None if peer.direct is None else peer.direct._outgoing
+                if stream is not None and num_ended < 30:
+                    stream.close()
+                    num_ended += 1
+                    break
+    for thread in threads:
+        thread.join()
+    assert num_ended >= 5
+    assert sum(host.state.weight for host in hosts) == pytest.approx(1.0, abs=1e-9)
+    assert all(host.refusals == {} for host in hosts)
+
+
+# With certificates.
+
+
+def test_with_certificates_streams_are_tls_and_end_with_the_certificate(
+    machines: Machines,
+) -> None:
+    first, second, third = members = machines.open_all()
+    deadline = time.monotonic() + 10
+    outgoing: dict[Rank, Stream] = {}
+    while len(outgoing) < 2:
+        assert time.monotonic() < deadline
+        for sender in (second, third):
+            sender.transport.send(0, [bytes(LARGE)])
+            found = sender.transport._peers[0].direct
+            if found is not None and found._outgoing is not None:
+                outgoing[sender.rank] = found._outgoing
+        time.sleep(0.01)
+    assert all(stream._is_tls for stream in outgoing.values())
+    machines.revoke(2, tell=[0, 1])
+    third.settle()
+    with pytest.raises(OSError):
+        outgoing[2].send([bytes(LARGE)])
+    meet(*members[:2])
+    assert not first.hears(("received", 2, bytes(LARGE)), seconds=0.5)
