@@ -261,8 +261,8 @@ def lie(host: Host[Any], world: World, draw: random.Random) -> None:
     """Let a host say of itself what is not so."""
     tell = host.peers.status_for
 
-    def told(rank: Rank, phase: Phase, elapsed: Seconds) -> WorkerStatus:
-        status = tell(rank, phase, elapsed)
+    def told(rank: Rank, phase: Phase, elapsed: Seconds, num_waiting: int = 0) -> WorkerStatus:
+        status = tell(rank, phase, elapsed, num_waiting)
         match world.lie:
             case "elapsed":
                 return replace(status, phase=max(phase, Phase.RUNNING), elapsed=1e9)
@@ -276,7 +276,7 @@ def lie(host: Host[Any], world: World, draw: random.Random) -> None:
                 sent, received = (
                     tuple(draw.randrange(1000) for _ in status.sent) for _ in range(2)
                 )
-                return replace(status, sent=sent, received=received)
+                return replace(status, left=draw.choice(sent), sent=sent, received=received)
         return status
 
     host.peers.status_for = told  # type: ignore[method-assign]

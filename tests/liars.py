@@ -20,6 +20,7 @@ from tests.worlds import NUM_PARAMS, TARGETS, ManySamples
 from torch import Tensor
 
 from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.codec import Buffer
 from edgegossip.contract.errors import TrainingError
 from edgegossip.contract.protocol import Message, Rank, Train
 from edgegossip.contract.trainer import TrainingResult
@@ -160,9 +161,9 @@ def run(
 
 def teach(host: Host[Any], lie: Lie) -> None:
     """Let all that `host` sends pass through `lie`."""
-    post = host.sending._post
+    pack = host.sending._frame
 
-    def lying_post(receiver: Rank, message: Message, *others: Any) -> bool:  # noqa: ANN401
-        return post(receiver, lie(receiver, message), *others)
+    def lying(receiver: Rank, message: Message, number: int) -> list[Buffer]:
+        return pack(receiver, lie(receiver, message), number)
 
-    host.sending._post = lying_post  # type: ignore[method-assign,assignment]
+    host.sending._frame = lying  # type: ignore[method-assign]

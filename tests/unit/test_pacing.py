@@ -68,7 +68,7 @@ def test_a_rate_that_falls_is_followed() -> None:
     path.send(10.0)
     assert path.pace.window > 5e5
     path.rate = 1e5
-    path.send(60.0)
+    path.send(200.0)
     assert path.pace.window < 4e5
     path.rate = 1e6
     path.send(60.0)

@@ -94,7 +94,7 @@ class Rig:
         *_, last = [message for _, message in self.link.sent if message.kind == STATUS]
         return WorkerStatus.parse(last)
 
-    def pushes(self, number: int) -> list[tuple[int, float, float]]:
+    def pushes(self, number: int) -> list[tuple[Any, ...]]:
         """Number, value and weight of the first pushes that leave."""
         for _ in range(number):
             self.link.is_free.release()

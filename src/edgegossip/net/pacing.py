@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from edgegossip.contract.protocol import Seconds
 
-LEAST = 2048
+LEAST = 4096
 """Bytes of the smallest pieces."""
 _FIRST = 2 * LEAST
-"""Bytes that may be under way before anything is known: half a second of 64 kbit/s."""
-_AHEAD: Seconds = 0.5
+"""Bytes that may be under way before anything is known: a second of 64 kbit/s."""
+_AHEAD: Seconds = 1.0
 """Seconds of the measured rate that are under way beyond a round trip. A message that is sent
 first waits for as long. With less, a path whose rate varies would run dry.
 """
-_LONGEST_QUEUE: Seconds = 1.5
+_LONGEST_QUEUE: Seconds = 1.0
 """Seconds beyond the shortest round trip that count as the path's own, if round trips have
 become longer. Without them, a path that others fill would be left to them; with more, this
 worker would take its own queue for the path.
@@ -51,7 +51,7 @@ class Pace:
     TCP alone fills buffers of megabytes: minutes of a slow path, in which no sign of life
     passes, and a link that is closed because a piece takes longer than its lease. Therefore the
     bytes under way (the *window*) are at most those that the path carries in a round trip and
-    half a second, and never more than in two seconds beyond its shortest round trip. The rate
+    a second, and never more than in two seconds beyond its shortest round trip. The rate
     is the highest of the last seconds, as acknowledgements show it. As with TCP, the window
     begins small and at most doubles with each round trip. Pieces are a fourth of it.
 
@@ -67,7 +67,7 @@ class Pace:
 
     >>> pace = Pace(clock=lambda: 0.0, largest=262_144)
     >>> pace.piece_bytes
-    2048
+    4096
     """
 
     def __init__(self, clock: Callable[[], Seconds], largest: int) -> None:
