@@ -1,4 +1,4 @@
-"""What must hold of real hosts at any time, and at their end."""
+"""Invariants of real hosts, at any time and at their end."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Oracles:
                     raise ViolationError(f"worker {process.rank} {what} {other}, for {limit} s")
 
     def _require_bounds(self, process: Process) -> None:
-        """What is kept to be sent again is counted, bounded, and not in a checkpoint."""
+        """Fail if the log of messages is too large, or has what a checkpoint holds."""
         for other, peer in process.host.peers:
             log = peer.log
             if not log.num_bytes <= log.max_bytes:

@@ -1,4 +1,4 @@
-"""What must hold of the workers' states in any world, simulated or of real hosts."""
+"""Invariants of the workers' states in any world, simulated or of real hosts."""
 
 from __future__ import annotations
 
