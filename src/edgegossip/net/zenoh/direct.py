@@ -98,7 +98,8 @@ class DirectStreams:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._incarnation: Incarnation | None = None
-        self._is_closed = False
+        self._latest: Incarnation | None = None
+        self._is_closed = self._is_finished = False
         self._ends: deque[Seconds] = deque(maxlen=_MOST_ENDS)
         # To the peer: what it offers, the stream that is connected, and the one in use.
         self._offered: _Offered | None = None
@@ -118,6 +119,9 @@ class DirectStreams:
         """End all streams, and agree on new ones with another process, if there is one."""
         with self._lock:
             ended = self._forget()
+            if incarnation is not None and incarnation != self._latest:
+                self._latest = incarnation
+                self._ends.clear()  # they were another process's
             self._incarnation = incarnation
             # An offer may arrive before this worker knows the process that makes it.
             offered = self._offered
@@ -154,7 +158,7 @@ class DirectStreams:
                 self._incoming = None
             if self._connected is not None and self._connected[1] is stream:
                 self._connected = None
-            if was_used:
+            if was_used and not self._is_finished:
                 self._ends.append(time.monotonic())
                 if not self._may_open():
                     _LOG.warning(
@@ -213,6 +217,7 @@ class DirectStreams:
 
     def finish(self) -> None:
         """Tell the peer that no frame follows."""
+        self._is_finished = True
         self._has_been_read.clear()
         if (stream := self._outgoing) is None:
             self._has_been_read.set()
