@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from edgegossip.net.zenoh.pieces import Assembler, split
 from edgegossip.net.zenoh.session import CHUNK_BYTES
-from edgegossip.net.zenoh.transport import Assembler, split
 
 HEADER_BYTES = 32
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edgegossip.cli import plan_member
 from edgegossip.cli.join_command import join_command
+from edgegossip.cli.live import member
 from edgegossip.cli.main import main
 from edgegossip.contract.errors import NetworkError
 from edgegossip.net.identity.certificates import authority_folder, issue_for, make_authority
@@ -158,8 +158,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             return LinkSpeed((0.02,) * 5, (1e6,), (2e6,))
 
     monkeypatch.setattr("edgegossip.cli.worker_command.worker_command", worker_command)
-    monkeypatch.setattr(plan_member, "LinkMeter", NoLinks)
-    monkeypatch.setattr(plan_member, "_POLL", 0.01)
+    monkeypatch.setattr(member, "LinkMeter", NoLinks)
+    monkeypatch.setattr(member, "_POLL", 0.01)
     return commands
 
 
@@ -263,7 +263,7 @@ def test_only_the_authority_can_start_a_machine(
     with serving({"do": "wait"}) as desk:
         desk.join()
         port = desk.service.port
-    monkeypatch.setattr(plan_member, "_PATIENCE", 0.0)
+    monkeypatch.setattr(member, "_PATIENCE", 0.0)
     # An attacker would not mind whose certificate the machine presents.
     monkeypatch.setattr("edgegossip.net.identity.signing.ssl.CERT_OPTIONAL", ssl.CERT_NONE)
     if impostor == "a member":

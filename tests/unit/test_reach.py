@@ -14,7 +14,6 @@ from edgegossip.net.zenoh.links import Links
 AWAY = ("tcp/10.0.0.1:40000", "tcp/10.0.0.2:7447")
 LOOPBACK = ("tcp/127.0.0.1:40000", "tcp/127.0.0.1:7447")
 OWN_ADDRESS = ("tls/[fd00::1]:40000", "tls/[fd00::1]:7447")
-HEADER_BYTES = 24
 
 
 @pytest.fixture
@@ -83,9 +82,10 @@ def test_what_leaves_the_machine_is_counted_at_both_ends(
     for sender, receiver in ((0, 1), (1, 0)):
         (a, b)[sender].send(receiver, bytes(300_000))
         assert (a, b)[receiver].events.next()[0] == "received"
-    expected = 2 * (300_000 + 2 * HEADER_BYTES) if leaves else 0
-    found = [each.network_bytes for each in network.opened]  # type: ignore[attr-defined]
-    assert found == [expected, expected]
+    sent, received = (each.network_bytes for each in network.opened)  # type: ignore[attr-defined]
+    assert sent == received
+    # The headers of pieces, whose number depends on the path, are less than a hundredth.
+    assert 2 * 300_000 * leaves <= sent <= 2 * 303_000 * leaves
 
 
 def test_a_transport_that_is_not_open_has_carried_nothing(network: OverZenoh) -> None:

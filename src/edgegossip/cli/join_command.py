@@ -150,7 +150,7 @@ def _recipe(folder: Path, run: JoinedRun) -> str:
 def _take_part(folder: Path, further: list[str]) -> int:
     from edgegossip.cli.command import parse_recipe
     from edgegossip.cli.invite_command import SharedOptions
-    from edgegossip.cli.plan_member import await_plan
+    from edgegossip.cli.live.member import await_plan
     from edgegossip.cli.worker_command import worker_command
 
     run = JoinedRun.read(folder)

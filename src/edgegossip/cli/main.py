@@ -133,7 +133,7 @@ def _imported(module: str, function: str) -> Callable[[list[str]], int]:
 
 def _plan(arguments: list[str]) -> int:
     if "--live" in arguments:
-        return _imported("edgegossip.cli.live_plan", "live_plan_command")(arguments)
+        return _imported("edgegossip.cli.live.coordinator", "live_plan_command")(arguments)
     return _imported("edgegossip.cli.plan_command", "plan_command")(arguments)
 
 

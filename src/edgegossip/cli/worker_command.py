@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -332,9 +333,6 @@ def launch_command(arguments: list[str]) -> int:
         shown = [] if served is None else ["--metrics", str(served.plus(rank))]
         return ["worker", *passed_on, *whose, *network, *shared, *shown]
 
-    def measuring(rank: Rank) -> list[str]:
-        return ["measure", *_same_for_all(command), "--rank", str(rank), "--out", str(out)]
-
     out = options.out or command.default_folder
     experiment = _experiment_of(command)
     _check_number(name, options.n, number, experiment.num_workers)
@@ -351,13 +349,17 @@ def launch_command(arguments: list[str]) -> int:
             command=command.record,
             progress=view,
             trackers=options.trackers,
-            make_measure=measuring,
+            make_measure=partial(_measuring, command, out),
             max_seconds=options.max_seconds,
         )
     print_table({experiment.run_name: results})
     print_report(write_report(out))
     code = _say_who_disagrees(results.disagreements)
     return 1 if lost_workers(experiment, out) else code
+
+
+def _measuring(command: Command[Any, RecipeCall], out: Path, rank: Rank) -> list[str]:
+    return ["measure", *_same_for_all(command), "--rank", str(rank), "--out", str(out)]
 
 
 def _check_resumed(options: LaunchOptions) -> None:

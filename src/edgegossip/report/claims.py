@@ -1,4 +1,4 @@
-"""What became of the units of claimed work: done once, twice, given to others, or never."""
+"""Units of claimed work: done once or twice, given to others, or missing."""
 
 from __future__ import annotations
 

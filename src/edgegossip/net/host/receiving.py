@@ -432,8 +432,7 @@ def connect(
         Both directions, and the memory of usual values that they share with the host.
     """
     rank, num_workers = peers.rank, peers.num_workers
-    own = {STATUS: spec(num_workers), INTRODUCTION: SPEC}
-    schema = {**algorithm.schema(params), **own}
+    schema = {**algorithm.schema(params), STATUS: spec(num_workers), INTRODUCTION: SPEC}
     seals = None
     if transport.credentials is not None and any(each.is_passed_on for each in schema.values()):
         seals = Seals(transport.credentials, rank, settings.run)
@@ -457,17 +456,9 @@ def connect(
         life_of=lambda other: peers[other].life,
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
-    limits = max(budget.max_bytes, budget.share), budget.share
+    waiting = max(budget.max_bytes, budget.share), budget.share, algorithm.joined
     sending = Sending(
-        transport,
-        peers,
-        admission,
-        plausibility,
-        settings,
-        clock,
-        *limits,
-        joined=algorithm.joined,
-        on_link=on_link,
+        transport, peers, admission, plausibility, settings, clock, *waiting, on_link
     )
     introductions = Introductions(num_workers, settings.introduction)
     receiving = Receiving(

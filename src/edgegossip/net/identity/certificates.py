@@ -58,7 +58,7 @@ Lifetime: TypeAlias = tuple[datetime, datetime]
 OBSERVER: Final = "observer"
 """The holder of a certificate that may read what workers say about themselves."""
 Holder: TypeAlias = "Rank | Literal['observer'] | None"
-"""Who has a certificate: a worker, an observer, or None for a router."""
+"""The holder of a certificate: a worker, an observer, or None for a router."""
 
 
 def holder_name(holder: Holder, run_name: str | None = None) -> str:
