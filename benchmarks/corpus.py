@@ -84,3 +84,6 @@ class Described:
 
     def role(self, rank: Rank) -> Role:
         return Role("worker")
+
+    def joined(self, older: Message, newer: Message) -> Message | None:
+        return None

@@ -18,6 +18,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import accumulate, count, pairwise
 from pathlib import Path
@@ -134,6 +135,7 @@ def kept_checkpoint(path: Path) -> dict[str, Any] | None:
         return None
 
 
+_MOST_RECENT = 64
 RECENT: Seconds = 30.0
 """Seconds over which a worker's speed and waiting are told while it runs."""
 _BLOCK = 2**18
@@ -233,7 +235,9 @@ class WorkerFolder:
     _last_seen: Seconds = 0.0
     _complaints: set[str] = field(default_factory=set)
     _unreadable: set[int] = field(default_factory=set)  # snapshots
-    _recent: deque[tuple[Seconds, Seconds, int]] = field(default_factory=deque)
+    _recent: deque[tuple[Seconds, Seconds, int]] = field(
+        default_factory=partial(deque, maxlen=_MOST_RECENT)
+    )
     _reader: EventReader = field(init=False)
     _blocks: list[tuple[int, Seconds]] = field(default_factory=list)  # begins at, earliest time
     _crashes: dict[int, dict[str, Any]] = field(default_factory=dict)  # by what they precede
@@ -253,7 +257,7 @@ class WorkerFolder:
     def recent_use(self) -> tuple[float, float] | None:
         """Samples per second, and the share of time without training, of the last trainings.
 
-        These are the trainings of the last `RECENT` seconds before the newest, at least one,
+        These are the trainings of the last `RECENT` seconds before the newest, 1 to 63 of them,
         from the end of the one before them. None if there are too few.
         """
         if len(self._recent) < 2:
