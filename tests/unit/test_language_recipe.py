@@ -97,7 +97,7 @@ def test_a_plan_goes_by_bits(words: list[str], capsys: pytest.CaptureFixture[str
     assert main([*plan, "--machines", str(machines), "--target", "7.5"]) == 0
     said = capsys.readouterr().out
     assert "\nbest: " in said
-    assert ": 7.5 after " in said
+    assert " to reach 7.5, after " in said
     study = found("planned/study.json")
     assert study["figures"][0]["heading"] == "Bits per character over time"
     assert "the target is 7.5" in study["tables"][0]["note"]

@@ -62,7 +62,7 @@ def test_a_fault_is_killed_and_a_change_without_effect_survives(tmp_path: Path) 
     )
     found = {each["name"]: each for each in try_all([gosgd, same], 2, 0, 2)}
     assert found["gosgd-forgets-weight"]["killed"]
-    assert found["gosgd-forgets-weight"]["oracle"] == "require_total_weight"
+    assert found["gosgd-forgets-weight"]["oracle"] in ("require_total_weight", "require_sum")
     assert line(found["same"]) == "same: survives 2 worlds"
 
 

@@ -12,6 +12,7 @@ Fields of `study.json`:
     cells: Finished cells by name: `group` (a part for `--only`), `row`, `wall_seconds` and
         `commit` (of the source that computed it; null if unknown).
     errors: Cells whose training failed, by name, with the reason.
+    summary: Answers to the question, one sentence each, the shortest first; may be empty.
     figures: Figures, each with `name`, `heading`, `caption` and `panels`. A panel has `title`,
         `kind` (`"lines"`, `"bars"`, `"stacked"` or `"map"`), `x_label`, `y_label`, `x_unit`,
         `y_unit`, `is_x_log`, `is_log` and `series`. A series has `name`, `x`, `y`, `low` and
