@@ -547,8 +547,8 @@ class Gathering:
             for rank in self._evaluated_ranks()
             if rank in summaries and summaries[rank]["reason"] != "failed"
         ]
-        # Those that have left an open run have old models.
-        ends = [rank for rank in ends if rank not in self._gone_early] or ends
+        gone = self._gone_early  # their models are old
+        ends = [rank for rank in ends if rank not in gone] or ends
         # With a server and workers on standby: the one that serves at the end.
         ends = [rank for rank in ends if summaries[rank].get("is_evaluated", True)] or ends
         # The model of a deposed server, or of workers cut off from most others, is no result.

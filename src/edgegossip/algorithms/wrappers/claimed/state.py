@@ -204,7 +204,8 @@ class ClaimedState(WrapperState):
         `Ledger.believe`, only one that was apart is believed about this worker's own units.
         """
         for ledger in self.ledgers.values():
-            if ledger.base is not None and ledger.epoch < epoch:
+            is_left = ledger.base is not None and ledger.epoch < epoch
+            if is_left and ledger.undone().any():  # else the owners cost time for nothing
                 others = ledger.owners(self.away) != self.rank
                 ledger.merged = ledger.merged | others | (sender in ledger.parted)
 
