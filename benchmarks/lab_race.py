@@ -7,8 +7,8 @@ Four hosts with speeds 1 : 0.8 : 0.33 : 0.25 and links of 100 Mbit/s, as in the 
 worker`. Each algorithm has the settings that the study chose on held-out samples. With these,
 GoSGD pushes after each step, for which the fastest host would need 140 Mbit/s: pushes that wait
 for the link join into one. So GoSGD runs a second time with the best settings whose pushes the
-links carry. All run once in each turn, EpochGossip for twice as long; the first one of a turn is
-the last one of the next.
+links carry. All run once in each turn, EpochGossip for twice as long; the first one of a turn
+is the last one of the next.
 """
 
 from __future__ import annotations
