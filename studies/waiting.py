@@ -5,7 +5,7 @@ Fields of a row:
     value: Value of the system's own setting.
     point: Steps of a trial's settings from the first ones (`studies.pattern_search`).
     error: Why the training of a trial failed; such a row has no values.
-    times, accuracies or values, bytes, samples, joules, node_seconds: One number per
+    times, accuracies or values, losses, bytes, samples, joules, node_seconds: One number per
         evaluation; bytes are per machine, joules and node-seconds those of all machines.
     metric: Metric of the values, unless it is accuracy.
     worst_worker: The metric of the worst worker's own model at the end.
@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, get_args
+
+import numpy as np
 
 import edgegossip as eg
 from edgegossip.contract.errors import TrainingError, UsageError, unknown_name
@@ -148,6 +150,7 @@ class WaitingContest(TunedContest):
         return {
             "algorithm": describe(experiment.algorithm),
             **learning_curve(results),
+            "losses": [each.loss for each in history],
             "bytes": [each.bytes_sent / experiment.num_workers for each in history],
             "samples": [each.samples_processed for each in history],
             "joules": [each.joules for each in history],
@@ -273,7 +276,8 @@ NOTE = (
     "total sent, divided by the number of machines. Energy and node-seconds are those of all "
     "machines; a server is an additional machine, and alone uses one. The speed-up is "
     "diloco's time to its own best value with the same seed / the run's time to that value; "
-    "the bound is that in the environment, with the same seed."
+    "the bound is that in the environment, with the same seed. The loss at equal samples is "
+    "the run's after as many samples as diloco processes in all, divided by diloco's last."
 )
 TRIALS_NOTE = (
     "The settings that won a pattern search over the learning rate and the system's own "
@@ -401,6 +405,7 @@ def _measures(
         "bytes to target": ("bytes", until("bytes")),
         "energy to target": ("joules", until("joules")),
         "node-seconds to target": ("seconds", until("node_seconds")),
+        "loss at equal samples": ("percent", _loss_at_equal_samples(row, baseline)),
         "speed-up": ("times", speedup),
         "of the bound": (
             "percent",
@@ -413,3 +418,13 @@ def _measures(
         "learning rate": ("number", row["lr"]),
         "own setting": ("number", row["value"]),
     }
+
+
+def _loss_at_equal_samples(row: Row, baseline: Row | None) -> float | None:
+    """Loss after as many samples as the baseline processes in all, divided by its last loss."""
+    if baseline is None or "losses" not in row or "losses" not in baseline:
+        return None
+    num_samples = baseline["samples"][-1]
+    if row["samples"][-1] < num_samples:
+        return None
+    return float(np.interp(num_samples, row["samples"], row["losses"])) / baseline["losses"][-1]

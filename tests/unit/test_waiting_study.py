@@ -167,6 +167,17 @@ def test_the_target_is_what_the_baselines_best_trial_reached() -> None:
     assert exhibits.tables[0].rows == (("churn", "digits", 3.1, 0.4, 3.1 / 0.4, 1 / 0.2),)
 
 
+def test_losses_are_compared_after_the_samples_that_the_baseline_processes_in_all() -> None:
+    rows = {
+        "own": row(BASELINE, [0.1, 0.6], losses=[2.0, 1.0], samples=[0, 12]),
+        "fast": row("gosgd", [0.1, 0.9, 0.9], losses=[2.0, 1.0, 0.6]),  # 8 samples a look
+        "slow": row("alone", [0.1, 0.2], losses=[2.0, 0.9]),
+    }
+    found = lines(waiting(StudySettings(short=True)).exhibit(rows))
+    shares = {run: line["loss at equal samples"] for run, line in found.items()}
+    assert shares == {BASELINE: 1.0, "gosgd": pytest.approx(0.8), "alone": None}
+
+
 def test_a_given_target_needs_no_trials() -> None:
     study = waiting(StudySettings(short=True), target=0.85)
     found = lines(study.exhibit({name: ROWS[name] for name in ("own", "fast")}))
