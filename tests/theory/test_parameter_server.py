@@ -68,7 +68,8 @@ def test_an_open_run_divides_by_the_workers_that_are_present(name: str) -> None:
     few = replace(algorithm, num_workers=2)
     absent = tuple(Arrival(at=math.inf, rank=rank) for rank in range(3, NUM + 1))
     expected = server(few, platforms=EVEN[:3])
-    found = server(opened(algorithm), platforms=EVEN[: NUM + 1], faults=Faults(script=absent))
+    many: Any = opened(algorithm)
+    found = server(many, platforms=EVEN[: NUM + 1], faults=Faults(script=absent))
     torch.testing.assert_close(found.params, expected.params)
 
 
