@@ -227,6 +227,11 @@ def require_joining(run: Run) -> None:
         process = run.processes[rank]
         if process.started_at != at or not process.is_alive or world.liar is not None:
             continue  # one that rejoins waits for the answers of all, up to a deadline
+        if any(
+            each.kind == "leave" and rank in each.ranks and at <= each.at <= begun
+            for each in world.disturbances
+        ):
+            continue
         moments = [moment for moment in run.watcher.trained_at[rank] if moment > at]
         has_finished = not moments and process.reason == "finished"  # nothing was left
         if not has_finished and (not moments or moments[0] > begun + NOTICED):

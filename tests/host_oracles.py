@@ -125,8 +125,9 @@ class Oracles:
 
     def _furthest(self) -> int:
         running = (p for p in self.run.processes.values() if p.is_running)
-        furthest: int = max(process.host.state.round for process in running)
-        return furthest
+        # Those that have ended count, too: who comes after them does not continue their run.
+        rounds: list[int] = [process.host.state.round for process in running]
+        return max([*rounds, *self.rounds.models])
 
     def _look(self) -> None:
         try:

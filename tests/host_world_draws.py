@@ -23,7 +23,9 @@ from tests.algorithms import (
 from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.oracles import OFFSET
 from tests.virtual_network import Wire
+from tests.worlds import NUM_PARAMS
 
+from edgegossip.algorithms.gossip.streaming_diloco import StreamingDiLoCo
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
 from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
 from edgegossip.algorithms.server.heloco import HeLoCo
@@ -274,7 +276,10 @@ def resized(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
         make = varied.topology.remake or topologies.ring
     else:
         make = topologies.complete
-    found: Algorithm[Any] = replace(varied, topology=make(num_workers))
+    changes: dict[str, Any] = {"topology": make(num_workers)}
+    if isinstance(varied, StreamingDiLoCo):  # each worker owns an entry of each fragment
+        changes["num_fragments"] = min(varied.num_fragments, -(-NUM_PARAMS // num_workers))
+    found: Algorithm[Any] = replace(varied, **changes)
     return found
 
 

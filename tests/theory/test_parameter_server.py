@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from edgegossip.algorithms.server.adsp import ADSP, ADSPPlus, TimedCommitterStat
 from edgegossip.algorithms.server.methods import BSP, SSP, FixedADACOMM
 from edgegossip.algorithms.server.parameter_server import ParameterServer, ServerState
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.contract.algorithm import opened
 from edgegossip.contract.errors import ServerLostError
 from edgegossip.contract.protocol import (
     Effect,
@@ -31,7 +33,7 @@ from edgegossip.contract.protocol import (
     Trained,
     WorkerState,
 )
-from edgegossip.sim.fault import Crash, Faults, Partition, Recover
+from edgegossip.sim.fault import Arrival, Crash, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
 
@@ -57,6 +59,18 @@ def test_bsp_is_gradient_descent_on_the_mean_of_the_losses() -> None:
     state = server(BSP(num_workers=NUM, num_rounds=9), lr=0.1)
     expected = (1 - 0.9**9) * TARGETS[1 : NUM + 1].mean(0)
     torch.testing.assert_close(state.params, expected)
+
+
+@pytest.mark.parametrize("name", [*PARAMETER_SERVERS])
+def test_an_open_run_divides_by_the_workers_that_are_present(name: str) -> None:
+    """A limit that nobody reaches changes nothing."""
+    algorithm: Any = PARAMETER_SERVERS[name]
+    few = replace(algorithm, num_workers=2)
+    absent = tuple(Arrival(at=math.inf, rank=rank) for rank in range(3, NUM + 1))
+    expected = server(few, platforms=EVEN[:3])
+    many: Any = opened(algorithm)
+    found = server(many, platforms=EVEN[: NUM + 1], faults=Faults(script=absent))
+    torch.testing.assert_close(found.params, expected.params)
 
 
 @each_server

@@ -43,6 +43,7 @@ class ClockedTransport:
         self._clock = clock
         self._bandwidth = bandwidth
         self.num_bytes = 0
+        self.is_slow_at_first = False
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -59,7 +60,9 @@ class ClockedTransport:
         size = sum(len(memoryview(part).cast("B")) for part in frame)
         self.num_bytes += size
         if size > 1000:
-            self._clock.now += size / self._bandwidth
+            slowness = {1: 100, 2: 10} if self.is_slow_at_first else {}
+            slow = slowness.get(self.num_bytes // MODEL, 1)
+            self._clock.now += size / self._bandwidth * slow
         else:
             self._clock.now += LATENCY
         self._inner.send(receiver, frame)
@@ -99,6 +102,15 @@ def test_a_slow_link_carries_one_model_and_a_fast_one_not_more_than_the_limit() 
     with two_meters(1e15, 1e15) as (meter, _, ends):
         meter.measure(1)
     assert all(end.num_bytes < 2.1 * MAX_TRANSFER_BYTES for end in ends)
+
+
+def test_a_path_that_begins_slowly_is_measured_when_it_has_its_speed() -> None:
+    with two_meters(6e6, 6e6) as (meter, _, ends):
+        for end in ends:
+            end.is_slow_at_first = True
+        found = meter.measure(1)
+    assert found.sent == pytest.approx([6e6, 6e6], rel=1e-2)
+    assert found.received == pytest.approx([6e6, 6e6], rel=1e-2)
 
 
 def test_a_worker_that_is_not_there_is_told() -> None:

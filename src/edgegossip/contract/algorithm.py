@@ -206,8 +206,9 @@ class Wrapper(Algorithm[State]):
 def opened(algorithm: Algorithm[State]) -> Algorithm[State]:
     """The same algorithm for a run whose workers come and go: its graph follows its members.
 
-    Algorithms without a graph, and on complete graphs, stay the same: the number of workers is
-    the limit, and who is not there is lost. See `Topology.open`.
+    Algorithms on complete graphs stay the same: the number of workers is the limit, and who is
+    not there is lost. Parameter servers divide by the number of present workers. See
+    `Topology.open`.
 
     Raises:
         ValueError: If the algorithm needs the same neighbors all the time.
@@ -220,6 +221,8 @@ def opened(algorithm: Algorithm[State]) -> Algorithm[State]:
             changes[name] = value.open()
         elif isinstance(value, Algorithm):
             changes[name] = opened(value)
+        elif name == "is_open":
+            changes[name] = True
     return replace(algorithm, **changes) if changes else algorithm  # type: ignore[type-var]
 
 

@@ -24,9 +24,11 @@ ROUND_TRIPS = 20
 """Number of round trips; the median counts."""
 MAX_TRANSFER_BYTES = 2**26
 """Largest transfer that a worker sends on request."""
+_MOST_REPEATED = MAX_TRANSFER_BYTES * 15 // 16
 _WARM_UP = 3
 _LONG: Seconds = 0.25
 """A transfer that takes this long outlasts the queues and buffers on its way."""
+_ENOUGH: Seconds = 0.8 * _LONG
 _LONGEST: Seconds = 2.0
 """A transfer that takes longer is not repeated."""
 _ECHO, _ANSWER, _DATA, _GIVE = range(4)
@@ -136,12 +138,17 @@ class LinkMeter:
             # A short transfer may seem to end before it began.
             return seconds, number * size / max(seconds - round_trip, 0.1 * seconds)
 
-        seconds, first = rate(1)
+        seconds, found = rate(1)
         if seconds >= _LONGEST:
-            return (first,)
-        most = max(1, MAX_TRANSFER_BYTES // size)
-        number = min(most, max(1, math.ceil(_LONG * first / size)))
-        return rate(number)[1], rate(number)[1]
+            return (found,)
+        most = max(1, _MOST_REPEATED // size)
+        while True:
+            number = min(most, max(1, math.ceil(_LONG * found / size)))
+            seconds, found = rate(number)
+            # A path begins slowly, so that the first transfers take less time than their rate
+            # promises for the next.
+            if seconds >= _ENOUGH or number == most:
+                return found, rate(number)[1]
 
     def _timed(self, other: Rank, kind: int, number: int, patience: Seconds) -> Seconds:
         """Time of a request until its answer, with `number` frames to or from the other."""

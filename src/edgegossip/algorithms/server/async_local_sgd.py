@@ -128,7 +128,7 @@ class AsyncLocalSGD(OuterServer):
         for commit in commits:
             self._step(state, commit)
         # What k steps add of the momentum, of which none decays.
-        ahead = self.look_ahead * self.outer_lr * self.size / self.num_workers
+        ahead = self.look_ahead * self.outer_lr * self.size / self.num_present(state)
         ahead *= self.outer_momentum
         state.params = state.model.add(state.velocity, alpha=ahead) if ahead else state.model
 
@@ -144,7 +144,7 @@ class AsyncLocalSGD(OuterServer):
             state.buffer, state.num_buffered = torch.zeros_like(mean), 0
             share = 1 - c * size + c
         # The rule, multiplied by N: the rate of a single commit is alpha / M.
-        lr = self.outer_lr / self.num_workers
+        lr = self.outer_lr / self.num_present(state)
         step = progress.add(state.velocity, alpha=size * share * beta)
         # Statistics move by 1 / M, whatever the rate.
         step = with_statistics(commit, step, state.model, share=1 / self.outer_lr)

@@ -129,7 +129,7 @@ class HeLoCo(OuterServer):
         step = change.add(state.velocity, alpha=mu)
         # Statistics move by 1 / M, whatever the rate.
         step = with_statistics(commit, step, state.params, share=1 / self.outer_lr)
-        state.params = state.params.add(step, alpha=self.outer_lr / self.num_workers)
+        state.params = state.params.add(step, alpha=self.outer_lr / self.num_present(state))
 
     def _corrected(self, change: Tensor, momentum: Tensor) -> Tensor:
         """Return the corrected change of one layer, [num_params of the layer]."""

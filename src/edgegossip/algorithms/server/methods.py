@@ -79,7 +79,7 @@ class SSP(ParameterServer):
         for rank in sorted(state.waiting):
             # A commit that waits for its answer was merged when it came.
             if not state.is_counted(rank):
-                self.merge(state, [rank], 1 / self.num_workers)
+                self.merge(state, [rank], 1 / self.num_present(state))
         # Without others that train, nobody is slow: the last worker gets all its answers.
         slowest = min((state.rounds[j] for j in self.training(state)), default=self.num_rounds)
         ready = [j for j in sorted(state.waiting) if state.rounds[j] - slowest < self.slack]

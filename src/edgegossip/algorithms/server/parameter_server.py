@@ -150,6 +150,8 @@ class ParameterServer(Committer, Algorithm[CommitState]):
             momentum. None keeps the task's.
         robust: Rule that limits what false commits do; None adds all. See
             :doc:`Robust mixing </docs/robust>`.
+        is_open: Whether workers come and go: :math:`M` is then the number of those that are
+            present. Set by `opened`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -160,6 +162,7 @@ class ParameterServer(Committer, Algorithm[CommitState]):
     """Whether an entry of the model depends only on the same entry of commits."""
     num_workers: int
     robust: RobustRule | None = robust_field()
+    is_open: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self, num_workers="at least 1")
@@ -463,6 +466,11 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         rounds = state.rounds
         return [j for j in self.workers if j not in state.lost and rounds[j] < self.num_rounds]
 
+    def num_present(self, state: ServerState) -> int:
+        """The number of workers that commits are divided by, :math:`M`."""
+        num_lost = len(state.lost) if self.is_open else 0
+        return max(1, self.num_workers - num_lost)
+
     def merge(self, state: ServerState, ranks: list[Rank], share: float) -> None:
         """Add `share` of each waiting commit of `ranks` to the model, in this order."""
         if self.robust is None:
@@ -495,7 +503,7 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         ranks = sorted(state.waiting)
         # All are merged before the first answer: commits that wait together get one model.
         for rank in ranks:
-            self.merge(state, [rank], 1 / self.num_workers)
+            self.merge(state, [rank], 1 / self.num_present(state))
         return [self.answer(state, rank) for rank in ranks]
 
     def answer(self, state: ServerState, rank: Rank) -> Send:
