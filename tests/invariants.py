@@ -86,7 +86,7 @@ class Checks(Recorder):
             self.require_bounds(state)
         self.require_in_box(state)
         if isinstance(event, WorkerLost | WorkerJoined):
-            self.note_trouble()
+            self.note_trouble(state.round)
         if state.round > self.round_before:
             self.rounds.note(state, self.round_before, self.furthest)
         inner = inside(state)
@@ -95,9 +95,9 @@ class Checks(Recorder):
         if isinstance(inner, StandbyState) and inner.election.is_leading:
             self.require_majority(inner)
 
-    def note_trouble(self) -> None:
+    def note_trouble(self, *rounds: int) -> None:
         self.has_trouble = True
-        self.rounds.has_trouble(self.furthest)
+        self.rounds.has_trouble(*rounds, self.furthest)
 
     @property
     def furthest(self) -> int:
@@ -108,7 +108,8 @@ class Checks(Recorder):
         """Fail if models differ that must not, or are not those of a perfect network."""
         if has_one_model(self.algorithm) and not stages_in(self.algorithm):
             self.rounds.require()
-        if is_steady(self.algorithm) and not self.has_trouble:
+        has_run = self.num_events > 0  # somebody has come at all
+        if has_run and is_steady(self.algorithm) and not self.has_trouble:
             states = self.simulator.states
             models = {state.rank: state.estimate for state in states}
             require_reference(models, reference(self.algorithm, len(states), size, lr))
@@ -210,14 +211,14 @@ class Checks(Recorder):
         self, now: Seconds, rank: Rank, sender: Rank, message: Message, reason: str
     ) -> None:
         super().lost(now, rank, sender, message, reason)
-        self.note_trouble()
+        self.note_trouble(message.round)
         self.in_flight.remove(message)
         self.lost_weight += weight_of(message)
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         super().changed(now, rank, what)
         state = inside(self.simulator.states[rank])
-        self.note_trouble()
+        self.note_trouble(state.round)
         if what == "crashed":
             if isinstance(state, GoSGDState):
                 self.lost_weight += self.weight_held_by(state)

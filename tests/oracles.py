@@ -23,7 +23,7 @@ from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.mixing import MetropolisHastings
 from edgegossip.contract.protocol import Message, Rank, WorkerState
-from edgegossip.contract.rounds import Synchronous
+from edgegossip.contract.rounds import RoundState, Synchronous
 from edgegossip.contract.topology import CompleteTopology
 from edgegossip.sim.platform import Platform
 
@@ -94,6 +94,8 @@ class Box:
 def has_one_model(algorithm: Algorithm[Any]) -> bool:
     """Whether all workers have the same model after each round in which nobody is missing."""
     inner = innermost(algorithm)
+    if not isinstance(inner, Synchronous) or inner.timeout is not None:
+        return False  # who goes on without waiting misses what is late
     if isinstance(inner, AllReduce):
         return True
     averages = isinstance(inner, Gossip | EpochGossip) and inner.robust is None
@@ -120,27 +122,34 @@ class RoundModels:
     """The models of all workers by round, of which some must be equal.
 
     Attributes:
-        models: By round and worker, the model after its last exchange.
-        last_trouble: The last round in which somebody was lost, found, not heard, or behind.
+        models: By round and absent workers, each worker's model after its last exchange.
+        troubled: Rounds in which somebody is lost, found, not heard, or behind, or just was.
     """
 
-    models: dict[int, dict[Rank, Tensor]] = field(default_factory=dict)
-    last_trouble: int = -1
+    models: dict[tuple[int, frozenset[Rank]], dict[Rank, Tensor]] = field(default_factory=dict)
+    troubled: set[int] = field(default_factory=set)
 
     def note(self, state: WorkerState, before: int, furthest: int) -> None:
         """Note that a worker has come from the round `before` to its present one."""
-        self.models.setdefault(state.round, {})[state.rank] = state.estimate
-        if state.round > before + 1:  # it only now takes part again
-            self.has_trouble(furthest)
+        if state.round > before + 1:  # it only now takes part again, with another's model
+            self.has_trouble(state.round, furthest)
+            return
+        inner = innermost(state)
+        if isinstance(inner, RoundState):
+            last = inner.exchange - inner.exchange // inner.round
+            back = {rank for rank, first in inner.first_exchange.items() if first > last}
+            absent = frozenset({*inner.lost, *back})
+            self.models.setdefault((state.round, absent), {})[state.rank] = state.estimate
 
-    def has_trouble(self, furthest: int) -> None:
-        """Note that something happens while the furthest worker is in this round."""
-        self.last_trouble = max(self.last_trouble, furthest)
+    def has_trouble(self, *rounds: int) -> None:
+        """Note that something happens to workers in these rounds."""
+        for round in rounds:
+            self.troubled.update(range(round - 1, round + 3))
 
     def require(self) -> None:
-        """Fail if models differ after two rounds in which nothing happens."""
-        for round, models in self.models.items():
-            if round > self.last_trouble + 2:
+        """Fail if those differ who mix with the same workers in a round without trouble."""
+        for (round, _), models in self.models.items():
+            if round not in self.troubled:
                 require_one_model(models)
 
 

@@ -11,7 +11,6 @@ from tests.host_checks import NOTICED, SLACK, check, digest, longest_pause
 from tests.host_swarm import WORLDS
 from tests.host_world_draws import draw_world, longer
 from tests.host_worlds import KINDS, LIES, Disturbance, World
-from tests.oracles import ViolationError
 from tests.tiers import by_name, first, thorough
 from tests.virtual_network import Wire
 
@@ -121,12 +120,7 @@ def tier(name: str) -> Any:  # noqa: ANN401
     "name",
     [pytest.param(each, marks=tier(each)) for each in PEERS],
 )
-def test_one_that_was_cut_off_and_is_slow_holds_nobody_up(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    if name == "all-reduce":  # not yet known whether the worker or the oracle is wrong
-        why = "after its return, the slow worker's model differs for more than two rounds"
-        request.applymarker(pytest.mark.xfail(raises=ViolationError, strict=True, reason=why))
+def test_one_that_was_cut_off_and_is_slow_holds_nobody_up(name: str) -> None:
     slow: Rank = 2
     steps = [0.05] * NUM_WORKERS
     steps[slow] = 8 * 0.05

@@ -19,6 +19,7 @@ from edgegossip.contract.protocol import (
     Started,
     Steps,
     Train,
+    WorkerJoined,
     WorkerLost,
 )
 from edgegossip.contract.topology import Topology, complete, ring, star
@@ -89,6 +90,25 @@ def test_next_worker_averages_the_chunk_of_a_lost_one() -> None:
     assert sent == {"chunk": [1.5, 1.0], "2.chunk": [5.0]}
     ALGORITHM.handle(state, chunk(1, 1, 8.0, 8.0), 0.0)
     assert state.params.tolist() == [1.5, 1, 8, 8, 5]
+
+
+def test_next_worker_averages_the_chunk_of_one_that_is_back_but_takes_no_part_yet() -> None:
+    state, _ = after_training()
+    ALGORITHM.handle(state, WorkerLost(2), 0.0)
+    ALGORITHM.handle(state, WorkerJoined(2), 0.0)
+    both = {"chunk": torch.tensor([3.0, 1.0]), "2.chunk": torch.tensor([6.0])}
+    message = ALGORITHM.message("params", 0, both)
+    sent = ALGORITHM.handle(state, Received(1, message), 0.0)
+    [payload] = [e.message.payload for e in sent if isinstance(e, Send) and e.receiver == 1]
+    averages = {name: values.tolist() for name, values in payload.items()}
+    assert averages == {"chunk": [1.5, 1.0], "2.chunk": [5.0]}
+    # From the exchange on in which it continues, its chunk is its own again.
+    whole = {"params": torch.zeros(5)}
+    ALGORITHM.handle(state, Received(2, ALGORITHM.message("catch-up", 2, whole)), 0.0)
+    assert ALGORITHM.holder(state, 2) == 0
+    ALGORITHM.handle(state, chunk(1, 1, 8.0, 8.0), 0.0)
+    assert state.exchange == 2
+    assert ALGORITHM.holder(state, 2) == 2
 
 
 def test_chunk_of_a_lost_worker_goes_to_the_next_and_is_taken_from_it() -> None:

@@ -114,14 +114,22 @@ def test_next_worker_holds_the_chunk_of_one_that_is_lost() -> None:
     assert told == {1: {"0.values": [2, 2], "2.values": [3, 0]}}
 
 
-def test_owner_that_is_back_is_asked_for_its_chunk() -> None:
+def test_owner_that_takes_part_again_is_asked_for_its_chunk() -> None:
     state, _ = after_training()
     ONE.handle(state, WorkerLost(2), 0.0)
     hear(state, 1, 0, {"0.values": [4.0, 1.0]})
     ONE.handle(state, WorkerJoined(2), 0.0)
     hear(state, 1, 1, {"1.values": [0.0, 0.0]})
     event = trained_event(state.params, state.params)
-    assert sent(ONE.handle(state, event, 1.0))[2] == {"2.values": [0, 0], "2.request": []}
+    # It is back, but may be many rounds behind, and combines nothing until it has caught up.
+    assert sent(ONE.handle(state, event, 1.0)) == {1: {"1.values": [0, 0]}, 2: {}}
+    assert {*state.held} == {0, 2}
+    whole = {"params": torch.zeros(5)}
+    ONE.handle(state, Received(2, ONE.message("catch-up", 4, whole)), 1.0)
+    hear(state, 1, 2, {"0.values": [0.0, 0.0], "2.values": [0.0, 0.0]})
+    hear(state, 1, 3, {"1.values": [0.0, 0.0]})
+    event = trained_event(state.params, state.params)
+    assert sent(ONE.handle(state, event, 2.0))[2] == {"2.values": [0, 0], "2.request": []}
     assert [*state.held] == [0]
 
 
@@ -188,6 +196,8 @@ def test_update_of_an_earlier_life_does_not_hide_that_the_holder_has_changed() -
     hear(state, 2, 1, {"2.values": [5.0, 0.0]})  # what it does not know of when it is back
     ONE.handle(state, WorkerLost(2), 0.0)
     ONE.handle(state, WorkerJoined(2), 0.0)
+    whole = {"params": torch.zeros(5)}
+    ONE.handle(state, Received(2, ONE.message("catch-up", 1, whole)), 0.0)
     hear(state, 1, 0, {"0.values": [0.0, 0.0]})
     hear(state, 1, 1, {"1.values": [0.0, 0.0]})
     assert state.outdated == {2: None}

@@ -40,10 +40,11 @@ class AllReduce(OwnedChunks[AllReduceState]):
     the gradients. The equality does not hold for optimizers with a nonlinear update, such as
     Adam.
 
-    While a worker is lost, the next worker in order of rank averages its chunk as well. If the
-    loss is noticed between the two exchanges, all take over the next worker's own version of
-    this chunk. A worker that comes back between the two exchanges has averaged nothing and
-    sends an empty chunk. A chunk of the wrong length is ignored.
+    While a worker is lost, or is back but still in an earlier round, the next worker in order
+    of rank averages its chunk as well. If the loss is noticed between the two exchanges, all
+    take over the next worker's own version of this chunk. A worker that comes back between the
+    two exchanges has averaged nothing and sends an empty chunk. A chunk of the wrong length is
+    ignored.
 
     Args:
         topology: The complete graph.
@@ -75,16 +76,20 @@ class AllReduce(OwnedChunks[AllReduceState]):
         return {"chunk": chunks[owner], **held}
 
     def _held(self, state: AllReduceState, holder: Rank) -> list[Rank]:
-        """Chunks that a worker averages: its own, and those of lost workers before it."""
-        # Only lost workers' chunks are looked at: this is called for every receiver.
-        return [holder, *(k for k in sorted(state.lost) if self.holder(state, k) == holder)]
+        """Chunks that a worker averages: its own, and those of absent workers before it."""
+        # Only workers that have been lost can be absent: this is called for every receiver.
+        been_lost = sorted(state.first_exchange)
+        return [
+            holder,
+            *(k for k in been_lost if self.holder(state, k) == holder and k != holder),
+        ]
 
     def payload_schema(self, params: Tensor) -> Mapping[str, TensorSpec]:
         largest = params.tensor_split(self.num_workers)[0]
         return {"chunk": TensorSpec(params.dtype, (None,), max_numel=largest.numel())}
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        """Own chunks, and those of lost workers."""
+        """Own chunks, and those of absent workers."""
         required = self.payload_schema(params)
         optional = {_name(k): required["chunk"] for k in range(self.num_workers)}
         return {**super().schema(params), "params": self.exchanged(required, optional)}
@@ -123,7 +128,7 @@ class AllReduce(OwnedChunks[AllReduceState]):
 
 
 def _name(chunk: Rank) -> str:
-    """The name of a lost worker's chunk in a message."""
+    """The name of an absent worker's chunk in a message."""
     return f"{chunk}.chunk"
 
 

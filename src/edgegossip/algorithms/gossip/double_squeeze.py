@@ -96,7 +96,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     longer than a round's training. Others' progress then counts a round later, and one more
     round without training brings the last of it.
 
-    While an owner is lost, another worker *holds* its chunk. :doc:`Algorithms
+    While an owner is absent, another worker *holds* its chunk. :doc:`Algorithms
     </docs/algorithms>` describes how copies that differ after faults become equal again.
 
     Without compression, with :math:`\beta = 0` and :math:`\alpha = 1`, and while no worker or
@@ -209,7 +209,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         return padded
 
     def prepare(self, state: DoubleSqueezeState) -> None:
-        """Begin to hold chunks whose owners are lost, and stop when they are back."""
+        """Begin to hold chunks whose owners are absent, and stop when they take part again."""
         # Only here and not when a loss is noticed, so that nobody's role changes between the
         # messages of an exchange and their mixing.
         for chunk, before in state.holders.items():

@@ -43,15 +43,17 @@ class OwnedChunks(LocalSteps[S], RoundBased[S], Generic[S]):
 
     def successors(self, chunk: Rank) -> Iterator[Rank]:
         """All workers, in the order in which they hold a chunk: its owner, then the next ranks
-        while those before are lost.
+        while those before are absent.
         """
         n = self.num_workers
         return (rank % n for rank in range(chunk, chunk + n))
 
     def holder(self, state: S, chunk: Rank) -> Rank:
-        """The worker that combines a chunk, as far as this worker knows."""
-        # A worker is never lost to itself, so there is always one.
-        return next(rank for rank in self.successors(chunk) if rank not in state.lost)
+        """The worker that combines a chunk in this exchange, as far as this worker knows."""
+        # A worker that is back, but takes part only from a later exchange on, would combine
+        # nothing. A worker is never absent to itself, so there is always one.
+        first, exchange = state.first_exchange, state.exchange
+        return next(rank for rank in self.successors(chunk) if first.get(rank, 0) <= exchange)
 
     def is_first(self, state: S) -> bool:
         """Whether the exchange is the first of its round, from the workers to the owners."""
