@@ -88,9 +88,9 @@ class GoSGD(Asynchronous[GoSGDState]):
         r"""One push in place of two, with both weights and the weighted mean of the parameters.
 
         A receiver that gets it ends where it would with both, and the sum of all weights stays
-        1. A weight above the limit of a push is not joined. A sender that receives nothing for a
-        thousand pushes has halved its weight to 0; its pushes then change nothing, and one is as
-        good as both.
+        1. A weight above the limit of a push is not joined. A sender that receives nothing for
+        a thousand pushes has halved its weight to 0. Its pushes then change nothing, and one is
+        as good as both.
         """
         numbers = older.numbers.keys() | newer.numbers.keys()
         payloads = older.payload.keys() | newer.payload.keys()

@@ -280,7 +280,7 @@ class Peers:
         peer = self[rank]
         if status.life != peer.life and peer.num_lives >= _MAX_LIVES:
             return []  # repeated welcomes would cost the others work each time
-        # A status may overtake models, on a path of its own, and so be overtaken by a later one.
+        # One that overtakes models takes another path, and a later status may be faster.
         before = peer.status
         if before and before.life == status.life and status.elapsed < before.elapsed:
             return []

@@ -145,6 +145,8 @@ class ZenohPeer:
         if is_short and self._is_sending_long:
             # From another thread: it neither waits for the end of the long one, nor follows it
             # in a stream.
+            if self.direct is not None:
+                self.direct.say_given_up()
             self._send_in_pieces(frame, is_short)
             return
         with self._sending:
