@@ -197,11 +197,10 @@ def begin(link: str, algorithm: str, trace: str | None, folder: Path, stack: Exi
     return cell
 
 
-def watch(cells: list[Cell], limit: float) -> None:
-    """Wait for all runs, each at most `limit` seconds."""
-    while running := [c for c in cells if not c.is_over and time.time() < c.began + limit]:
-        for cell in running:
-            cell.look()
+def watch(cell: Cell, limit: float) -> None:
+    """Wait for a run, at most `limit` seconds."""
+    while not cell.is_over and time.time() < cell.began + limit:
+        cell.look()
         time.sleep(0.5)
 
 
@@ -286,12 +285,16 @@ def main() -> int:
     for link in options.links:  # one kind of link at a time: all algorithms share this machine
         with ExitStack() as stack:
             folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            cells = []
+            cells, watches = [], []
             for algorithm in options.only:
                 path = folder / link / algorithm
                 path.mkdir(parents=True)
                 cells.append(begin(link, algorithm, options.trace, path, stack))
-            watch(cells, options.limit)
+                # At once: a run may be over before the last one begins.
+                watches.append(threading.Thread(target=watch, args=(cells[-1], options.limit)))
+                watches[-1].start()
+            for each in watches:
+                each.join()
             for cell in cells:
                 rows.append(row(cell))
                 print(json.dumps(rounded(rows[-1])), file=sys.stderr, flush=True)

@@ -320,6 +320,42 @@ def test_what_was_sent_on_a_stream_arrives_before_the_end(
     assert a.events.next() == ("disappeared", 1, 101)
 
 
+def test_leaving_waits_for_the_stream_in_use_and_for_no_earlier_one(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Earlier:
+        """A stream that ends as soon as it is there."""
+
+        def wait_for_end(self) -> None: ...
+        def close(self) -> None: ...
+
+    class Full:
+        """A stream that takes nothing more."""
+
+        def finish(self) -> None:
+            closed.wait(10)
+            raise ConnectionResetError
+
+        def close(self) -> None:
+            closed.set()
+
+    closed = threading.Event()
+    a, _ = network.open_all()
+    streams = streams_of(a)
+    wait_until(lambda: streams._offered is not None)
+    offered = streams._offered
+    assert offered is not None
+    streams._outgoing = cast("Stream", Full())
+    streams.finish()
+    monkeypatch.setattr(streams._streams, "connect", lambda *_: Earlier())
+    streams._follow(offered)
+    began = time.monotonic()
+    streams.await_reading(0.1)
+    assert 0.1 <= time.monotonic() - began < 5
+    streams.close()
+    assert closed.is_set()
+
+
 @thorough
 def test_nothing_is_lost_or_used_twice_while_streams_end(
     network: OverZenoh, monkeypatch: pytest.MonkeyPatch

@@ -233,6 +233,16 @@ def test_joined_pushes_have_the_effect_of_both() -> None:
     assert torch.allclose(one.params, other.params)
 
 
+def test_of_pushes_without_weight_one_is_enough() -> None:
+    older, newer = push(1, 2.0, 0.0).message, push(1, 6.0, 0.0).message
+    assert NEVER.joined(older, newer) is newer
+    weighty = push(1, 6.0, 0.1).message
+    joined = NEVER.joined(older, weighty)
+    assert joined is not None
+    assert joined.numbers == {"weight": 0.1}
+    assert torch.equal(joined.payload["params"], weighty.payload["params"])
+
+
 @pytest.mark.parametrize(
     ("weight", "changes"),
     [
@@ -240,7 +250,6 @@ def test_joined_pushes_have_the_effect_of_both() -> None:
         (0.1, {"kind": "final"}),
         (0.1, {"numbers": {"weight": 0.1, "claim": 1.0}}),
         (0.1, {"payload": {"params": torch.zeros(2), "moments": torch.zeros(2)}}),
-        (0.0, {"numbers": {"weight": 0.0}}),
     ],
 )
 def test_what_is_no_push_or_too_heavy_is_not_joined(

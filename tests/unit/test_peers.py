@@ -41,6 +41,17 @@ def make_peers(**changes: Any) -> Peers:  # noqa: ANN401
     return peers
 
 
+def test_a_status_that_a_later_one_has_overtaken_changes_nothing() -> None:
+    peers = make_peers(phase=Phase.RUNNING, elapsed=5.0)
+    finished = status(phase=Phase.FINISHED, elapsed=6.0)
+    peers.told(1, finished, 0.0)
+    peers.told(1, status(phase=Phase.RUNNING, elapsed=5.5), 0.0)
+    assert peers[1].status is finished
+    peers.appeared(1, incarnation=2)  # another process counts its own time
+    peers.told(1, status(phase=Phase.RUNNING, elapsed=0.5), 0.0)
+    assert peers[1].status is not finished
+
+
 def test_all_are_here_once_each_has_said_how_it_is() -> None:
     peers = Peers(0, 2, OWN)
     peers.appeared(1, incarnation=1)

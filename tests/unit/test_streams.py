@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import secrets
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from edgegossip.net.streams import TOKEN_BYTES, Stream, Streams
 LEASE = 0.3
 SENDER, RECEIVER, OTHER = 0, 1, 2
 MOST = 1_000_000
+SIOCOUTQNSD = 0x894B
 
 
 def unwanted() -> None:
@@ -286,6 +289,26 @@ def test_a_sender_that_stalls_within_a_frame_ends_the_stream(ends: Ends) -> None
     with pytest.raises((BlockingIOError, TimeoutError)):
         receiver.receive(MOST, unwanted)
     assert LEASE / 2 < time.monotonic() - began < 20 * LEASE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_the_kernel_takes_little_that_it_cannot_send(ends: Ends) -> None:
+    sender, _receiver = ends.pair()
+    most = 0
+
+    def send() -> None:
+        with suppress(OSError):
+            while True:
+                sender.send([bytes(MOST)])
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    while thread.is_alive():
+        with suppress(OSError):  # the stream has ended
+            unsent = fcntl.ioctl(sender._connection.fileno(), SIOCOUTQNSD, bytes(4))
+            most = max(most, struct.unpack("i", unsent)[0])
+        time.sleep(0.01)
+    assert 0 < most < 2 * module._MAX_UNSENT
 
 
 def test_closing_wakes_those_who_wait(ends: Ends) -> None:

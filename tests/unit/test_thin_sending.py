@@ -181,6 +181,37 @@ def test_a_status_with_a_new_phase_keeps_its_place(rig: Rig) -> None:
     assert [m.kind for _, m in rig.link.sent[-2:]] == ["push", STATUS]
 
 
+def test_no_status_tells_a_new_phase_before_the_one_that_keeps_its_place(rig: Rig) -> None:
+    rig.sending.tell(1)
+    rig.push(1.0, 0.25)
+    assert rig.link.has_begun.acquire(timeout=10)
+    rig.sending.phase = Phase.FINISHED
+    rig.sending.tell_all()
+    rig.sending.tell(1, again=True)
+    assert rig.pushes(1)
+    rig.sending.close(10.0)
+    kinds = [m.kind for _, m in rig.link.sent]
+    assert kinds[kinds.index("push") + 1 :] == [STATUS] * 2
+    rig.sending.tell(1, again=True)  # none keeps its place any more
+    assert not rig.sending._in_place[1]
+
+
+def test_a_status_claims_nothing_that_it_may_overtake(rig: Rig) -> None:
+    rig.sending.tell(1)
+    for number in range(2):  # the first may still be on its way in a stream
+        rig.push(1.0, 0.25)
+        assert rig.link.has_begun.acquire(timeout=10)
+        if not number:
+            assert rig.pushes(1)
+    rig.sending.tell(1, again=True)
+    deadline = time.monotonic() + 10
+    while (told := rig.told()).sent != (0, 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert told.left == 0
+    assert rig.pushes(2)
+
+
 def test_messages_that_wait_at_their_sender_are_no_gap(rig: Rig) -> None:
     for _ in range(3):
         rig.peers.told(1, status(sent=(2, 0), left=0), 0.0)

@@ -38,6 +38,11 @@ _MOST_AT_ONCE = 16
 _PATIENCE: Seconds = 5.0
 """Seconds for the handshake of a connection, and for its token."""
 _KEEPALIVE: Seconds = 60.0
+_MAX_UNSENT = 262_144
+"""Bytes that the kernel takes before it must send some. Without this limit it takes megabytes:
+memory that nobody counts, and seconds of a path that has become slow, in which no byte more
+would pass.
+"""
 
 # Number of bytes of the frame that follows.
 _LENGTH = struct.Struct("<Q")
@@ -76,9 +81,11 @@ class Stream:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if sys.platform == "linux":
-            connection.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, round(max(1.0, _KEEPALIVE))
-            )
+            for option, value in (
+                (socket.TCP_KEEPIDLE, round(_KEEPALIVE)),
+                (socket.TCP_NOTSENT_LOWAT, _MAX_UNSENT),
+            ):
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
             # Also notices a dead path, on which the kernel would accept megabytes first.
             connection.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(lease * 1e3))

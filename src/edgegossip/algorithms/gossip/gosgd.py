@@ -88,15 +88,19 @@ class GoSGD(Asynchronous[GoSGDState]):
         r"""One push in place of two, with both weights and the weighted mean of the parameters.
 
         A receiver that gets it ends where it would with both, and the sum of all weights stays
-        1. A weight above the limit of a push is not joined.
+        1. A weight above the limit of a push is not joined. A sender that receives nothing for
+        a thousand pushes has halved its weight to 0. Its pushes then change nothing, and one is
+        as good as both.
         """
         numbers = older.numbers.keys() | newer.numbers.keys()
         payloads = older.payload.keys() | newer.payload.keys()
         if (older.kind, newer.kind) != ("push", "push") or numbers != {"weight"}:
             return None
         weight = older.numbers["weight"] + newer.numbers["weight"]
-        if payloads != {"params"} or not 0 < weight <= _LARGEST:
+        if payloads != {"params"} or weight > _LARGEST:
             return None
+        if weight == 0:
+            return newer
         share = newer.numbers["weight"] / weight
         params = older.payload["params"].lerp(newer.payload["params"], share)
         return Message("push", newer.round, {"params": params}, {"weight": weight})

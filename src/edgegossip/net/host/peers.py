@@ -280,6 +280,10 @@ class Peers:
         peer = self[rank]
         if status.life != peer.life and peer.num_lives >= _MAX_LIVES:
             return []  # repeated welcomes would cost the others work each time
+        # One that overtakes models takes another path, and a later status may be faster.
+        before = peer.status
+        if before and before.life == status.life and status.elapsed < before.elapsed:
+            return []
         peer.status, peer.began_at = status, clock - status.elapsed
         # First the life, because a new one restarts the numbers that the next lines compare.
         peer.turn_to(status.life)
@@ -364,8 +368,8 @@ class Peers:
     def lacking(self) -> list[Rank]:
         """Workers from which a message was permanently lost in transit.
 
-        Messages arrive in the order in which they were sent. A status may overtake those that
-        it does not count as left. The first status of a resumed worker comes before its resent
+        Messages arrive in the order in which they were sent. A status that may overtake some
+        counts none as left. The first status of a resumed worker comes before its resent
         messages.
         """
         return [rank for rank in self.active if self._lacks(self[rank])]
@@ -481,7 +485,7 @@ class Peers:
     def status_for(
         self, rank: Rank, phase: Phase, elapsed: Seconds, num_waiting: int = 0
     ) -> WorkerStatus:
-        """This worker's status for `rank`; the last `num_waiting` messages to it still wait."""
+        """This worker's status for `rank`, to which `num_waiting` messages still wait."""
         peer, everyone = self[rank], self._peers.values()
         sent = [each.sent for each in everyone]
         received = [each.received for each in everyone]
@@ -495,7 +499,9 @@ class Peers:
             is_resumed=self.is_resumed,
             oldest=peer.log.entries[0][0] if peer.log.entries else peer.sent + 1,
             kept=peer.kept,
-            left=peer.sent - num_waiting,
+            # If the status overtakes those that wait, it also overtakes what has left before
+            # them and is still on its way in a direct stream.
+            left=0 if num_waiting else peer.sent,
             sent=tuple(sent),
             received=tuple(received),
         )

@@ -252,6 +252,8 @@ class Sending:
         # The last message to each receiver, and its number, while a link is up.
         self._last: dict[Rank, tuple[int, Message]] = {}
         self._told: dict[Rank, WorkerStatus] = {}
+        # Statuses that keep their place among the messages, until they have left.
+        self._in_place: defaultdict[Rank, set[WorkerStatus]] = defaultdict(set)
         # Workers whose link was cut and is back, or that came back in the same life. Such a
         # worker lacks messages, so it gets no new one before it has reported which. Otherwise
         # the new one would prove the older ones lost. By worker: the time when this ends.
@@ -438,8 +440,14 @@ class Sending:
         if again or status.is_news(told):
             self._told[rank] = status
             # A sign of life need not wait for models. A new phase or life must: it says what
-            # holds after the messages before it.
-            self._post(rank, status.message(), overtakes=status.continues(told))
+            # holds after the messages before it. No later status may tell it before that.
+            in_place = self._in_place[rank]
+            if status.continues(told) and not in_place:
+                self._post(rank, status.message(), overtakes=True)
+                return
+            in_place.add(status)
+            if not self._post(rank, status.message(), report=lambda: in_place.discard(status)):
+                in_place.discard(status)
 
     def tell_all(self, *, again: bool = False) -> None:
         """Send this worker's status to every worker that does not know it yet."""

@@ -40,8 +40,8 @@ class WorkerStatus:
         oldest: The lowest number of a message to the receiver that can still be resent; one
             more than the last number if there is none.
         kept: The highest number of the receiver's messages in the worker's checkpoint.
-        left: The number of the last message to the receiver that has left; later ones wait to
-            be sent, because a status may overtake them.
+        left: The number of the last message to the receiver, all of which arrive before this
+            status; 0 if some wait to be sent, because the status may overtake them.
         sent: [num_workers] number of the last message to each worker.
         received: [num_workers] number of the last message from each worker.
     """

@@ -107,6 +107,7 @@ class DirectStreams:
         self._connected: tuple[bytes, Stream] | None = None
         self._outgoing: Stream | None = None
         self._has_given_up = False
+        self._saying = threading.Lock()
         # From the peer: the stream that waits for the switch, and the one that is read.
         self._token: bytes | None = None
         self._accepted: tuple[bytes, Stream] | None = None
@@ -196,7 +197,7 @@ class DirectStreams:
         """
         stream = self._outgoing
         if stream is None:
-            self._say_given_up()
+            self.say_given_up()
             if may_open and sum(map(len, frame)) >= _LEAST:
                 stream = self._switch()
         if stream is None:
@@ -208,12 +209,13 @@ class DirectStreams:
             self._owner.stream_ended(stream)
         return True
 
-    def _say_given_up(self) -> None:
-        with self._lock:
-            if not self._has_given_up:
-                return
-            self._has_given_up = False
-        self._owner.put(_GIVES_UP)
+    def say_given_up(self) -> None:
+        """Tell the peer, before a frame over zenoh, of a stream that carries none any more."""
+        # Held until it is said, so that no frame of another thread comes before.
+        with self._saying:
+            if self._has_given_up:
+                self._has_given_up = False
+                self._owner.put(_GIVES_UP)
 
     def finish(self) -> None:
         """Tell the peer that no frame follows."""
@@ -222,6 +224,10 @@ class DirectStreams:
         if (stream := self._outgoing) is None:
             self._has_been_read.set()
             return
+        # In another thread, because a peer that reads nothing more may hold it up.
+        threading.Thread(target=self._finish, args=(stream,), daemon=True).start()
+
+    def _finish(self, stream: Stream) -> None:
         try:
             stream.finish()
         except OSError:
@@ -277,7 +283,9 @@ class DirectStreams:
             stream.close()
             return
         stream.wait_for_end()
-        self._has_been_read.set()
+        # An earlier stream may end late, while the peer still reads this one.
+        if stream is self._outgoing:
+            self._has_been_read.set()
         self._owner.stream_ended(stream)
 
     # From the peer.

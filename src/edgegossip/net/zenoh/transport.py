@@ -24,13 +24,7 @@ from edgegossip.contract.ranges import check_rank
 from edgegossip.net.address import Address, parse
 from edgegossip.net.identity.access import bound_name, known_holders, zenoh_security
 from edgegossip.net.identity.tls import TLS, CertificateWatch, Credentials, require_tls
-from edgegossip.net.pacing import (
-    LEAST,
-    UNLIMITED,
-    Pace,
-    UploadLimit,
-    bytes_per_second,
-)
+from edgegossip.net.pacing import LEAST, UNLIMITED, Pace, UploadLimit, bytes_per_second
 from edgegossip.net.runtime import TokenBucket
 from edgegossip.net.streams import IS_SUPPORTED, Stream, Streams
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
@@ -145,6 +139,8 @@ class ZenohPeer:
         if is_short and self._is_sending_long:
             # From another thread: it neither waits for the end of the long one, nor follows it
             # in a stream.
+            if self.direct is not None:
+                self.direct.say_given_up()
             self._send_in_pieces(frame, is_short)
             return
         with self._sending:
