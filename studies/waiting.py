@@ -427,4 +427,6 @@ def _loss_at_equal_samples(row: Row, baseline: Row | None) -> float | None:
     num_samples = baseline["samples"][-1]
     if row["samples"][-1] < num_samples:
         return None
-    return float(np.interp(num_samples, row["samples"], row["losses"])) / baseline["losses"][-1]
+    loss = float(np.interp(num_samples, row["samples"], row["losses"]))
+    last: float = baseline["losses"][-1]
+    return loss / last

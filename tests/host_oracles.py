@@ -127,7 +127,7 @@ class Oracles:
         running = (p for p in self.run.processes.values() if p.is_running)
         # Those that have ended count, too: who comes after them does not continue their run.
         rounds: list[int] = [process.host.state.round for process in running]
-        return max([*rounds, *self.rounds.models])
+        return max([*rounds, *(number for number, _ in self.rounds.models)])
 
     def _look(self) -> None:
         try:

@@ -98,9 +98,9 @@ def has_one_model(algorithm: Algorithm[Any]) -> bool:
         return False  # who goes on without waiting misses what is late
     if isinstance(inner, AllReduce):
         return True
-    averages = isinstance(inner, Gossip | EpochGossip) and inner.robust is None
     return (
-        averages
+        isinstance(inner, Gossip | EpochGossip)
+        and inner.robust is None
         and isinstance(inner.topology, CompleteTopology)
         and isinstance(inner.mixing, MetropolisHastings)
     )

@@ -22,7 +22,7 @@ from tests.worker_threads import WITHIN, Crew
 
 from edgegossip.contract.errors import RunFolderError, TrainingError
 from edgegossip.contract.protocol import Event
-from edgegossip.real import worker as worker_module
+from edgegossip.real import record
 from edgegossip.real.gathering import Gathering
 from edgegossip.real.worker_folder import goes_on_at
 from edgegossip.runs.files import save_checkpoint, write_json
@@ -70,7 +70,7 @@ def test_an_end_counts_no_more_once_a_worker_goes_on(crew: Crew) -> None:
     assert all(end.exists() for end in ends)
     ends[0].write_text(ends[0].read_text().replace("time limit", "interrupted"))
     # As far as one comes that is killed at once.
-    worker_module._make(folder, {})
+    record._make(folder, {})
     assert not any(end.exists() for end in ends)
     assert Gathering(ENDLESS, crew.out).finish().reason == "time limit"
 
