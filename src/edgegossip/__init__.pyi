@@ -127,6 +127,7 @@ from .net.identity.tls import TLS as TLS
 from .net.memory import MemoryNetwork as MemoryNetwork
 from .net.zenoh.transport import ZenohTransport as ZenohTransport
 from .real.join import Connection as Connection, join as join
+from .real.loop_folder import LoopFolder as LoopFolder
 from .real.script import own_share as own_share, script_worker as script_worker
 from .real.training_loop import LoopSettings as LoopSettings, TrainingLoop as TrainingLoop
 from .recipes.baselines import edge_gossip as edge_gossip

@@ -244,32 +244,20 @@ class WorkerRecord:
             agreement = agreement_of(self._algorithm, host, ended)
         if agreement is not None:
             agreement.log()
-        # The average is evaluated everywhere, but only the model of the active server counts.
-        inner = host.state.inner if isinstance(host.state, FinalState) else host.state
         self._keep(self._model, self._file(host.state.estimate), reason)
         best = self._keep_best(reason)
         last = {"rank": self._rank, "reason": reason, "wall_seconds": wall_seconds}
         self._log.end(time=host.now, **last, **cut_off(reason, host.in_training()))
         # Last, because it completes the folder.
-        summary = json_file(
-            {
-                **last,
-                "seconds": host.now,
-                "rounds": host.state.round,
-                "role": self._experiment.roles[self._rank],
-                "torch_device": torch_device,
-                "commits": self._log.commits.total,
-                "bytes_sent": self._log.bytes_sent,
-                "samples_processed": self._log.samples_processed,
-                "mean_staleness": self._log.mean_staleness,
-                "is_evaluated": inner.is_evaluated,
-                "agreement": None if agreement is None else agreement.summary(),
-                **self._validated(validate if reason in ENDS else None),
-                **best,
-                "refused": host.refusals,
-            }
-        )
-        self._keep(self._summary, summary, reason)
+        summary = {
+            **last,
+            "torch_device": torch_device,
+            "agreement": None if agreement is None else agreement.summary(),
+            **self._numbers(),
+            **self._validated(validate if reason in ENDS else None),
+            **best,
+        }
+        self._keep(self._summary, json_file(summary), reason)
         self._tracking.end(host.now)
         if reason in ENDS:
             # After the summary: a worker killed between the two resumes, and ends again.
@@ -281,6 +269,23 @@ class WorkerRecord:
             # Nothing to resume, so the folder can be reused with other settings.
             (self._out / "experiment.json").unlink()
         return reason
+
+    def _numbers(self) -> dict[str, Any]:
+        """Fields of the summary that the host and the log have counted."""
+        host, log = self._host, self._log
+        # The average is evaluated everywhere, but only the model of the active server counts.
+        inner = host.state.inner if isinstance(host.state, FinalState) else host.state
+        return {
+            "seconds": host.now,
+            "rounds": host.state.round,
+            "role": self._experiment.roles[self._rank],
+            "commits": log.commits.total,
+            "bytes_sent": log.bytes_sent,
+            "samples_processed": log.samples_processed,
+            "mean_staleness": log.mean_staleness,
+            "is_evaluated": inner.is_evaluated,
+            "refused": host.refusals,
+        }
 
     def _file(self, params: Tensor) -> bytes:
         content: bytes = safetensors.torch.save({"params": self._as_kept(params).contiguous()})

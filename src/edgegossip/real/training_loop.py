@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,9 +20,8 @@ from torch import Tensor, nn
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import NetworkError, TrainingError, UsageError
 from edgegossip.contract.metrics import ACCURACY
-from edgegossip.contract.protocol import Epochs, Layout, Rank, Role, Seconds, Steps, Train
+from edgegossip.contract.protocol import Layout, Rank, Role, Seconds
 from edgegossip.contract.ranges import check_range, check_rank
-from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.models.flat import FlatModel
 from edgegossip.models.shared import (
     ReplicatedModel,
@@ -40,6 +38,8 @@ from edgegossip.net.transport import Transport
 from edgegossip.real.agreement import Agreement, agreement_of
 from edgegossip.real.best_model import best_model, best_state, with_best
 from edgegossip.real.introduction import compared_tensors, run_id, sketch
+from edgegossip.real.loop_folder import LoopFolder, OpenLoopFolder
+from edgegossip.real.own_work import OwnWork, Piece, Stateful
 from edgegossip.real.processes import Processes, StepTotals
 from edgegossip.runs.best import LOSS, BestModel, KeepBest, kept_best
 from edgegossip.runs.describe import describe, flatten, versions
@@ -72,6 +72,7 @@ class LoopSettings:
             metric is the loss of `evaluate`, or "accuracy".
         has_buffers: Also exchange floating-point buffers (running means).
         torch_device: Device of the model; None for the one that it is on.
+        folder: Keep a run folder, as ``edgegossip worker`` does; see `LoopFolder`.
 
     Raises:
         ValueError: If `keep` is something else.
@@ -85,6 +86,7 @@ class LoopSettings:
     keep: KeepBest | Literal["best"] | None = None
     has_buffers: bool = True
     torch_device: torch.device | str | None = None
+    folder: LoopFolder | None = None
 
     def __post_init__(self) -> None:
         kept_best(self.keep)
@@ -98,6 +100,7 @@ class LoopSettings:
             min_to_begin=self.min_workers or 2,
             min_workers=self.min_workers or 1,
             max_seconds=self.max_seconds,
+            checkpoint_seconds=60.0 if self.folder is None else self.folder.checkpoint_seconds,
             ending_seconds=ending_seconds(self.max_seconds) if self.final_average else 0.0,
         )
 
@@ -139,6 +142,10 @@ class TrainingLoop:
     A rank whose role has no data, such as a server, does not train: entering the `with` block
     waits until the run is over.
 
+    **A run folder.** With `folder`, the loop leaves the same folder as ``edgegossip worker``,
+    and a loop that is started again with it resumes; see `LoopFolder`. With several processes,
+    only the one of rank 0 writes, and `LoopFolder.stateful` must be empty.
+
     Missing, lost and returned workers are logged (``edgegossip.net``), and so is the run's end
     (``edgegossip.real``, level INFO). After an exception in the `with` block, including
     Ctrl+C, the worker tells the others and leaves the run, and the exception propagates.
@@ -170,8 +177,9 @@ class TrainingLoop:
         TypeError: If an option is no field of `LoopSettings`.
         ValueError: If `rank` is out of range, the algorithm is for a different number of
             workers, `num_samples` is too small for the role, a rank with a slice of the model
-            lacks `final_average`, `keep` lacks `evaluate` or is for parts of a model, or this
-            process is not in `process_group`.
+            lacks `final_average`, `keep` lacks `evaluate` or is for parts of a model, this
+            process is not in `process_group`, or the folder's experiment is of another loop.
+        RunFolderError: If the folder cannot be written, has other contents, or is in use.
         UsageError: If the model is in a kind of distributed training that cannot be exchanged,
             such as `FullyShardedDataParallel`.
 
@@ -217,14 +225,18 @@ class TrainingLoop:
         self._kept = kept_best(settings.keep)
         is_needed = self._kept is not None and algorithm.role(rank).is_evaluated
         _check_evaluate(evaluate, model, is_needed=is_needed)
+        if (folder := settings.folder) is not None:
+            folder.require(algorithm, num_workers, model, self._kept, settings.has_buffers)
         judge, self._spare = None, None
         with self._heard():
             if evaluate is not None and not self._follows:
                 self._spare = FlatModel(copy.deepcopy(model), **_layout(model, settings))
                 judge = partial(_judge, evaluate, self._spare)
             self._model = _shared(model, settings, group)
-        self._work = _OwnWork(num_samples, Layout(self._model.num_trained))
-        self._present = _Piece(torch.empty(0), 1, math.inf)
+        stateful = {} if folder is None else folder.stateful
+        _check_stateful(stateful, group)
+        self._work = OwnWork(num_samples, Layout(self._model.num_trained), stateful)
+        self._present = Piece(torch.empty(0), 1, math.inf)
         self._has_begun = False
         self._error: BaseException | None = None
         self._told_rounds = 0
@@ -235,11 +247,19 @@ class TrainingLoop:
             return
         self._algorithm = _whole_algorithm(algorithm, num_workers, settings)
         introduction = _introduction(algorithm, num_workers, params, self._model, settings)
+        make = partial(
+            Host[Any],
+            *(self._algorithm, rank, num_workers, params, self._work),
+            settings=settings.for_host(introduction),
+        )
         services = HostServices(forecaster=forecaster, evaluate=judge)
-        host = partial(Host, settings=settings.for_host(introduction), services=services)
         with self._heard():
-            self._host: Host[Any] = host(
-                self._algorithm, rank, num_workers, params, self._work, _given(transport)
+            make = partial(make, _given(transport))
+            self._folder = _opened(settings, rank, model)
+            self._host = (
+                make(services=services)
+                if self._folder is None
+                else self._folder.host(make, services, self._work, self._algorithm, params)
             )
         self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)
 
@@ -431,12 +451,16 @@ class TrainingLoop:
     def _run(self) -> None:
         host = self._host
         try:
-            reason = host.run()
+            reason = host.run() if self._folder is None else self._folder.run()
             _LOG.info("worker %d: %s after %d rounds", host.rank, reason, self.rounds)
-            if (agreement := agreement_of(self._algorithm, host)) is not None:
-                agreement.log()
+            if self._folder is None:  # a folder's end has logged it
+                agreement = agreement_of(self._algorithm, host)
+                if agreement is not None:
+                    agreement.log()
             if host.meeting.shortage is not None:
                 raise NetworkError(host.meeting.shortage)
+            if self._folder is not None:
+                self._folder.require_end(reason)
         except BaseException as error:
             self._error = error
         finally:
@@ -456,6 +480,8 @@ class TrainingLoop:
                     assert self._processes is not None
                     self._follow(self._processes)
                 else:
+                    if self._folder is not None:
+                        self._folder.listen_to_signals()
                     self._thread.start()
                     self._take_next()
         except BaseException as error:  # the wait for others was interrupted or failed
@@ -478,6 +504,8 @@ class TrainingLoop:
         self._host.stop()
         self._work.cancel()
         self._thread.join()
+        if self._folder is not None:
+            self._folder.close()
 
 
 def _check_workers(algorithm: Algorithm[Any], rank: Rank, num_workers: int) -> None:
@@ -489,6 +517,23 @@ def _check_workers(algorithm: Algorithm[Any], rank: Rank, num_workers: int) -> N
             f"take part; make the algorithm for {num_workers}. A script's worker.training_loop "
             "also takes a function (of n, steps) that makes it for n"
         )
+
+
+def _check_stateful(stateful: Mapping[str, Stateful], group: dist.ProcessGroup | None) -> None:
+    if stateful and group is not None:
+        raise ValueError(
+            "stateful objects are kept for one process, and this worker has several; leave "
+            "`stateful` out, and keep their states by the means of your framework"
+        )
+
+
+def _opened(settings: LoopSettings, rank: Rank, model: nn.Module) -> OpenLoopFolder | None:
+    """Open the loop's folder, if any."""
+    if settings.folder is None:
+        return None
+    return OpenLoopFolder(
+        settings.folder, rank, model, settings.max_seconds, has_buffers=settings.has_buffers
+    )
 
 
 def _whole_algorithm(
@@ -594,106 +639,3 @@ def _judge(
     if not isinstance(metrics, Mapping):
         metrics = {"accuracy": metrics}
     return float(loss), {name: float(value) for name, value in metrics.items()}
-
-
-class _Piece:
-    """Work that the algorithm requested, while the caller's loop does it, step by step."""
-
-    def __init__(self, params: Tensor, num_steps: float, num_due: float) -> None:
-        self.params = params
-        self._num_steps = 0
-        self._num_samples = 0
-        self._total_loss = 0.0
-        self._steps_due = num_steps
-        self._samples_due = num_due
-
-    def add(self, steps: StepTotals) -> None:
-        """Record steps."""
-        self._num_steps += steps.num_steps
-        self._num_samples += steps.num_samples
-        self._total_loss += steps.total_loss
-
-    @property
-    def is_done(self) -> bool:
-        return self._num_steps >= self._steps_due or self._num_samples >= self._samples_due
-
-    @property
-    def due(self) -> tuple[float, float]:
-        """Steps and samples that are left; one of them is infinite."""
-        return self._steps_due - self._num_steps, self._samples_due - self._num_samples
-
-    def result(self, params: Tensor) -> TrainingResult:
-        """Result so far."""
-        return TrainingResult(
-            params,
-            self._num_samples,
-            self._num_steps,
-            self._total_loss / self._num_steps,
-            cost=float(self._num_samples),  # a batch may end beyond what was asked for
-        )
-
-
-class _OwnWork(Trainer):
-    """A `Trainer` that leaves training to the caller's loop, which runs in another thread."""
-
-    def __init__(self, num_samples: int, layout: Layout) -> None:
-        self.progress = 0.0
-        self.request = Train(torch.empty(0), Steps(1))
-        self._layout = layout
-        self.pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
-        self.done: queue.SimpleQueue[TrainingResult | TrainingError | None] = (
-            queue.SimpleQueue()
-        )
-        self._num_samples = num_samples
-        self._batch_size = 1.0
-        self.has_gone_back = False
-
-    def start_over(self) -> None:
-        """Set `has_gone_back`, which tells the caller's loop to clear its optimizer's state."""
-        self.has_gone_back = True
-
-    @property
-    def num_samples(self) -> int:
-        return self._num_samples
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    def cost(self, request: Train) -> float:
-        if isinstance(request.work, Steps):
-            return request.work.num_steps * self._batch_size
-        assert isinstance(request.work, Epochs)  # the data of a loop has no units
-        return request.work.share * request.keep_ratio * self._num_samples
-
-    def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        """Pass the work to the loop, and wait until it is done."""
-        self.progress, self.request = progress, request
-        # A piece ends after a number of steps or of samples, whichever the algorithm asked for.
-        num_steps, num_due = math.inf, math.inf
-        if isinstance(request.work, Steps):
-            num_steps = request.work.num_steps
-        else:
-            num_due = self.cost(request)
-        self.pieces.put(_Piece(request.params, num_steps, num_due))
-        result = self.done.get()
-        if result is None:
-            raise _LoopLeftError
-        if isinstance(result, TrainingError):
-            raise result
-        # The next request's cost in steps is an estimate: only the caller knows its batches.
-        self._batch_size = result.num_samples / result.num_steps
-        return result
-
-    def cancel(self) -> None:
-        self.done.put(None)
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has no effect, because optimizer and data belong to the caller."""
-
-
-class _LoopLeftError(Exception):
-    """The caller has left its loop before the end of the run."""
