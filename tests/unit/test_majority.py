@@ -63,7 +63,7 @@ def test_one_that_rejoins_waits_for_no_help_of_those_who_wait_themselves() -> No
 
 
 def test_a_message_that_was_lost_is_known_by_the_next_or_by_two_statuses() -> None:
-    told = counted(phase=Phase.RUNNING, begun_with=OWN, sent=(1, 0, 0, 0))
+    told = counted(phase=Phase.RUNNING, begun_with=OWN, elapsed=31.0, sent=(1, 0, 0, 0))
     peers = make_peers(RUNNING, RUNNING, RUNNING)
     peers.begin(has_rejoined=True)
     peers.told(1, told, clock=101.0)
