@@ -119,7 +119,7 @@ class WorkerRecord:
         self._lines: ProgressLines
 
     def services(self, chores: Sequence[Any] = (), *, snapshots: bool = True) -> HostServices:
-        """What the worker's host reports to this folder.
+        """Services through which the worker's host reports to this folder.
 
         Args:
             chores: Further chores of the host.

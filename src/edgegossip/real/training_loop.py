@@ -216,8 +216,8 @@ class TrainingLoop:
     ) -> None:
         settings = replace(settings, **options)
         _check_workers(algorithm, rank, num_workers)
-        has_average = settings.final_average
-        _check_role(algorithm.role(rank), rank, num_samples, final_average=has_average)
+        average = settings.final_average
+        _check_role(algorithm.role(rank), rank, num_samples, final_average=average)
         group = group_of(model, process_group)
         self._processes = None if group is None else Processes(group)
         self._follows = self._processes is not None and not self._processes.is_lead
@@ -233,9 +233,8 @@ class TrainingLoop:
                 self._spare = FlatModel(copy.deepcopy(model), **_layout(model, settings))
                 judge = partial(_judge, evaluate, self._spare)
             self._model = _shared(model, settings, group)
-        stateful = {} if folder is None else folder.stateful
-        _check_stateful(stateful, group)
-        self._work = OwnWork(num_samples, Layout(self._model.num_trained), stateful)
+        layout = Layout(self._model.num_trained)
+        self._work = OwnWork(num_samples, layout, _stateful(folder, group))
         self._present = Piece(torch.empty(0), 1, math.inf)
         self._has_begun = False
         self._error: BaseException | None = None
@@ -247,21 +246,21 @@ class TrainingLoop:
             return
         self._algorithm = _whole_algorithm(algorithm, num_workers, settings)
         introduction = _introduction(algorithm, num_workers, params, self._model, settings)
-        make = partial(
-            Host[Any],
-            *(self._algorithm, rank, num_workers, params, self._work),
-            settings=settings.for_host(introduction),
-        )
+        parts = (self._algorithm, rank, num_workers, params, self._work)
+        make = partial(Host[Any], *parts, settings=settings.for_host(introduction))
         services = HostServices(forecaster=forecaster, evaluate=judge)
         with self._heard():
             make = partial(make, _given(transport))
             self._folder = _opened(settings, rank, model)
-            self._host = (
-                make(services=services)
-                if self._folder is None
-                else self._folder.host(make, services, self._work, self._algorithm, params)
-            )
+            self._host = self._made(make, services, params)
         self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)
+
+    def _made(
+        self, make: Callable[..., Host[Any]], services: HostServices, params: Tensor
+    ) -> Host[Any]:
+        if self._folder is None:
+            return make(services=services)
+        return self._folder.host(make, services, self._work, self._algorithm, params)
 
     @property
     def rounds(self) -> int:
@@ -519,12 +518,17 @@ def _check_workers(algorithm: Algorithm[Any], rank: Rank, num_workers: int) -> N
         )
 
 
-def _check_stateful(stateful: Mapping[str, Stateful], group: dist.ProcessGroup | None) -> None:
+def _stateful(
+    folder: LoopFolder | None, group: dist.ProcessGroup | None
+) -> Mapping[str, Stateful]:
+    """The objects that checkpoints hold besides the model."""
+    stateful = {} if folder is None else folder.stateful
     if stateful and group is not None:
         raise ValueError(
             "stateful objects are kept for one process, and this worker has several; leave "
             "`stateful` out, and keep their states by the means of your framework"
         )
+    return stateful
 
 
 def _opened(settings: LoopSettings, rank: Rank, model: nn.Module) -> OpenLoopFolder | None:
