@@ -77,8 +77,9 @@ def main() -> None:
     loader = DataLoader(own, batch_size=BATCH_SIZE, shuffle=True)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    out = options.out / "workers" / str(worker.rank)
     folder = eg.LoopFolder(
-        out=options.out / "workers" / str(worker.rank),
+        out=out,
         experiment=run,
         stateful={"optimizer": optimizer},  # kept in checkpoints, beside the model
         # trackers=(eg.TensorBoard(),) would show this worker's numbers live.
@@ -102,7 +103,7 @@ def main() -> None:
     x, y = test.tensors
     with torch.no_grad():
         accuracy = (model(x).argmax(1) == y).float().mean().item()
-    torch.save(model.state_dict(), folder.out / "model.pt")
+    torch.save(model.state_dict(), out / "model.pt")
     print(f"worker {worker.rank}: test accuracy {accuracy:.1%}")
 
 

@@ -23,5 +23,7 @@ def test_two_workers_of_the_example_leave_a_run_with_a_report(
     assert Path("run/workers/1/model.pt").exists()
     gather = ["gather", f"{EXAMPLE}:experiment", "--num-workers", "2", "--out", "run"]
     assert main([*gather, *rounds]) == 0
-    assert eg.load("run").final_accuracy > 0.7
+    results = eg.load("run")
+    assert isinstance(results, eg.Results)
+    assert results.final_accuracy > 0.7
     assert Path("run/report.html").exists()

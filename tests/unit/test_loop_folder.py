@@ -66,7 +66,7 @@ class Caller:
         self.model = make_model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         x, y = samples(1 + rank, NUM_SAMPLES)
-        self.batches = [*zip(x.split(BATCH), y.split(BATCH), strict=True)]
+        self.batches = [*zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True)]
         self.experiment = make_experiment(num_workers)
         self.folder = LoopFolder(
             out=out / "workers" / str(rank),
@@ -89,7 +89,7 @@ class Caller:
     def step(self, x: Tensor, y: Tensor) -> float:
         loss = F.cross_entropy(self.model(x), y)
         self.optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return float(loss.item())
 
