@@ -66,7 +66,7 @@ class Caller:
         self.model = make_model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         x, y = samples(1 + rank, NUM_SAMPLES)
-        self.batches = [*zip(x.split(BATCH), y.split(BATCH), strict=True)]  # type: ignore[no-untyped-call]
+        self.batches = [*zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True)]
         self.experiment = make_experiment(num_workers)
         self.folder = LoopFolder(
             out=out / "workers" / str(rank),

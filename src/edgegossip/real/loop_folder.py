@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,10 @@ from edgegossip.contract.errors import Interrupted, UsageError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_ranges
 from edgegossip.contract.snapshot import dismantle
-from edgegossip.contract.trainer import Trainer
 from edgegossip.models.blocks import drawn_from
 from edgegossip.models.flat import laid_out
 from edgegossip.models.shared import num_shards
 from edgegossip.net.host.host import Host
-from edgegossip.net.host.settings import HostServices
 from edgegossip.real.own_work import LoopLeftError, Stateful
 from edgegossip.real.record import WorkerRecord
 from edgegossip.runs.best import KeepBest
@@ -87,6 +86,7 @@ class LoopFolder:
         num_workers: int,
         model: nn.Module,
         keep: KeepBest | None,
+        *,
         has_buffers: bool,
     ) -> None:
         """Check that a loop is what the experiment describes.
@@ -178,30 +178,25 @@ class OpenLoopFolder:
             )
             self._stack = stack.pop_all()
 
-    def host(
-        self,
-        make: Callable[..., Host[Any]],
-        services: HostServices,
-        trainer: Trainer,
-        algorithm: Algorithm[Any],
-        initial: Tensor,
-    ) -> Host[Any]:
+    def host(self, make: partial[Host[Any]]) -> Host[Any]:
         """Make the loop's host, from its checkpoint if there is one.
 
         Args:
-            make: Makes the host from `services` and `checkpoint`.
-            services: Services without the folder's.
-            trainer: Trainer of the host.
-            algorithm: Algorithm of the host.
-            initial: Initial parameters, [num_params].
+            make: Makes the host; its first arguments are the algorithm, the rank, the number of
+                workers, the initial parameters and the trainer, and its services lack the
+                folder's.
 
         Raises:
             RunFolderError: If the checkpoint does not fit.
         """
-        record = self._record
+        record, theirs = self._record, make.keywords["services"]
+        algorithm, _, _, initial, trainer, *_ = make.args
         record.has_data(trainer.num_samples)
-        ours = record.services(snapshots=self._settings.snapshots)
-        ours = replace(ours, forecaster=services.forecaster, evaluate=services.evaluate)
+        ours = replace(
+            record.services(snapshots=self._settings.snapshots),
+            forecaster=theirs.forecaster,
+            evaluate=theirs.evaluate,
+        )
         try:
             with record.blaming_the_checkpoint():
                 self._host = make(services=ours, checkpoint=record.checkpoint)

@@ -216,8 +216,8 @@ class TrainingLoop:
     ) -> None:
         settings = replace(settings, **options)
         _check_workers(algorithm, rank, num_workers)
-        average = settings.final_average
-        _check_role(algorithm.role(rank), rank, num_samples, final_average=average)
+        has_average = settings.final_average
+        _check_role(algorithm.role(rank), rank, num_samples, final_average=has_average)
         group = group_of(model, process_group)
         self._processes = None if group is None else Processes(group)
         self._follows = self._processes is not None and not self._processes.is_lead
@@ -225,16 +225,14 @@ class TrainingLoop:
         self._kept = kept_best(settings.keep)
         is_needed = self._kept is not None and algorithm.role(rank).is_evaluated
         _check_evaluate(evaluate, model, is_needed=is_needed)
-        if (folder := settings.folder) is not None:
-            folder.require(algorithm, num_workers, model, self._kept, settings.has_buffers)
+        stateful = _stateful(settings, algorithm, num_workers, model, group)
         judge, self._spare = None, None
         with self._heard():
             if evaluate is not None and not self._follows:
                 self._spare = FlatModel(copy.deepcopy(model), **_layout(model, settings))
                 judge = partial(_judge, evaluate, self._spare)
             self._model = _shared(model, settings, group)
-        layout = Layout(self._model.num_trained)
-        self._work = OwnWork(num_samples, layout, _stateful(folder, group))
+        self._work = OwnWork(num_samples, Layout(self._model.num_trained), stateful)
         self._present = Piece(torch.empty(0), 1, math.inf)
         self._has_begun = False
         self._error: BaseException | None = None
@@ -246,21 +244,15 @@ class TrainingLoop:
             return
         self._algorithm = _whole_algorithm(algorithm, num_workers, settings)
         introduction = _introduction(algorithm, num_workers, params, self._model, settings)
-        parts = (self._algorithm, rank, num_workers, params, self._work)
-        make = partial(Host[Any], *parts, settings=settings.for_host(introduction))
         services = HostServices(forecaster=forecaster, evaluate=judge)
+        host = partial(Host, settings=settings.for_host(introduction), services=services)
         with self._heard():
-            make = partial(make, _given(transport))
+            host = partial(
+                host, self._algorithm, rank, num_workers, params, self._work, _given(transport)
+            )
             self._folder = _opened(settings, rank, model)
-            self._host = self._made(make, services, params)
+            self._host: Host[Any] = host() if self._folder is None else self._folder.host(host)
         self._thread = threading.Thread(target=self._run, name=f"host {rank}", daemon=True)
-
-    def _made(
-        self, make: Callable[..., Host[Any]], services: HostServices, params: Tensor
-    ) -> Host[Any]:
-        if self._folder is None:
-            return make(services=services)
-        return self._folder.host(make, services, self._work, self._algorithm, params)
 
     @property
     def rounds(self) -> int:
@@ -519,16 +511,23 @@ def _check_workers(algorithm: Algorithm[Any], rank: Rank, num_workers: int) -> N
 
 
 def _stateful(
-    folder: LoopFolder | None, group: dist.ProcessGroup | None
+    settings: LoopSettings,
+    algorithm: Algorithm[Any],
+    num_workers: int,
+    model: nn.Module,
+    group: dist.ProcessGroup | None,
 ) -> Mapping[str, Stateful]:
-    """The objects that checkpoints hold besides the model."""
-    stateful = {} if folder is None else folder.stateful
-    if stateful and group is not None:
+    """Check that the folder, if any, is of this loop; return its stateful objects."""
+    if (folder := settings.folder) is None:
+        return {}
+    kept = kept_best(settings.keep)
+    folder.require(algorithm, num_workers, model, kept, has_buffers=settings.has_buffers)
+    if folder.stateful and group is not None:
         raise ValueError(
             "stateful objects are kept for one process, and this worker has several; leave "
             "`stateful` out, and keep their states by the means of your framework"
         )
-    return stateful
+    return folder.stateful
 
 
 def _opened(settings: LoopSettings, rank: Rank, model: nn.Module) -> OpenLoopFolder | None:
