@@ -49,7 +49,7 @@ UNFOUND: Seconds = 30.0
 
 @dataclass(frozen=True)
 class Kept:
-    """What was so when a checkpoint was written.
+    """Facts at the moment when a checkpoint was written.
 
     Attributes:
         received: The last number handed over on each way.
@@ -192,7 +192,7 @@ class Oracles:
         return next(told for each, told in reversed(self.told) if each is process)
 
     def _require_log(self, process: Process) -> None:
-        """What a receiver's disk lacks is kept for it, and nothing else."""
+        """Messages that a receiver's disk lacks are kept for it, and nothing else."""
         rank, peers = process.rank, process.host.peers
         on_disk = self.kept[rank].received if rank in self.kept else {}
         for other, peer in peers:
@@ -230,7 +230,7 @@ class Oracles:
 
 
 def _ignore(_: ViolationError) -> None:
-    """Take what is wrong with one that lies."""
+    """Take a violation of one that lies."""
 
 
 # At the end.
@@ -250,7 +250,7 @@ def require_handed_over(oracles: Oracles) -> None:
 
 
 def require_nothing_lost(oracles: Oracles) -> None:
-    """What a host has taken it hands over; and while nobody is missed, all that is sent."""
+    """A host hands over what it has taken; while nobody is missed, all that is sent."""
     for process, told in oracles.told:
         if process.reason == "finished" and told.taken:
             message = told.taken[0].message

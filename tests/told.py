@@ -1,4 +1,4 @@
-"""What one process of a worker is told, and whether its host keeps the contract's promises."""
+"""Everything that one process of a worker is told: does its host keep its promises?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LATE: Seconds = 0.5
 
 @dataclass
 class Memory:
-    """What a worker's algorithm has been told, and goes on from after a checkpoint.
+    """Knowledge of an algorithm, which a resumed one has from its checkpoint.
 
     Attributes:
         lost: Workers that it counts as lost.
