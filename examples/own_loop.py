@@ -93,7 +93,7 @@ def main() -> None:
                     group["lr"] = LR * (1 + math.cos(math.pi * loop.progress)) / 2
                 loss = F.cross_entropy(model(x), y)
                 optimizer.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 loop.step(loss.item(), num_samples=len(x))
                 if loop.is_over:

@@ -53,10 +53,19 @@ class Deliveries:
     handed_over: set[tuple[Way, int]] = field(default_factory=set)
     gaps: list[Gap] = field(default_factory=list)
 
-    def watch(self, host: Host[Any], process: int, kept: dict[Way, int] | None) -> None:
-        """Follow a host; one that resumes goes on after what it had `kept`."""
+    def watch(
+        self,
+        host: Host[Any],
+        process: int,
+        taken: list[Received],
+        kept: dict[Way, int] | None,
+    ) -> None:
+        """Follow a host; one that resumes goes on after what it had `kept`.
+
+        All that it takes is added to `taken`.
+        """
         self._watch_sending(host)
-        self._watch_receiving(host, process)
+        self._watch_receiving(host, process, taken)
         if kept is not None:
             self.last[process] = dict(kept)
 
@@ -68,16 +77,18 @@ class Deliveries:
         ) -> bool:
             before, is_sent = peers[receiver].sent, send(receiver, message, report)
             peer = peers[receiver]
-            if peer.sent == before:
+            if peer.sent == before and is_sent:  # as a part of the one before
+                _, message = host.sending._last[receiver]
+            elif peer.sent == before:
                 self.unsent.append(message)
-            else:
-                way = (peers.rank, peers.life, receiver, peer.life)
-                self.sent[way][peer.sent].append(message)
+                return False
+            way = (peers.rank, peers.life, receiver, peer.life)
+            self.sent[way][peer.sent].append(message)
             return is_sent
 
         host.sending.send = sends  # type: ignore[method-assign]
 
-    def _watch_receiving(self, host: Host[Any], process: int) -> None:
+    def _watch_receiving(self, host: Host[Any], process: int, taken: list[Received]) -> None:
         peers, take = host.peers, host.receiving.take
 
         def takes(item: Any, own_round: int, now: Seconds) -> list[Event]:  # noqa: ANN401
@@ -85,6 +96,7 @@ class Deliveries:
             by_sender: dict[Rank, list[Message]] = defaultdict(list)
             for event in events:
                 if isinstance(event, Received):
+                    taken.append(event)
                     by_sender[event.sender].append(event.message)
             for sender, messages in by_sender.items():
                 peer = peers[sender]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tests.deliveries import Deliveries, Way
 from tests.host_worlds import SIZE
-from tests.host_wrappers import Inside
 from tests.oracles import (
     Box,
     RoundModels,
@@ -21,22 +22,16 @@ from tests.oracles import (
     require_sum,
     weight_of,
 )
+from tests.told import Memory, Told
 from tests.worlds import stages_in
 
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.contract.algorithm import Algorithm
-from edgegossip.contract.protocol import (
-    Effect,
-    Event,
-    Rank,
-    Seconds,
-    Started,
-    WorkerJoined,
-    WorkerLost,
-    WorkerState,
-)
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.snapshot import dismantle
 from edgegossip.net.host.status import Phase
+from edgegossip.net.runtime import Life
 
 if TYPE_CHECKING:
     from tests.host_runs import Run
@@ -46,30 +41,23 @@ EACH: Seconds = 0.5
 """Between two looks at all hosts."""
 UNSEEN: Seconds = 5.0
 """A worker that cannot be reached counts as lost after at most so long."""
+LEAVING: Seconds = 15.0
+"""Workers leave so soon after their end, unless one that lies keeps them."""
 UNFOUND: Seconds = 30.0
 """Two that reach each other, and run, know of each other after at most so long."""
 
 
-@dataclass
-class Told(Inside):
-    """Notes what one process is told of the others, and of its own start."""
+@dataclass(frozen=True)
+class Kept:
+    """Facts at the moment when a checkpoint was written.
 
-    rounds: RoundModels
-    furthest: Callable[[], int]
-    has_rejoined: bool | None = None  # None before its start
-    has_news: bool = False
+    Attributes:
+        received: The last number handed over on each way.
+        memory: What the algorithm had been told.
+    """
 
-    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
-        before = state.round
-        if isinstance(event, Started):
-            self.has_rejoined = event.has_rejoined
-        elif isinstance(event, WorkerLost | WorkerJoined):
-            self.has_news = True
-            self.rounds.has_trouble(self.furthest())
-        effects = self.inner.handle(state, event, now)
-        if state.round > before:
-            self.rounds.note(state, before, self.furthest())
-        return effects
+    received: dict[Way, int]
+    memory: Memory
 
 
 @dataclass
@@ -83,8 +71,9 @@ class Oracles:
     run: Run
     violation: ViolationError | None = None
     told: list[tuple[Process, Told]] = field(default_factory=list)
+    begun: set[tuple[Rank, Life]] = field(default_factory=set)
     resumed: set[int] = field(default_factory=set)
-    kept: dict[Rank, dict[Way, int]] = field(default_factory=dict)
+    kept: dict[Rank, Kept] = field(default_factory=dict)
     since: dict[tuple[object, ...], Seconds] = field(default_factory=dict)
     rounds: RoundModels = field(default_factory=RoundModels)
 
@@ -97,27 +86,41 @@ class Oracles:
 
     def around(self, process: Process, algorithm: Algorithm[Any]) -> Algorithm[Any]:
         """The algorithm of one process, watched."""
-        told = Told(algorithm, self.rounds, self._furthest)
+        # That a run has begun nobody has to believe because one that lies says so.
+        is_liar = process.rank == self.run.world.liar
+        begun, report = (set(), _ignore) if is_liar else (self.begun, self.report)
+        told = Told(algorithm, self.rounds, self._furthest, begun, report)
         self.told.append((process, told))
         return told
 
-    def watch(self, process: Process, host: Any, *, resumes: bool) -> None:  # noqa: ANN401
-        """Follow the host of a process before it runs."""
-        kept = self.kept.get(process.rank) if resumes else None
-        self.deliveries.watch(host, process.incarnation, kept)
-        if resumes:
+    def watch(self, process: Process, host: Any, checkpoint: object) -> None:  # noqa: ANN401
+        """Follow the host of a process before it runs, from a checkpoint or None."""
+        _, told = self.told[-1]
+        told.peers = host.peers
+        kept = None if checkpoint is None else self.kept[process.rank]
+        received = None if kept is None else kept.received
+        self.deliveries.watch(host, process.incarnation, told.taken, received)
+        if kept is not None:
             self.resumed.add(process.rank)
+            told.is_resumed, told.memory = True, kept.memory.copy()
+            try:
+                require_same_checkpoint(host, checkpoint)
+            except ViolationError as violation:
+                self.report(violation)
 
     def saved(self, rank: Rank) -> None:
         """Note that a checkpoint of this worker is on its disk."""
-        process = self.run.processes[rank]
-        self.kept[rank] = dict(self.deliveries.last[process.incarnation])
+        process, told = next(each for each in reversed(self.told) if each[0].rank == rank)
+        received = dict(self.deliveries.last[process.incarnation])
+        self.kept[rank] = Kept(received, told.memory.copy())
 
     def conclude(self) -> None:
         """Raise what was wrong on the way or is at the end."""
         if self.violation is not None:
             raise self.violation
         require_handed_over(self)
+        require_nothing_lost(self)
+        require_leaving(self)
         require_weights(self)
         require_models(self)
 
@@ -134,7 +137,8 @@ class Oracles:
             for process in self._running():
                 self._require_clock(process)
                 self._require_views(process)
-                self._require_bounds(process)
+                self._require_log(process)
+                self._told_by(process).require_timers(process.host.now)
         except ViolationError as violation:
             self.report(violation)
         self.run.time.at(self.run.time.now + EACH, self._look)
@@ -146,7 +150,9 @@ class Oracles:
                 yield process
 
     def _require_clock(self, process: Process) -> None:
-        """A run is no older than its first process."""
+        """A run is no older than its first process, unless a liar was alone to say so."""
+        if self.run.world.lie and any(told.is_alone for _, told in self.told):
+            return
         age = self.run.time.now - min(at for at, _ in self.run.starts)
         if process.host.now > age + 1e-3:
             raise ViolationError(
@@ -183,24 +189,49 @@ class Oracles:
                 elif now - self.since.setdefault(key, now) > limit:
                     raise ViolationError(f"worker {process.rank} {what} {other}, for {limit} s")
 
-    def _require_bounds(self, process: Process) -> None:
-        """Fail if the log of messages is too large, or has what a checkpoint holds."""
-        for other, peer in process.host.peers:
-            log = peer.log
+    def _told_by(self, process: Process) -> Told:
+        return next(told for each, told in reversed(self.told) if each is process)
+
+    def _require_log(self, process: Process) -> None:
+        """Messages that a receiver's disk lacks are kept for it, and nothing else."""
+        rank, peers = process.rank, process.host.peers
+        on_disk = self.kept[rank].received if rank in self.kept else {}
+        for other, peer in peers:
+            log, has = peer.log, on_disk.get((other, peer.life, rank, peers.life), 0)
+            if peer.kept > has:
+                raise ViolationError(
+                    f"worker {rank} says that its checkpoint has message {peer.kept} of worker "
+                    f"{other}, but it has those up to {has}"
+                )
             if not log.num_bytes <= log.max_bytes:
                 raise ViolationError(
-                    f"worker {process.rank} keeps {log.num_bytes} bytes for worker {other}"
+                    f"worker {rank} keeps {log.num_bytes} bytes for worker {other}"
                 )
-            status, peers = peer.status, process.host.peers
+            status = peer.status
             # A status may be about an earlier life of this worker.
             is_current = status is not None and status.begun_with == peers.life
             kept = status.kept if status is not None and is_current else 0
+            first = log.entries[0][0] if log.entries else peer.sent + 1
             # One that has resumed sends again what the other has had for long.
-            if log.entries and log.entries[0][0] <= kept and not peers.is_resumed:
+            if first <= kept and not peers.is_resumed:
                 raise ViolationError(
-                    f"worker {process.rank} keeps message {log.entries[0][0]} for worker "
-                    f"{other}, whose checkpoint has all up to {kept}"
+                    f"worker {rank} keeps message {first} for worker {other}, whose checkpoint "
+                    f"has all up to {kept}"
                 )
+            there = self.run.processes.get(other)
+            if there is None or there.host.peers.life != peer.life or peers.is_resumed:
+                continue
+            on_its_disk = self.kept[other].received if other in self.kept else {}
+            has = on_its_disk.get((rank, peers.life, other, peer.life), 0)
+            if first > has + 1:
+                raise ViolationError(
+                    f"worker {rank} keeps messages from {first} on for worker {other}, whose "
+                    f"checkpoint has those up to {has}"
+                )
+
+
+def _ignore(_: ViolationError) -> None:
+    """Take a violation of one that lies."""
 
 
 # At the end.
@@ -217,6 +248,65 @@ def require_handed_over(oracles: Oracles) -> None:
             f"worker {receiver} was handed message {gap.before} of worker {sender} "
             f"after {gap.after}, at {gap.at:.2f} s"
         )
+
+
+def require_nothing_lost(oracles: Oracles) -> None:
+    """A host hands over what it has taken; while nobody is missed, all that is sent."""
+    for process, told in oracles.told:
+        if process.reason == "finished" and told.taken:
+            message = told.taken[0].message
+            raise ViolationError(
+                f"worker {process.rank} has taken {message.kind} of round {message.round} of "
+                f"worker {told.taken[0].sender}, and not handed it over"
+            )
+    world = oracles.run.world
+    is_calm = is_undisturbed(oracles) and not world.loses and world.liar is None
+    if not is_calm or any(each.reason != "finished" for each, _ in oracles.told):
+        return
+    for (sender, _, receiver, _), number, message in oracles.deliveries.lost():
+        raise ViolationError(
+            f"message {number} of worker {sender} to worker {receiver} is lost though nothing "
+            f"has happened: {message.kind} of round {message.round}"
+        )
+
+
+def require_leaving(oracles: Oracles) -> None:
+    """Soon after the last one's end all leave."""
+    run = oracles.run
+    here = [each for each in run.processes.values() if each.reason == "finished"]
+    if run.world.liar is not None or not here:
+        return
+    disturbances = [each for each in run.world.disturbances if each.seconds < math.inf]
+    last = max(
+        *(run.watcher.finished_at.get(each.rank, 0.0) for each in here),
+        *(each.at + each.seconds for each in disturbances),
+        0.0,
+    )
+    for process in here:
+        if process.ended_at > last + LEAVING:
+            raise ViolationError(
+                f"worker {process.rank} leaves at {process.ended_at:.1f} s, though all had "
+                f"finished at {last:.1f} s"
+            )
+
+
+def require_same_checkpoint(host: Any, checkpoint: Any) -> None:  # noqa: ANN401
+    """A host that goes on from a checkpoint would write the same one."""
+    found: list[Any] = []
+
+    def keep(again: Any) -> bool:  # noqa: ANN401
+        found.append(again)
+        return False
+
+    saves, host._save = host._save, keep
+    due = host._checkpoint_at
+    host._keep()
+    host._save, host._checkpoint_at = saves, due
+    for name, expected in checkpoint.items():
+        (plain, tensors), (kept, vectors) = dismantle(found[0][name]), dismantle(expected)
+        is_same = name == "now" or (plain == kept and tensors.keys() == vectors.keys())
+        if not is_same or not all(torch.equal(x, vectors[key]) for key, x in tensors.items()):
+            raise ViolationError(f"worker {host.rank} resumes with another {name}")
 
 
 def require_weights(oracles: Oracles) -> None:
@@ -243,8 +333,11 @@ def require_weights(oracles: Oracles) -> None:
 
 
 def is_undisturbed(oracles: Oracles) -> bool:
-    """Whether all have begun together, and nobody was told of a loss."""
-    return all(told.has_rejoined is False and not told.has_news for _, told in oracles.told)
+    """Whether all have begun together, once, and nobody was told of a loss."""
+    have_begun_once = len(oracles.told) == oracles.run.world.num_workers
+    return have_begun_once and all(
+        told.has_rejoined is False and not told.has_news for _, told in oracles.told
+    )
 
 
 def require_models(oracles: Oracles) -> None:

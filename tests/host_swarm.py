@@ -30,8 +30,11 @@ from tests.host_checks import (
 )
 from tests.host_runs import Run
 from tests.host_world_draws import (
+    draw_cut_world,
     draw_final_world,
+    draw_lying_world,
     draw_open_world,
+    draw_resuming_world,
     draw_server_world,
     draw_sharing_world,
     draw_staged_world,
@@ -45,6 +48,9 @@ from edgegossip.contract.protocol import Seconds
 
 WORLDS: dict[str, tuple[Callable[[int], World], Callable[[World], Run]]] = {
     "peers": (draw_world, check),
+    "resuming": (draw_resuming_world, check),
+    "cuts": (draw_cut_world, check),
+    "lies": (draw_lying_world, check),
     "open": (draw_open_world, check),
     "servers": (draw_server_world, check_server),
     "standby": (draw_standby_world, check_standby),

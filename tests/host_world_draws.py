@@ -80,6 +80,85 @@ def draw_world(seed: int, name: str | None = None) -> World:
     )
 
 
+CORE = (
+    *("gossip", "epoch-gossip", "gosgd", "stochastic-gradient-push", "all-reduce"),
+    *("adpsgd", "swift", "diloco", "choco-gossip", "epoch-gossip-balanced-exact"),
+)
+"""Peers of each way to wait, and to keep what was sent."""
+
+
+def draw_resuming_world(seed: int) -> World:
+    """The world of `seed` whose workers are stopped or killed, and mostly resume."""
+    draw, world = random.Random(f"{seed} resuming"), _draw_core_world(seed)
+    found, at = [], draw.uniform(1.0, 4.0)
+    for _ in range(draw.randint(1, 3)):
+        kind = draw.choice(["stop all", "stop all", "kill", "kill", "cut", "partition"])
+        disturbance = _draw_disturbance(draw, kind, at, world.num_workers)
+        if kind == "kill":
+            # Others wait for one that is back so soon.
+            disturbance = replace(disturbance, seconds=draw.choice([0.05, 0.3, 0.8]))
+        found.append(replace(disturbance, with_disk=draw.random() < 0.9))
+        at += draw.uniform(0.5, 4.0)
+    return replace(
+        world,
+        disturbances=tuple(found),
+        checkpoint_seconds=draw.choice([0.3, 1.0, 2.0]),
+        disk_fails=draw.choice([0.0, 0.0, 0.3]),
+    )
+
+
+def draw_cut_world(seed: int) -> World:
+    """The world of `seed` whose links are cut again and again, around a lease long."""
+    draw, world = random.Random(f"{seed} cuts"), _draw_core_world(seed)
+    found, at = [], draw.uniform(0.5, 3.0)
+    for _ in range(draw.randint(2, 5)):
+        kind = draw.choice(["cut", "cut", "one way cut", "pause", "partition"])
+        disturbance = _draw_disturbance(draw, kind, at, world.num_workers)
+        seconds = draw.choice([0.3, 1.0, 2.0, 3.0, 6.0])
+        found.append(replace(disturbance, seconds=seconds))
+        at += draw.uniform(0.3, 4.0)
+    return replace(world, disturbances=tuple(found))
+
+
+def draw_lying_world(seed: int) -> World:
+    """The world of `seed` in which one lies, and others may come late or again."""
+    draw, world = random.Random(f"{seed} lies"), _draw_core_world(seed, num_workers=4)
+    starts = draw_starts(draw, world.num_workers)
+    kills = [_draw_disturbance(draw, "kill", draw.uniform(1.0, 4.0), world.num_workers)]
+    return replace(
+        world,
+        start_at=starts,
+        disturbances=tuple(kills if draw.random() < 0.3 else ()),
+        liar=draw.randrange(world.num_workers),
+        lie=draw.choice(LIES),
+    )
+
+
+def _draw_core_world(seed: int, num_workers: int | None = None) -> World:
+    """A world of `seed` without trouble, in which frames may be late or come twice."""
+    name, draw = CORE[seed % len(CORE)], random.Random(f"{seed} core")
+    algorithm = smaller(ALL[name], num_workers or draw.choice([3, 3, 4]))
+    bad, number = draw.random(), num_workers_of(algorithm)
+    return replace(
+        draw_world(seed, name),
+        algorithm=longer(algorithm, draw.choice([1, 2])),
+        step_seconds=tuple(0.2 * 2 ** draw.random() for _ in range(number)),
+        start_at=(0.0,) * number,
+        wire=Wire(
+            latency=(0.001, draw.choice([0.005, 0.05, 0.3])),
+            bandwidth=draw.choice([1e7, 1e5]),
+            late=0.1 if bad < 0.2 else 0.0,
+            twice=0.2 if bad > 0.6 else 0.0,
+        ),
+        disturbances=(),
+        meet_seconds=draw.choice([2.5, 5.0]),
+        checkpoint_seconds=draw.choice([2.0, math.inf]),
+        disk_fails=0.0,
+        liar=None,
+        lie="",
+    )
+
+
 def draw_open_world(seed: int) -> World:
     """The world of `seed` with up to 16 workers of an open run, many of which come and go."""
     names = [name for name in PEERS if "choco" not in name]
@@ -321,24 +400,28 @@ def draw_starts(draw: random.Random, num_workers: int) -> tuple[Seconds, ...]:
 
 
 def draw_disturbances(draw: random.Random, num_workers: int) -> tuple[Disturbance, ...]:
-    everyone = range(num_workers)
     found, at = [], draw.uniform(0.5, 4.0)
     for _ in range(draw.choice([0, 1, 1, 2, 3])):
-        kind = draw.choice(KINDS)
-        seconds = draw.choice([0.3, 2.0, 5.0, 10.0, 30.0])
-        ranks: Sequence[Rank] = draw.sample(everyone, 1)
-        if kind == "partition":
-            ranks = draw.sample(everyone, draw.randint(1, 2))
-        elif kind in ("cut", "one way cut"):
-            ranks = draw.sample(everyone, 2)
-        elif kind == "kill":
-            ranks = draw.sample(everyone, draw.choice([1, 1, 2]))
-            seconds = draw.choice([0.05, 0.8, 4.0, math.inf])
-        elif kind == "stop all":
-            ranks, seconds = (), draw.uniform(1.0, 5.0)
-        disturbance = Disturbance(
-            kind=kind, at=at, ranks=tuple(ranks), seconds=seconds, with_disk=draw.random() < 0.6
-        )
-        found.append(disturbance)
+        found.append(_draw_disturbance(draw, draw.choice(KINDS), at, num_workers))
         at += draw.uniform(0.0, 8.0)
     return tuple(found)
+
+
+def _draw_disturbance(
+    draw: random.Random, kind: str, at: Seconds, num_workers: int
+) -> Disturbance:
+    everyone = range(num_workers)
+    seconds = draw.choice([0.3, 2.0, 5.0, 10.0, 30.0])
+    ranks: Sequence[Rank] = draw.sample(everyone, 1)
+    if kind == "partition":
+        ranks = draw.sample(everyone, draw.randint(1, 2))
+    elif kind in ("cut", "one way cut"):
+        ranks = draw.sample(everyone, 2)
+    elif kind == "kill":
+        ranks = draw.sample(everyone, draw.choice([1, 1, 2]))
+        seconds = draw.choice([0.05, 0.8, 4.0, math.inf])
+    elif kind == "stop all":
+        ranks, seconds = (), draw.uniform(1.0, 5.0)
+    return Disturbance(
+        kind=kind, at=at, ranks=tuple(ranks), seconds=seconds, with_disk=draw.random() < 0.6
+    )

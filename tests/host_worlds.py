@@ -113,4 +113,4 @@ class World:
 
 
 KINDS = ("pause", "cut", "one way cut", "partition", "kill", "stop all")
-LIES = ("elapsed", "resumed", "finished", "waiting", "counts", "furthest")
+LIES = ("elapsed", "older", "resumed", "finished", "waiting", "counts", "furthest")

@@ -16,6 +16,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import (
     Effect,
     Event,
+    Message,
     Rank,
     Role,
     Seconds,
@@ -44,6 +45,9 @@ class Inside(Algorithm[WorkerState]):
     @property
     def traits(self) -> Any:  # noqa: ANN401
         return self.inner.traits
+
+    def joined(self, older: Message, newer: Message) -> Message | None:
+        return self.inner.joined(older, newer)
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         return self.inner.handle(state, event, now)

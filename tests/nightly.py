@@ -20,6 +20,9 @@ from dataclasses import dataclass
 
 HOSTS = {
     "peers": 10_000,
+    "resuming": 2000,
+    "cuts": 2000,
+    "lies": 2000,
     "servers": 1000,
     "standby": 1000,
     "sharing": 1000,

@@ -89,6 +89,7 @@ class Process:
         self.is_alive = True
         self.is_paused = False
         self.started_at = self.time.now
+        self.ended_at = math.inf
         self._skew = skew
         self._deferred: list[Callable[[], None]] = []
         self._inbox = VirtualInbox(self._notify)
@@ -190,7 +191,7 @@ class Process:
 
     def _end(self, reason: str | BaseException) -> None:
         self.network.num_running -= self.is_running
-        self.reason = reason
+        self.reason, self.ended_at = reason, self.time.now
 
     def _count_step(self) -> None:
         self._num_steps = self._num_steps + 1 if self._stepped_at == self.time.now else 1

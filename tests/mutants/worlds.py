@@ -33,8 +33,8 @@ from tests.swarm import (
 
 import edgegossip
 
-MAX_SECONDS = 60.0
-"""A world that takes longer goes on for ever; the slowest healthy one takes three seconds."""
+MAX_SECONDS = 30.0
+"""A world that computes for longer goes on for ever; the slowest healthy one takes three."""
 
 SIMULATED: dict[str, tuple[Sequence[str], Callable[[str, int], None]]] = {
     "simulated": (
@@ -81,14 +81,15 @@ def first_failure(
     began = time.perf_counter()
     found: dict[str, object] = {"num_worlds": num_worlds}
     for number, (label, run) in enumerate(itertools.islice(turns, num_worlds), 1):
-        signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+        # Its own time, not the clock's: other programs may slow it down.
+        signal.setitimer(signal.ITIMER_VIRTUAL, MAX_SECONDS)
         try:
             run()
         except Exception as error:
             found = {"num_worlds": number, "world": label, **describe(error)}
             break
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return {**found, "seconds": round(time.perf_counter() - began, 2)}
 
 
@@ -120,7 +121,7 @@ def main() -> int:
         parser.error(f"edgegossip comes from {edgegossip.__file__}, not {options.sources}")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, _give_up)
+    signal.signal(signal.SIGVTALRM, _give_up)
     found = first_failure(options.kinds, options.algorithms, options.worlds, options.first)
     print(json.dumps(found))
     return 0

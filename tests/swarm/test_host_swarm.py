@@ -23,6 +23,9 @@ def batches(kind: str, first: int, last: int, size: int) -> list[tuple[str, rang
 
 FEW = [
     *first(1, batches("peers", 0, 200, 10)),
+    *first(1, batches("resuming", 0, 20, 10)),
+    *first(1, batches("cuts", 0, 20, 10)),
+    *first(1, batches("lies", 0, 20, 10)),
     *first(1, batches("open", 0, 20, 2)),
     *first(0, batches("servers", 0, 5, 1)),
     *first(1, batches("standby", 0, 5, 1)),
@@ -32,6 +35,9 @@ FEW = [
 ]
 MANY = [
     *batches("peers", 200, 10_000, 100),
+    *batches("resuming", 20, 1000, 70),
+    *batches("cuts", 20, 1000, 70),
+    *batches("lies", 20, 1000, 70),
     *batches("open", 20, 1000, 20),
     *batches("servers", 5, 200, 15),
     *batches("standby", 5, 600, 35),

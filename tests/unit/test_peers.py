@@ -188,7 +188,10 @@ def test_messages_are_kept_until_their_receiver_has_them_in_a_checkpoint() -> No
         peers[1].log.add(number, Message("m", 0, {"x": torch.zeros(10)}))
     assert [number for number, _ in peers[1].log.entries] == [2, 3]  # of a kilobyte each
     assert peers.status_for(1, Phase.RUNNING, 0.0).oldest == 2
-    peers.told(1, status(kept=2), 0.0)
+    # This is about an earlier life of this worker, whose messages had other numbers.
+    peers.told(1, status(kept=3, begun_with=OLD), 0.0)
+    assert [number for number, _ in peers[1].log.entries] == [2, 3]
+    peers.told(1, status(kept=2, begun_with=OWN), 0.0)
     assert [number for number, _ in peers[1].log.entries] == [3]
 
 

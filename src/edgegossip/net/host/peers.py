@@ -287,7 +287,9 @@ class Peers:
         peer.status, peer.began_at = status, clock - status.elapsed
         # First the life, because a new one restarts the numbers that the next lines compare.
         peer.turn_to(status.life)
-        peer.log.forget(status.kept)
+        # Its checkpoint may still be about an earlier life of this worker, with other numbers.
+        if status.begun_with == self.life:
+            peer.log.forget(status.kept)
         if status.phase == Phase.GONE:
             return self.lose(rank)
         # It handles other events than before this worker's checkpoint, when it was in step.

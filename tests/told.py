@@ -1,0 +1,149 @@
+"""Everything that one process of a worker is told: does its host keep its promises?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.host_wrappers import Inside
+from tests.oracles import RoundModels, ViolationError
+
+from edgegossip.contract.protocol import (
+    Effect,
+    Event,
+    Rank,
+    Received,
+    Seconds,
+    SetTimer,
+    Started,
+    TimerFired,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.net.host.peers import Peers
+from edgegossip.net.runtime import Life
+
+LATE: Seconds = 0.5
+"""A timer fires at most so late."""
+
+
+@dataclass
+class Memory:
+    """Knowledge of an algorithm, which a resumed one has from its checkpoint.
+
+    Attributes:
+        lost: Workers that it counts as lost.
+        lives: By worker, the life that it knows.
+        timers: By name, when each is to fire.
+    """
+
+    lost: set[Rank] = field(default_factory=set)
+    lives: dict[Rank, Life] = field(default_factory=dict)
+    timers: dict[str, Seconds] = field(default_factory=dict)
+
+    def copy(self) -> Memory:
+        return Memory({*self.lost}, {**self.lives}, {**self.timers})
+
+
+@dataclass
+class Told(Inside):
+    """Notes what one process is told of the others, and of its own start.
+
+    Attributes:
+        begun: The lives with which workers have begun, of all processes.
+        report: Takes what is wrong.
+        has_rejoined: As in `Started`; None before it.
+        is_alone: Whether it began with at most one other worker in reach.
+        has_news: Whether it was told of a loss or a return.
+        taken: Messages that the host has taken, and not handed over yet.
+    """
+
+    rounds: RoundModels
+    furthest: Callable[[], int]
+    begun: set[tuple[Rank, Life]]
+    report: Callable[[ViolationError], None]
+    memory: Memory = field(default_factory=Memory)
+    is_resumed: bool = False
+    has_rejoined: bool | None = None
+    is_alone: bool = False
+    has_news: bool = False
+    taken: list[Received] = field(default_factory=list)
+    peers: Peers = field(init=False)
+
+    def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
+        before = state.round
+        if self.is_resumed and not self.peers.is_resumed:  # it rejoins with a new state
+            self.is_resumed, self.memory = False, Memory()
+        try:
+            self._hear(event, before)
+        except ViolationError as violation:
+            self.report(violation)
+        effects = self.inner.handle(state, event, now)
+        for effect in effects:
+            if isinstance(effect, SetTimer):
+                self.memory.timers[effect.name] = effect.at
+        if state.round > before:
+            self.rounds.note(state, before, self.furthest())
+        return effects
+
+    def _hear(self, event: Event, round: int) -> None:
+        match event:
+            case Started():
+                self._start(event)
+            case WorkerLost():
+                self._lose(event)
+            case WorkerJoined():
+                self._join(event)
+            case TimerFired(name):
+                self.memory.timers.pop(name, None)
+            case Received():
+                self.taken[:] = [each for each in self.taken if each is not event]
+        if isinstance(event, WorkerLost | WorkerJoined):
+            self.has_news = True
+            self.rounds.has_trouble(round, self.furthest())
+
+    def _start(self, event: Started) -> None:
+        rank, life = self.peers.rank, self.peers.life
+        self.has_rejoined = event.has_rejoined
+        # The only one that can be reached is believed.
+        self.is_alone = sum(peer.is_reachable for _, peer in self.peers) < 2
+        present = [rank for rank, _ in self.peers if rank not in self.memory.lost]
+        self.memory.lives = {rank: self.peers[rank].life for rank in present}
+        if event.has_rejoined:
+            self.taken.clear()  # what came before was for the state that it has dropped
+            if not self.begun and not self.is_alone:
+                raise ViolationError(f"worker {rank} rejoins a run that nobody has begun")
+        if (rank, life) in self.begun:
+            raise ViolationError(f"worker {rank} begins anew with a life that it had before")
+        self.begun.add((rank, life))
+
+    def _lose(self, event: WorkerLost) -> None:
+        if event.rank in self.memory.lost and not event.has_lied:
+            raise ViolationError(f"worker {self.peers.rank} loses worker {event.rank} twice")
+        self.memory.lost.add(event.rank)
+
+    def _join(self, event: WorkerJoined) -> None:
+        memory, rank, life = self.memory, event.rank, self.peers[event.rank].life
+        if rank not in memory.lost:
+            raise ViolationError(
+                f"worker {self.peers.rank} is told that worker {rank} is back, not of its loss"
+            )
+        has_restarted = memory.lives.get(rank, 0 if self.peers.is_open else life) != life
+        if event.has_restarted != has_restarted:
+            raise ViolationError(
+                f"worker {self.peers.rank} is told that worker {rank} "
+                f"{'has' if event.has_restarted else 'has not'} restarted"
+            )
+        memory.lost.discard(rank)
+        memory.lives[rank] = life
+
+    def require_timers(self, now: Seconds) -> None:
+        """Fail if a timer should have fired by now."""
+        for name, at in self.memory.timers.items():
+            if at + LATE < now < math.inf:
+                raise ViolationError(
+                    f"timer {name!r} of worker {self.peers.rank} was due at {at:.2f} s, "
+                    f"not fired at {now:.2f} s"
+                )
