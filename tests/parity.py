@@ -27,6 +27,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import (
     Effect,
     Event,
+    Message,
     Predict,
     Predicted,
     Rank,
@@ -83,6 +84,9 @@ class Replay(Inside):
     def __post_init__(self) -> None:
         self.left = {rank: deque(moments) for rank, moments in self.trace.items()}
         self.held: dict[Rank, list[Event]] = defaultdict(list)
+
+    def joined(self, older: Message, newer: Message) -> None:
+        """Nothing: each message of the trace comes on its own."""
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         self.held[state.rank].append(event)
