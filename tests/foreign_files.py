@@ -27,7 +27,7 @@ from edgegossip.data.pictures import pictures
 from edgegossip.machine.contention import Contention
 from edgegossip.machine.profile import Profile
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.real import worker
+from edgegossip.real import record
 from edgegossip.real.gathering import WORKERS, Gathering
 from edgegossip.real.worker import WorkerSettings, take_part
 from edgegossip.real.worker_files import snapshot_path
@@ -238,7 +238,7 @@ def make_worker(folder: Path) -> None:
         kept.append(to.read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "save_checkpoint", save_and_keep)
+        patch.setattr(record, "save_checkpoint", save_and_keep)
         be_worker(folder)
     path.write_bytes(kept[-1])
     (folder / "summary.json").unlink()
