@@ -282,8 +282,10 @@ def require_leaving(oracles: Oracles) -> None:
         *(each.at + each.seconds for each in disturbances),
         0.0,
     )
+    # A worker whose server has failed for good waits for it so long.
+    patience: Seconds = getattr(innermost(run.world.algorithm), "patience", 0.0)
     for process in here:
-        if process.ended_at > last + LEAVING:
+        if process.ended_at > last + LEAVING + patience:
             raise ViolationError(
                 f"worker {process.rank} leaves at {process.ended_at:.1f} s, though all had "
                 f"finished at {last:.1f} s"
