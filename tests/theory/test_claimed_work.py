@@ -19,7 +19,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank, Seconds, Train, Units
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import Trainer, TrainingResult
-from edgegossip.sim.fault import Crash, Faults, Partition, Recover
+from edgegossip.sim.fault import Crash, Drop, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.simulator import Simulator
@@ -187,15 +187,40 @@ def test_all_workers_go_and_come_back_and_each_unit_is_visited_once() -> None:
 
 
 @thorough
-def test_a_partition_loses_no_unit_and_repeats_few_after_it() -> None:
-    script = (Partition(start=4.0, end=9.0, group=(2, 3)),)
-    _, visits, recorder = run(epochs(num_rounds=8), faults=Faults(script=script))
-    for epoch in range(8):
+@pytest.mark.parametrize("group", [(2, 3), (1,)])
+@pytest.mark.parametrize("detection", [0.5, 60.0])
+@pytest.mark.parametrize("end", [5.3, 9.0])
+def test_both_sides_of_a_short_cut_do_their_own_units(
+    group: tuple[Rank, ...], detection: Seconds, end: Seconds
+) -> None:
+    """A cut that nobody notices holds both sides up; they go on apart after it is noticed."""
+    faults = Faults(
+        script=(Partition(start=4.0, end=end, group=group),), detection_time=detection
+    )
+    inner = EpochGossip(topology=complete(4), num_rounds=8, timeout=6.0)
+    _, visits, _ = run(inner, faults=faults)
+    visits.require_once(8)
+
+
+@thorough
+def test_a_long_cut_loses_no_unit_and_repeats_few_after_it() -> None:
+    script = (Partition(start=4.0, end=19.0, group=(2, 3)),)
+    _, visits, recorder = run(epochs(num_rounds=10), faults=Faults(script=script))
+    for epoch in range(10):
         assert set(visits.of[epoch]) == set(range(NUM_UNITS))
-    assert [max(visits.of[epoch].values()) for epoch in range(4, 8)] == [1] * 4
-    repeated = sum(sum(visits.of[epoch].values()) - NUM_UNITS for epoch in range(8))
+    assert [max(visits.of[epoch].values()) for epoch in range(6, 10)] == [1] * 4
+    repeated = sum(sum(visits.of[epoch].values()) - NUM_UNITS for epoch in range(10))
     counted = sum(note.numbers["twice"] for _, _, note in recorder.notes)
     assert 0 < counted <= repeated
+
+
+@thorough
+def test_units_of_one_that_hangs_are_left_to_it_until_it_answers() -> None:
+    """Nothing of worker 1 arrives for some seconds; it goes on, and is not lost."""
+    script = (Drop(probability=1.0, start=4.0, end=7.0, sender=1),)
+    inner = EpochGossip(topology=complete(4), num_rounds=6, timeout=6.0)
+    _, visits, _ = run(inner, faults=Faults(script=script))
+    visits.require_once(6)
 
 
 @thorough

@@ -28,8 +28,9 @@ def test_the_report_counts_what_both_sides_of_a_partition_have_done(tmp_path: Pa
         platforms=EVEN[:4],
     )
     whole = eg.run(experiment, out=tmp_path / "whole")
-    half = whole.history[-1].time / 2
-    cut = eg.Faults(script=(eg.Partition(start=0.4 * half, end=half, group=(0, 1)),))
+    end = whole.history[-1].time
+    # Both sides do all units of the last epoch.
+    cut = eg.Faults(script=(eg.Partition(start=0.6 * end, end=1.1 * end, group=(0, 1)),))
     eg.run(replace(experiment, faults=cut), out=tmp_path / "cut")
     rows = {name: claim_rows(read_folder(tmp_path / name))[0] for name in ("whole", "cut")}
     assert rows["whole"].num_epochs == 4

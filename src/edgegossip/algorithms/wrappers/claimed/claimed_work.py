@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgegossip.algorithms.wrappers.claimed.claims import Ledger, receivers
-from edgegossip.algorithms.wrappers.claimed.state import ClaimedState, Weight
+from edgegossip.algorithms.wrappers.claimed.state import PATIENCE, ClaimedState, Weight
 from edgegossip.algorithms.wrappers.inner import num_workers_in, require_fixed_roles
 from edgegossip.algorithms.wrappers.pieces import Pieces
 from edgegossip.contract import (
@@ -68,8 +68,9 @@ class ClaimedWork(Wrapper[ClaimedState]):
 
     After each of these trainings, a worker tells the others what it has done and its newest
     forecast. If it will not finish its units by the time at which all could, it gives the
-    surplus to others. Units of lost workers are claimed by the others at once. No sample is
-    visited twice unless messages are lost or the network is cut; see :doc:`Claimed work
+    surplus to others. The units of a lost worker wait for two epochs, since it may be doing
+    them out of reach, and are then claimed by the others. No sample is visited twice unless
+    messages are lost or the network is cut for longer; see :doc:`Claimed work
     </docs/claimed-work>`, also for what returning and lying workers do.
 
     Data that is not shared is left to the inner algorithm.
@@ -122,7 +123,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
             {"done": bits},
             {"given": pairs, "merged": bits},
             {**numbers, "since": range(2**31)},
-            {"asks": range(1, 2)},
+            {"asks": range(1, 2), "first": range(2**31)},
             max_round=self.traits.num_rounds,
         )
         return {**self.inner.schema(params), "claims": report}
@@ -231,7 +232,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
             effects += told
             if units:
                 state.held = (ledger.epoch, units)
-                state.is_waiting = state.has_asked = False
+                state.is_waiting, state.asked_at = False, None
                 train = replace(
                     state.progress.train,
                     params=state.progress.params,
@@ -239,11 +240,11 @@ class ClaimedWork(Wrapper[ClaimedState]):
                 )
                 return [*effects, SetTimer("claims", math.inf), train]
             if isinstance(work, Epochs):
-                if self._is_complete(state):
+                if not state.pending:
                     return [*effects, *self._end_epoch(state), *self._answer(state, now)]
                 break
-            if state.epoch + 1 >= (self.traits.num_rounds or math.inf):
-                if self._is_complete(state):  # there are fewer units than the run has work for
+            if self._is_last(state):
+                if not state.pending:  # there are fewer units than the run has work for
                     return [*effects, *self._answer(state, now)]
                 break
             if not self._may_begin_next(state):
@@ -264,15 +265,59 @@ class ClaimedWork(Wrapper[ClaimedState]):
 
     def _open(self, state: ClaimedState, now: Seconds) -> list[Ledger]:
         """The ledgers that this worker works on, oldest first."""
-        for epoch in [*state.ledgers]:
-            if epoch < state.epoch - 1:
-                del state.ledgers[epoch]
-        state.open(state.epoch, self.seed, self.max_ratio, now)
+        for epoch in sorted(state.ledgers):
+            is_settled = not state.ledgers[epoch].undone().any()
+            if epoch >= state.epoch - 1 - PATIENCE * (not is_settled):
+                break
+            del state.ledgers[epoch]
+            state.first = epoch + 1
+        self._give_up(state)
+        # A newcomer, too, cares for the units of earlier epochs that others have not done.
+        for epoch in sorted({*state.ledgers, state.epoch}):
+            if epoch <= state.epoch:
+                state.open(epoch, self.seed, self.max_ratio, now)
         return [
             state.ledgers[epoch]
             for epoch in sorted(state.ledgers)
             if epoch <= state.epoch and state.ledgers[epoch].base is not None
         ]
+
+    def _give_up(self, state: ClaimedState) -> None:
+        """Claim the units of those that have been out of reach for long, as of the lost.
+
+        One that is only cut off does its own units, and the two sides so repeat nothing. At the
+        end of the run there is no later epoch in which to do what it has not done.
+        """
+        is_last = self._is_last(state)
+        lost = [
+            j
+            for j, since in state.lost.items()
+            if is_last or state.epoch - since > PATIENCE
+            if j not in state.given_up
+        ]
+        for j in lost:
+            self._give_up_one(state, j)
+        overdue = [
+            ledger
+            for ledger in state.ledgers.values()
+            if is_last or state.epoch - ledger.epoch > PATIENCE
+            if ledger.awaited or state.awaited
+        ]
+        for ledger in overdue:
+            silent = {**ledger.awaited, **dict.fromkeys(sorted(state.awaited))}
+            ledger.gone.update(silent)
+            ledger.late.update(silent)
+            ledger.awaited.clear()
+        if lost or overdue:
+            self._divide_again(state)
+
+    def _give_up_one(self, state: ClaimedState, rank: Rank) -> None:
+        state.given_up[rank] = None
+        for ledger in state.ledgers.values():
+            ledger.forget_gifts(rank)
+
+    def _is_last(self, state: ClaimedState) -> bool:
+        return state.epoch + 1 >= (self.traits.num_rounds or math.inf)
 
     def _claim(
         self, state: ClaimedState, now: Seconds
@@ -340,48 +385,54 @@ class ClaimedWork(Wrapper[ClaimedState]):
         """Answer the inner algorithm's request."""
         assert state.progress is not None
         progress, state.progress = state.progress, None
-        state.is_waiting = state.has_asked = False
+        state.is_waiting, state.asked_at = False, None
         result = progress.total(now, progress.params)  # skipped if the others were faster
         return [SetTimer("claims", math.inf), *self._pass_on(state, result, now)]
 
     # The end of an epoch.
 
-    def _is_complete(self, state: ClaimedState) -> bool:
-        return not any(ledger.undone().any() for ledger in _begun(state))
-
     def _may_begin_next(self, state: ClaimedState) -> bool:
         """Whether a worker that trains by steps, and owns nothing, begins the next epoch."""
-        if self._is_complete(state):
+        if not state.pending:
             return True
         is_part = state.weight.at(state.epoch + 1) > 0
         return is_part and len(_begun(state)) < 2
 
     def _end_epoch(self, state: ClaimedState) -> list[Effect]:
-        ledger = state.ledger(state.epoch)
-        numbers = {
-            "epoch": float(state.epoch),
-            "units": float(state.num_units),
-            "done": float(ledger.done.sum()),
-            "given": float(len(ledger.given.get(state.rank, {}))),
-            "twice": float(state.num_twice),
-            "missing": float(ledger.undone().sum()),
-        }
-        state.num_twice = 0
-        return [Note("units", numbers)]
+        notes: list[Effect] = []
+        for ledger in _begun(state):
+            num_missing = int(ledger.undone().sum())
+            is_due = not num_missing or state.epoch - ledger.epoch > PATIENCE
+            if ledger.is_noted or not is_due:
+                continue
+            ledger.is_noted = True
+            numbers = {
+                "epoch": float(ledger.epoch),
+                "units": float(state.num_units),
+                "done": float(ledger.done.sum()),
+                "given": float(len(ledger.given.get(state.rank, {}))),
+                "twice": float(state.num_twice),
+                "missing": float(num_missing),
+            }
+            state.num_twice = 0
+            notes.append(Note("units", numbers))
+        return notes
 
     def _patience(self, state: ClaimedState, now: Seconds) -> Seconds:
         """Seconds until what the others owe is overdue."""
-        present = [j for j in state.rates if j not in state.away and state.rates[j] > 0]
+        absent = {*state.away, *state.lost}
+        present = [j for j in state.rates if j not in absent and state.rates[j] > 0]
         rates = state.limited_rates(present, self.max_ratio)
         whole = state.num_units * state.unit_cost / sum(rates.values())
-        longest = 0.0
-        for ledger in _begun(state):
+        pending, owed = state.pending, dict.fromkeys(rates, 0.0)
+        for ledger in pending:
             for j, left in state.remaining(ledger, now).items():
-                if j != state.rank:
-                    longest = max(longest, left * state.unit_cost / rates[j])
+                owed[j] += left * state.unit_cost / rates[j]
+        longest = max((owed[j] for j in owed if j != state.rank), default=0.0)
         # Nobody waits longer for one that says that it is slow than for the slowest allowed.
         slowest = max(rates.values()) / self.max_ratio
-        return 1.5 * min(longest, whole + state.unit_cost / slowest) + 0.1 * whole
+        most = len(pending) * whole + state.unit_cost / slowest
+        return 1.5 * min(longest, most) + 0.1 * whole
 
     def _time_out(self, state: ClaimedState, now: Seconds) -> list[Effect]:
         if state.progress is None or state.is_busy:
@@ -389,16 +440,25 @@ class ClaimedWork(Wrapper[ClaimedState]):
         if state.is_new:
             self._enter(state)  # without those that it has not heard of
             return self._go_on(state, now)
-        if not state.has_asked:
-            state.has_asked = True
-            told = self._tell_all(state, state.ledger(state.epoch), asks=True)
+        if state.asked_at is None:
+            state.asked_at = now
+            told = [
+                effect
+                for ledger in state.pending
+                for effect in self._tell_all(state, ledger, asks=True)
+            ]
             return [*told, SetTimer("claims", now + self._patience(state, now))]
-        # What is overdue is claimed again, as if its owners were lost.
-        state.has_asked = state.is_waiting = False
-        for ledger in _begun(state):
+        # What is overdue is claimed again, as if its owners were lost. Those that are silent
+        # may be cut off before anybody has noticed, and do their units.
+        asked_at, state.asked_at, state.is_waiting = state.asked_at, None, False
+        for ledger in state.pending:
             owners = ledger.owners(state.away)
-            for j in {*owners[ledger.undone()].tolist()} - {state.rank}:
-                ledger.gone[j] = ledger.late[j] = None
+            undone = ledger.pending(state.awaited, state.away)
+            for j in {*owners[undone].tolist()} - {state.rank}:
+                ledger.awaited[j] = None
+                if state.heard_at.get(j, -math.inf) >= asked_at or self._is_last(state):
+                    ledger.gone[j] = ledger.late[j] = None
+                    del ledger.awaited[j]
             state.divide_again(ledger, self.seed)
         return self._go_on(state, now)
 
@@ -412,12 +472,23 @@ class ClaimedWork(Wrapper[ClaimedState]):
         if had_finished != (event.sender in state.away):
             self._divide_again(state)
         if state.progress is not None and isinstance(state.progress.train.work, Epochs):
-            state.catch_up(event.sender, event.message.round)
-        effects: list[Effect] = []
+            state.catch_up(event.sender, state.first_undone_of(event.message))
+        effects = self._find(state, event)
         if "asks" in event.message.numbers:
             answer = state.report(state.ledger(event.message.round), with_others=True)
-            effects = [Send(event.sender, answer)]
+            effects.append(Send(event.sender, answer))
         return [*effects, *self._go_on(state, now)]
+
+    def _find(self, state: ClaimedState, event: Received) -> list[Effect]:
+        """Count on a worker that was silent, and ask what it has done in the meantime."""
+        found = [each for each in state.ledgers.values() if event.sender in each.awaited]
+        for ledger in found:
+            del ledger.awaited[event.sender]
+        return [
+            Send(event.sender, state.report(ledger, asks=True))
+            for ledger in found
+            if ledger.epoch != event.message.round
+        ]
 
     def _divide_again(self, state: ClaimedState) -> None:
         for ledger in state.ledgers.values():
@@ -425,16 +496,19 @@ class ClaimedWork(Wrapper[ClaimedState]):
                 state.divide_again(ledger, self.seed)
 
     def _lose(self, state: ClaimedState, event: WorkerLost) -> None:
-        state.lost[event.rank] = None
-        for ledger in state.ledgers.values():
-            ledger.forget_gifts(event.rank)
-            ledger.parted[event.rank] = None
-            if event.has_lied:
+        state.lost.setdefault(event.rank, state.epoch)
+        if event.has_lied:
+            self._give_up_one(state, event.rank)
+            for ledger in state.ledgers.values():
                 ledger.reports.pop(event.rank, None)
         self._divide_again(state)
 
     def _welcome(self, state: ClaimedState, event: WorkerJoined) -> list[Effect]:
         state.lost.pop(event.rank, None)
+        state.given_up.pop(event.rank, None)
+        for ledger in state.ledgers.values():
+            ledger.awaited.pop(event.rank, None)
+            ledger.parted[event.rank] = None
         if event.has_restarted:
             # It knows nothing of the units that it owned, and takes part by agreement again
             # when it has said so.
@@ -442,7 +516,8 @@ class ClaimedWork(Wrapper[ClaimedState]):
             state.rates.pop(event.rank, None)
             for ledger in state.ledgers.values():
                 ledger.gone[event.rank] = None
-                ledger.parted.pop(event.rank, None)
+                ledger.parted.pop(event.rank)
+                ledger.forget_gifts(event.rank)
         self._divide_again(state)
         if event.rank not in self._ranks or not state.num_units:
             return []

@@ -129,8 +129,10 @@ class Ledger:
         given: By giver, its units that another worker does, and that worker.
         gone: Workers, as keys, that have lost what they owned by agreement.
         late: Those of them, as keys, that get no gifts either.
+        awaited: Silent workers, as keys, whose units are left to them for some epochs.
         parted: Workers, as keys, that this one could not reach for a time.
         opened_at: When this worker began the epoch.
+        is_noted: Whether its units have been counted in the log.
     """
 
     epoch: int
@@ -143,14 +145,23 @@ class Ledger:
     given: dict[Rank, dict[int, Rank]] = field(default_factory=dict)
     gone: dict[Rank, None] = field(default_factory=dict)
     late: dict[Rank, None] = field(default_factory=dict)
+    awaited: dict[Rank, None] = field(default_factory=dict)
     parted: dict[Rank, None] = field(default_factory=dict)
     opened_at: Seconds = 0.0
+    is_noted: bool = False
 
     @classmethod
     def empty(cls, epoch: int, num_units: int) -> Ledger:
         """A ledger in which nothing has happened."""
         nothing = torch.zeros(num_units, dtype=torch.bool)
         return cls(epoch=epoch, done=nothing, merged=nothing)
+
+    @classmethod
+    def settled(cls, epoch: int, num_units: int) -> Ledger:
+        """A ledger of an epoch that is done."""
+        ledger = cls.empty(epoch, num_units)
+        ledger.merged = torch.ones(num_units, dtype=torch.bool)
+        return ledger
 
     def owners(self, lost: Collection[Rank]) -> Tensor:
         """The worker that each unit belongs to, int64 [num_units]; `lost` ones own nothing."""
@@ -172,6 +183,17 @@ class Ledger:
         """The units that this worker takes for undone, bool [num_units]."""
         known = torch.stack([self.done, self.merged, *self.reports.values()])
         return ~known.any(0)
+
+    def pending(self, awaited: Collection[Rank], away: Collection[Rank]) -> Tensor:
+        """The undone units that somebody here has to do, bool [num_units].
+
+        Those of the `awaited` and of `self.awaited` can wait.
+        """
+        undone = self.undone()
+        if (awaited or self.awaited) and undone.any():
+            absent = torch.tensor([*awaited, *self.awaited], dtype=torch.int64)
+            undone &= ~torch.isin(self.owners(away), absent)
+        return undone
 
     def believe(self, rank: Rank, sender: Rank, done: Tensor, lost: Collection[Rank]) -> int:
         """Add what `sender` says that it has done; count the units that both have done.

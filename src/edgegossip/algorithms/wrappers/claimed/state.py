@@ -22,7 +22,9 @@ from edgegossip.contract import (
     WrapperState,
 )
 
-MOST_LEDGERS = 4  # a worker is seldom further from another than an epoch
+PATIENCE = 2
+"""Epochs for which the units of a worker that cannot be reached are left to it."""
+MOST_LEDGERS = PATIENCE + 6  # a worker is seldom further from another than an epoch
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class ClaimedState(WrapperState):
         num_units: Units in an epoch; 0 if the data is not shared.
         unit_cost: Mean cost of a unit, in training samples.
         epoch: The epoch that this worker is in.
+        first: The first epoch that may have undone units.
         ledgers: Claims of this epoch and those close to it, by epoch.
         weight: This worker's weight.
         weights: Weights of the others, as announced.
@@ -59,7 +62,8 @@ class ClaimedState(WrapperState):
             finished.
         heard_at: Time of the last report of each worker.
         epochs: Epoch of the last report of each worker.
-        lost: Workers that cannot be reached, as keys.
+        lost: Workers that cannot be reached, and the epoch in which they were lost.
+        given_up: Those of them, as keys, whose units others claim.
         progress: The training under way; None if the inner algorithm has requested none.
         held: Epoch and units that are being trained on.
         unit_steps: Steps in a unit, as last measured; 0 before.
@@ -67,20 +71,23 @@ class ClaimedState(WrapperState):
         is_new: Whether the others' weights are still awaited.
         has_rejoined: Whether the worker came back without its state.
         is_waiting: Whether it waits for the others, until a timer fires.
-        has_asked: Whether it has asked the others, while it waits, what they have done.
+        asked_at: When it asked the others, while it waits, what they have done; None if it has
+            not.
         num_twice: Units of the others that this worker has done, too.
     """
 
     num_units: int = 0
     unit_cost: float = 0.0
     epoch: int = 0
+    first: int = 0
     ledgers: dict[int, Ledger] = field(default_factory=dict)
     weight: Weight = field(default_factory=Weight)
     weights: dict[Rank, Weight] = field(default_factory=dict)
     rates: dict[Rank, float] = field(default_factory=dict)
     heard_at: dict[Rank, Seconds] = field(default_factory=dict)
     epochs: dict[Rank, int] = field(default_factory=dict)
-    lost: dict[Rank, None] = field(default_factory=dict)
+    lost: dict[Rank, int] = field(default_factory=dict)
+    given_up: dict[Rank, None] = field(default_factory=dict)
     progress: Pieces | None = None
     held: tuple[int, tuple[int, ...]] | None = None
     unit_steps: float = 0.0
@@ -88,7 +95,7 @@ class ClaimedState(WrapperState):
     is_new: bool = True
     has_rejoined: bool = False
     is_waiting: bool = False
-    has_asked: bool = False
+    asked_at: Seconds | None = None
     num_twice: int = 0
 
     @property
@@ -98,11 +105,19 @@ class ClaimedState(WrapperState):
 
     @property
     def away(self) -> set[Rank]:
-        """Workers that will do nothing: lost ones, and those that have finished."""
-        return {*self.lost, *(j for j, rate in self.rates.items() if not rate)} - {self.rank}
+        """Workers that will do nothing: those given up, and those that have finished."""
+        finished = (j for j, rate in self.rates.items() if not rate)
+        return {*self.given_up, *finished} - {self.rank}
+
+    @property
+    def awaited(self) -> set[Rank]:
+        """Lost workers that may go on with their units out of reach."""
+        return self.lost.keys() - self.away
 
     def ledger(self, epoch: int) -> Ledger:
         """The ledger of an epoch, made on demand."""
+        if epoch < self.first:
+            return Ledger.settled(epoch, self.num_units)
         if epoch not in self.ledgers:
             self.ledgers[epoch] = Ledger.empty(epoch, self.num_units)
             if len(self.ledgers) > MOST_LEDGERS:  # the one that matters least
@@ -125,9 +140,12 @@ class ClaimedState(WrapperState):
     def divide_again(self, ledger: Ledger, seed: int) -> None:
         """Divide the units of absent workers among the present ones."""
         absent = {*self.away, *ledger.gone}
-        present = {j: weight for j, weight in ledger.weights.items() if j not in absent}
+        present = {j: w for j, w in ledger.weights.items() if w > 0 and j not in absent}
         if not present:
-            present = {self.rank: 1.0}
+            # Only newcomers are left, of which each has other weights for this epoch.
+            here = {*ledger.weights, self.rank} - self.away - self.lost.keys()
+            here -= ledger.late.keys()  # they had their chance
+            present = dict.fromkeys(sorted(here), 1.0)
         ledger.spare = rendezvous(seed, ledger.epoch, self.num_units, present)
 
     def weights_at(self, epoch: int, max_ratio: float) -> dict[Rank, float]:
@@ -167,7 +185,10 @@ class ClaimedState(WrapperState):
             "next_weight": self.weight.next,
             "since": self.weight.since,
         }
-        return Message("claims", ledger.epoch, payload, numbers | ({"asks": 1} if asks else {}))
+        numbers |= {"asks": 1} if asks else {}
+        older = [e for e in self.ledgers if e < ledger.epoch and self.ledgers[e].undone().any()]
+        numbers |= {"first": min(older)} if older else {}
+        return Message("claims", ledger.epoch, payload, numbers)
 
     def hear(
         self, sender: Rank, message: Message, ranks: Collection[Rank], now: Seconds
@@ -196,8 +217,13 @@ class ClaimedState(WrapperState):
                 **{u: j for u, j in gifts.items() if u < self.num_units and j != sender},
             }
 
+    @staticmethod
+    def first_undone_of(message: Message) -> int:
+        """The first epoch that the sender of a report does not know to be done."""
+        return min(int(message.numbers.get("first", message.round)), message.round)
+
     def catch_up(self, sender: Rank, epoch: int) -> None:
-        """Take earlier epochs than the one that `sender` is in for done.
+        """Take the epochs before `epoch` for done, of all of which `sender` knows this.
 
         Workers that train by epochs leave one when it is done, and soon forget it, so they
         cannot tell one that was alone for longer which units are left. As in
@@ -208,6 +234,17 @@ class ClaimedState(WrapperState):
             if is_left and ledger.undone().any():  # else the owners cost time for nothing
                 others = ledger.owners(self.away) != self.rank
                 ledger.merged = ledger.merged | others | (sender in ledger.parted)
+
+    @property
+    def pending(self) -> list[Ledger]:
+        """The epochs, oldest first, that have units which somebody here has to do."""
+        begun = (self.ledgers[e] for e in sorted(self.ledgers))
+        awaited, away = self.awaited, self.away
+        return [
+            each
+            for each in begun
+            if each.base is not None and each.pending(awaited, away).any()
+        ]
 
     def own(self, ledger: Ledger) -> list[int]:
         """The units that this worker still has to do."""
@@ -220,8 +257,9 @@ class ClaimedState(WrapperState):
         owners = ledger.owners(self.away)
         left = torch.bincount(owners[ledger.undone()]).tolist()
         found: dict[Rank, float] = {}
+        absent = {*self.away, *self.lost, *ledger.late, *ledger.awaited}
         for j, rate in self.rates.items():
-            if j in self.away or j in ledger.late:
+            if j in absent:
                 continue
             num = left[j] if j < len(left) else 0
             if j != self.rank and num:
