@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-thorough test-all check check-style check-types check-wheel check-examples \
-	check-demo check-slow check-oldest check-trackers check-frameworks nightly coverage docs format clean
+	check-demo check-slow check-oldest check-trackers check-frameworks nightly coverage docs tables format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -114,6 +114,9 @@ nightly: $(READY) ## Search with a new seed, for hours; SEARCH=fuzz and SEED=17 
 
 coverage: $(READY) ## Say which lines and branches the fast and thorough tests leave out
 	$(BIN)/pytest -q -n auto -m "not slow" --cov --cov-report=term --cov-report=html:$(SCRATCH)/coverage
+
+tables: $(READY) ## Write the tables of docs/*.md anew, from the docstrings
+	$(BIN)/python -m docs.tables
 
 format: $(READY) ## Format the code and fix what lint can fix
 	$(BIN)/ruff format .

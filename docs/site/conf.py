@@ -24,7 +24,7 @@ include_patterns = [
 ]
 exclude_patterns = [".venv", "build", "runs", "data"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.site.tables"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 highlight_language = "text"  # commands and formulas; Python is marked as such
 myst_heading_anchors = 4  # as forges make them, so that one link works in both places
 

@@ -58,18 +58,18 @@ def kill(workers: WorkerProcesses, *ranks: int, by: int = signal.SIGKILL) -> Non
 
 
 def test_a_killed_worker_is_told_once_with_the_command_that_starts_it_again(
-    gathering: Gathering, sleeping: WorkerProcesses, capsys: pytest.CaptureFixture[str]
+    gathering: Gathering, sleeping: WorkerProcesses, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = LostWorkers(gathering, sleeping)
     lost.report()
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == []
     kill(sleeping, 2)
     lost.report()
     lost.report()
-    assert capsys.readouterr().err == (
+    assert caplog.messages == [
         "worker 2 was killed (signal 9); the others go on; start it again with: "
-        "edgegossip worker --rank 2 'a b'\n"
-    )
+        "edgegossip worker --rank 2 'a b'"
+    ]
     assert lost.lost == lost.failed == [2]
     assert "was killed (signal 9) and did not come back" in lost.how(2)
     assert killed_by(sleeping.processes[0]) is None
@@ -95,13 +95,13 @@ def test_a_worker_that_was_started_again_is_not_lost_and_is_waited_for(
 
 
 def test_workers_that_were_asked_to_stop_are_not_told(
-    gathering: Gathering, sleeping: WorkerProcesses, capsys: pytest.CaptureFixture[str]
+    gathering: Gathering, sleeping: WorkerProcesses, caplog: pytest.LogCaptureFixture
 ) -> None:
     sleeping.stop()
     for process in sleeping.processes.values():
         process.wait()
     LostWorkers(gathering, sleeping).report()
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == []
 
 
 def test_a_worker_that_starts_while_all_are_asked_to_stop_stops() -> None:

@@ -100,14 +100,14 @@ def test_without_the_server_there_is_no_model(experiment: Experiment, out: Path)
 
 
 def test_who_failed_is_said_also_where_no_model_is_left(
-    experiment: Experiment, out: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Experiment, out: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = out / "workers" / "0"
     failed = {**summary(path), "reason": "failed"}
     (path / "summary.json").write_text(json.dumps(failed))
     with pytest.raises(RunFolderError):
         _gather(Gathering(experiment, out), {0: "failed: edgegossip: the disk is full"})
-    assert "the server failed: edgegossip: the disk is full" in capsys.readouterr().err
+    assert "the server failed: edgegossip: the disk is full" in caplog.text
 
 
 def test_a_worker_that_is_missing_takes_no_model_with_it(

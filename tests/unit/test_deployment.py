@@ -55,7 +55,7 @@ def require_options(words: list[str]) -> Any:  # noqa: ANN401
     command, *rest = words
     kind = OPTIONS[command]
     if command == "router":
-        known = {"--" + each.name for each in fields(kind)}
+        known = {"--" + each.name.replace("_", "-") for each in fields(kind)}
         assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known
         return None
     return parse_recipe(command, kind, rest).options
@@ -267,6 +267,7 @@ def test_a_pod_starts_the_worker_of_its_rank(tmp_path: Path) -> None:
     assert (options.rank, options.only, options.tls) == (1, "gosgd", Path("/certs"))
     assert options.connect == ("tls/edgegossip-router:7447",)
     assert options.out == tmp_path / "data" / "worker-1"
+    assert options.log_format == "json"
 
 
 @pytest.mark.parametrize("reason", [*ENDS, "interrupted"])

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from docs.site.tables import asked, sections
+from docs.tables import asked, pages, sections
 from studies.contest import StudySettings
 from tests.tiers import thorough
 
@@ -44,6 +44,12 @@ def documented() -> set[str]:
     tables = [each for name in names for each in sections(name, "Fields")]
     headings = " ".join([text, *(each.heading for each in tables)])
     return {*re.findall(r"`([a-z_]+)`", headings)}.union(*(each.names for each in tables))
+
+
+def test_tables_are_those_of_the_code() -> None:
+    old = [path.name for path, text, new in pages() if text != new]
+    assert old == [], "write them again: make tables"
+    assert len([*pages()]) == 3
 
 
 def test_every_type_and_field_of_the_events_is_documented(folder: Path) -> None:

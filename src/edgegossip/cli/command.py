@@ -23,7 +23,16 @@ from edgegossip.recipes.registry import RECIPES
 AnyOptions = TypeVar("AnyOptions")
 OfRecipe = TypeVar("OfRecipe", bound=Call)
 Texts: TypeAlias = dict[str, list[str]]
-NOT_RECORDED = ("out", "threads", "processes", "resume", "pool", "ray_address", "track")
+NOT_RECORDED = (
+    "out",
+    "threads",
+    "processes",
+    "resume",
+    "pool",
+    "ray_address",
+    "track",
+    "log_format",
+)
 """Options that do not affect results."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from edgegossip.cli.command import Command, parse_recipe
 from edgegossip.cli.options import ClusterOptions, KeepOptions, Options, TrackOptions
-from edgegossip.cli.printing import log_to_console
+from edgegossip.cli.printing import log_to_console, warn
 from edgegossip.contract.errors import (
     EdgeGossipError,
     Interrupted,
@@ -156,7 +156,7 @@ def _print_results(
 def warn_of(misfits: Iterable[str]) -> None:
     """Print why a run may not fit on this machine, before it begins."""
     for line in misfits:
-        print(f"warning: {line}", file=sys.stderr, flush=True)
+        warn(line)
 
 
 def report_command(arguments: list[str]) -> int:

@@ -20,7 +20,7 @@ import tyro
 
 from edgegossip.cli.command import Command, parse_recipe
 from edgegossip.cli.options import KeepOptions
-from edgegossip.cli.printing import log_to_console
+from edgegossip.cli.printing import TIMED, LogOptions, log_to_console
 from edgegossip.contract.errors import NetworkError, UsageError
 from edgegossip.contract.protocol import Seconds
 from edgegossip.machine.files import locked_file
@@ -109,7 +109,7 @@ class ServiceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InviteOptions(ServiceOptions, SharedOptions):
+class InviteOptions(ServiceOptions, SharedOptions, LogOptions):
     """Invite machines to a run, and connect them, until Ctrl+C.
 
     The first call makes an authority and a router's certificate. A second call beside a running
@@ -119,9 +119,9 @@ class InviteOptions(ServiceOptions, SharedOptions):
 
 def invite_command(arguments: list[str]) -> int:
     """`edgegossip invite`."""
-    log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     command = parse_recipe("invite", InviteOptions, arguments)
     options = command.options
+    log_to_console(logging.INFO, TIMED, options)
     members = members_of(options, command.call)
     with ExitStack() as stack:
         if has_service_lock(members, stack):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tyro
 
-from edgegossip.cli.printing import log_to_console
+from edgegossip.cli.printing import TIMED, LogOptions, log_to_console
 from edgegossip.contract.errors import NetworkError, UsageError
 from edgegossip.machine.files import write_whole
 from edgegossip.net.address import Address
@@ -34,7 +34,7 @@ _STOP = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinOptions:
+class JoinOptions(LogOptions):
     """Join a run by an invitation, and train as one of its workers.
 
     Without an invitation, a machine that has joined goes on in the folder `out`. Options after
@@ -63,7 +63,6 @@ class JoinOptions:
 
 def join_command(arguments: list[str]) -> int:
     """`edgegossip join`."""
-    log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     split = arguments.index("--") if "--" in arguments else len(arguments)
     arguments, further = arguments[:split], arguments[split + 1 :]
     options = tyro.cli(JoinOptions, prog="edgegossip join", args=arguments)
@@ -71,7 +70,8 @@ def join_command(arguments: list[str]) -> int:
     if text is None:
         if options.out is None:
             raise UsageError("join needs an invitation, or the --out of a run joined earlier")
-        return _take_part(options.out, further)
+        return _take_part(options.out, options, further)
+    log_to_console(logging.INFO, TIMED, options)
     invitation = Invitation.parse(text)
     folder = options.out or Path("runs", "joined", invitation.run)
     _join(invitation, folder, options)
@@ -80,8 +80,9 @@ def join_command(arguments: list[str]) -> int:
         # which other programs of this machine could read for as long as it trains.
         os.environ.pop(VARIABLE, None)
         sys.stdout.flush()
-        again = ["-m", "edgegossip", "join", "--out", str(folder), "--", *further]
-        os.execv(sys.executable, [sys.executable, *again])
+        again = ["-m", "edgegossip", "join", "--out", str(folder)]
+        logged = ["--log-format", options.log_format]
+        os.execv(sys.executable, [sys.executable, *again, *logged, "--", *further])
     return 0
 
 
@@ -147,13 +148,14 @@ def _recipe(folder: Path, run: JoinedRun) -> str:
     )
 
 
-def _take_part(folder: Path, further: list[str]) -> int:
+def _take_part(folder: Path, options: JoinOptions, further: list[str]) -> int:
     from edgegossip.cli.command import parse_recipe
     from edgegossip.cli.invite_command import SharedOptions
     from edgegossip.cli.live.member import await_plan
     from edgegossip.cli.worker_command import worker_command
 
     run = JoinedRun.read(folder)
+    log_to_console(logging.INFO, TIMED, options, run=run.run, rank=run.rank)
     words = [_recipe(folder, run), *run.words[1:]]
     # Only what the recipe itself can be told: an invitation sets no option of this machine,
     # such as where it writes.
@@ -161,12 +163,13 @@ def _take_part(folder: Path, further: list[str]) -> int:
     if run.kind == "undecided":
         with RevocationNews(run, folder, _stop):
             planned = await_plan(run, folder, words[0], _address(run), further)
-        return 0 if planned is None else _take_part(folder, further)
+        return 0 if planned is None else _take_part(folder, options, further)
     address = _address(run)
     listen = ["--listen", *address.listen] if address.listen else []
     # A planned run has all its workers from the start.
     opened = ["--open"] if run.kind == "open" else []
-    own = [*opened, "--rank", str(run.rank), "--name", run.run]
+    logged = ["--log-format", options.log_format]
+    own = [*opened, *logged, "--rank", str(run.rank), "--name", run.run]
     out, certs = folder / _WORKERS / str(run.rank), certificates(folder)
     paths = ["--out", str(out), "--tls", str(certs), "--connect", *address.connect]
     with RevocationNews(run, folder, _stop):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from edgegossip.cli.printing import printable
+from edgegossip.cli.printing import complain
 from edgegossip.contract.errors import EdgeGossipError, Interrupted, UsageError, unknown_name
 
 USAGE = """\
@@ -139,7 +139,7 @@ def _plan(arguments: list[str]) -> int:
 
 def _complain(error: object) -> None:
     with suppress(OSError):  # nobody reads it where a terminal was closed
-        print(f"edgegossip: {printable(str(error))}", file=sys.stderr)
+        complain(str(error))
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tyro
 
-from edgegossip.cli.printing import log_to_console
+from edgegossip.cli.printing import TIMED, LogOptions, log_to_console
 from edgegossip.contract.protocol import Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.identity.tls import load_tls, require_tls
@@ -21,7 +21,7 @@ from edgegossip.runs.process import on_stop_signal
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterOptions:
+class RouterOptions(LogOptions):
     """Relay messages between workers that cannot connect to each other, until Ctrl+C.
 
     Args:
@@ -57,8 +57,8 @@ class RouterOptions:
 
 def router_command(arguments: list[str]) -> int:
     """`edgegossip router`."""
-    log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     options = tyro.cli(RouterOptions, prog="edgegossip router", args=arguments)
+    log_to_console(logging.INFO, TIMED, options)
     address = Address(listen=options.listen, connect=options.connect)
     tls = load_tls(options.tls, None, options.run, options.ban)
     require_tls(address, tls, insecure=options.insecure)

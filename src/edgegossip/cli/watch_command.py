@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tyro
 
-from edgegossip.cli.printing import log_to_console
+from edgegossip.cli.printing import LogOptions, log_to_console
 from edgegossip.contract.errors import UsageError
 from edgegossip.net.address import Address
 from edgegossip.net.identity.certificates import OBSERVER
@@ -81,7 +81,7 @@ class MeshOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchOptions(MeshOptions):
+class WatchOptions(MeshOptions, LogOptions):
     """Show a run in the browser while it happens, or replay one that has ended, until Ctrl+C.
 
     Args:
@@ -118,7 +118,7 @@ def watching(options: WatchOptions, host: str, port: int) -> Iterator[WatchServe
         with WatchServer(options.folder.resolve(), host, port) as server:
             yield server
         return
-    log_to_console(logging.WARNING, "%(levelname)s %(message)s")
+    log_to_console(logging.WARNING, "%(levelname)s %(message)s", options)
     with tempfile.TemporaryDirectory(prefix="edgegossip-watch-") as folder:
         copies = Path(folder) / "mesh"
         copies.mkdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import tyro
 from edgegossip.cli.command import Command, parse_recipe, recipe_name
 from edgegossip.cli.commands import print_report, print_table, warn_of, write_report
 from edgegossip.cli.options import ConnectionOptions, KeepOptions, TrackOptions
-from edgegossip.cli.printing import log_to_console
+from edgegossip.cli.printing import TIMED, LogOptions, log_to_console, warn
 from edgegossip.contract.errors import Interrupted, UsageError, require_extra
 from edgegossip.contract.metrics import ACCURACY, MetricSpec
 from edgegossip.contract.protocol import Rank, Seconds
@@ -54,7 +53,7 @@ _OF_LAUNCH = ("out", "resume", "n", "track", "executors", "metrics", "watch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(WorkerSettings, ConnectionOptions, TrackOptions, KeepOptions):
+class WorkerOptions(WorkerSettings, ConnectionOptions, TrackOptions, KeepOptions, LogOptions):
     """Options of one worker.
 
     Args:
@@ -81,7 +80,7 @@ class WorkerOptions(WorkerSettings, ConnectionOptions, TrackOptions, KeepOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions(TrackOptions, KeepOptions):
+class LaunchOptions(TrackOptions, KeepOptions, LogOptions):
     """Options for starting all workers on this machine.
 
     Args:
@@ -163,15 +162,12 @@ class MeasureOptions:
 
 def worker_command(arguments: list[str]) -> int:
     """`edgegossip worker`."""
-    log_to_console(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     command = parse_recipe("worker", WorkerOptions, arguments)
     options = command.options
+    run = options.name or command.call.name
+    log_to_console(logging.INFO, TIMED, options, run=run, rank=options.rank)
     experiment = _experiment_of(command)
-    if not 0 <= options.rank < experiment.num_workers:
-        raise UsageError(
-            f"--rank must be in 0..{experiment.num_workers - 1}, got {options.rank}; the run "
-            f"has {experiment.num_workers} workers, set by --num-workers or the recipe"
-        )
+    _check_rank(options.rank, experiment.num_workers)
     out = options.out or command.default_folder
     try:
         connection = options.connection()
@@ -203,6 +199,15 @@ def worker_command(arguments: list[str]) -> int:
         gather = ["gather", *_same_for_all(command), *_kept(options)]
         return _say_what_came_out(out, gather, experiment.task.metric)
     return 0  # the launcher finds out from the folders whether the models agree
+
+
+def _check_rank(rank: Rank, num_workers: int) -> None:
+    """Raise UsageError if the run has no such worker."""
+    if not 0 <= rank < num_workers:
+        raise UsageError(
+            f"--rank must be in 0..{num_workers - 1}, got {rank}; the run has {num_workers} "
+            "workers, set by --num-workers or the recipe"
+        )
 
 
 def _experiment_of(command: Command[Any, RecipeCall]) -> Experiment:
@@ -249,7 +254,7 @@ def _say_what_came_out(out: Path, gather: Sequence[str], metric: MetricSpec = AC
     )
     if not is_apart(found):
         return 0
-    print("the model of this worker is not the run's; see the warnings above", file=sys.stderr)
+    warn("the model of this worker is not the run's; see the warnings above")
     return EXIT_APART
 
 
@@ -315,11 +320,11 @@ def _ports(metrics: str | None, num_workers: int) -> MetricsAddress | None:
 
 def launch_command(arguments: list[str]) -> int:
     """`edgegossip launch`."""
-    log_to_console()
     recipe_name("launch", LaunchOptions, arguments)
     arguments, number = _with_number(arguments)
     command = parse_recipe("launch", LaunchOptions, arguments)
     options, name = command.options, command.call.name
+    log_to_console(options=options, run=name)
     _check_resumed(options)
     _, *passed_on = command.words(*_OF_LAUNCH)
 
@@ -378,7 +383,7 @@ def _page(out: Path) -> Iterator[None]:
 def _say_who_disagrees(disagreements: Sequence[str]) -> int:
     """Print a line for each difference of the final models; return the exit code."""
     for line in disagreements:
-        print(f"warning: the models differ: {line}", file=sys.stderr)
+        warn(f"the models differ: {line}")
     return EXIT_APART if disagreements else 0
 
 
@@ -398,7 +403,7 @@ def gather_command(arguments: list[str]) -> int:
         return 0
     track_results(results, chosen)
     for line in left_out:
-        print(f"warning: {line}", file=sys.stderr)
+        warn(line)
     print_table({experiment.run_name: results})
     print_report(write_report(options.out))
     return _say_who_disagrees(results.disagreements)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import random
 import shlex
@@ -43,6 +45,7 @@ from edgegossip.runs.tracking import (
     followed,
 )
 
+_LOG = logging.getLogger("edgegossip.real")
 LOG = "log.txt"
 """Name of the file with a worker's output, in its folder."""
 _LOOK: Seconds = 0.25
@@ -195,7 +198,7 @@ class LostWorkers:
             assert isinstance(arguments, list)
             command = shlex.join(["edgegossip", *arguments[3:]])  # after python -m edgegossip
             text = f"{name} {how}; the others go on; start it again with: {command}"
-            print(text, file=sys.stderr, flush=True)
+            _LOG.warning("%s", text)
 
     def _path(self, rank: Rank) -> Path:
         return self._gathering.workers[rank].path
@@ -217,7 +220,17 @@ def last_line(folder: Path) -> str:
     """The last line that a worker printed, and where the others are."""
     path = folder / LOG
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"{lines[-1] if lines else 'nothing said'} (see {path})"
+    return f"{_as_text(lines[-1]) if lines else 'nothing said'} (see {path})"
+
+
+def _as_text(line: str) -> str:
+    """A line as it would be without `--log-format json`."""
+    try:
+        found = json.loads(line)
+        prefix = "edgegossip: " if found["logger"] == "edgegossip.cli" else ""
+        return f"{prefix}{found['message']}"
+    except (ValueError, KeyError, TypeError):
+        return line
 
 
 def launch(
@@ -351,7 +364,7 @@ def _gather(
     # Before the average, because without a server there may be no model to average.
     for rank, how in failures.items():
         name = with_article(gathering.roles, rank)
-        print(f"{name} {how}", file=sys.stderr)
+        _LOG.warning("%s %s", name, how)
     if waited_for := gathering.average():
         assert make_measure is not None  # checked before the workers were started
         failed = _measure(gathering, waited_for, make_measure)
@@ -359,7 +372,7 @@ def _gather(
         for rank in failed:
             name = with_article(gathering.roles, rank)
             why = last_line(gathering.workers[rank].path)
-            print(f"{name} could not measure: {why}", file=sys.stderr)
+            _LOG.warning("%s could not measure: %s", name, why)
     return gathering.finish()
 
 

@@ -41,7 +41,8 @@ class ProgressLines:
         if self._last is None:  # nothing to compare with; a resumed worker begins midway
             self._began = (now, share)
         else:
-            _LOG.info("%s", self._line(share, self._last, seen))
+            line, fields = self._line(share, self._last, seen)
+            _LOG.info("%s", line, extra=fields)
         self._last = seen
         return now + EVERY
 
@@ -50,21 +51,30 @@ class ProgressLines:
         share: float,
         before: tuple[Seconds, int, Seconds],
         seen: tuple[Seconds, int, Seconds],
-    ) -> str:
+    ) -> tuple[str, dict[str, float]]:
+        """The line, and its numbers by name, for a log in JSON."""
         now, samples, waited = (new - old for new, old in zip(seen, before, strict=True))
         peers = [*dict(self._host.peers).values()]
-        lost = sum(peer.is_lost for peer in peers)
+        fields: dict[str, float] = {
+            "round": self._host.state.round,
+            "completed_share": share,
+            "samples_per_second": samples / now,
+            "waiting_share": min(1.0, max(0.0, waited / now)),
+            "peers": len(peers),
+            "peers_in_reach": sum(peer.is_reachable for peer in peers),
+            "peers_lost": sum(peer.is_lost for peer in peers),
+        }
         words = [
-            f"round {self._host.state.round:,}",
+            f"round {fields['round']:,}",
             f"{share:.0%} done",
-            f"{samples / now:,.0f} samples/s",
-            f"{min(1.0, max(0.0, waited / now)):.0%} waiting",
-            f"{sum(peer.is_reachable for peer in peers)} of {len(peers)} peers in reach",
+            f"{fields['samples_per_second']:,.0f} samples/s",
+            f"{fields['waiting_share']:.0%} waiting",
+            f"{fields['peers_in_reach']} of {len(peers)} peers in reach",
         ]
-        if lost:
-            words.append(f"{lost} lost")
+        if fields["peers_lost"]:
+            words.append(f"{fields['peers_lost']} lost")
         since, first = self._began
         if share > first:
-            left = (seen[0] - since) * (1 - share) / (share - first)
+            left = fields["seconds_left"] = (seen[0] - since) * (1 - share) / (share - first)
             words.append(f"about {left:,.0f} s left")
-        return ", ".join(words)
+        return ", ".join(words), fields

@@ -1,14 +1,13 @@
-"""Tables of what the code knows: recipes, studies, their options, and the fields of files.
+"""Write tables of what the code knows into pages: `python -m docs.tables`.
 
-A page asks for one in a comment, which a forge does not show, and names beside it the command
-that prints the same:
+They have recipes, studies, their options, and the fields of files. A page asks for one in a
+comment, and the table ends with another:
 
     <!-- recipes -->
-    <!-- studies -->
-    <!-- options -->
-    <!-- fields edgegossip.runs.events -->
-    <!-- rows -->
-    <!-- classes edgegossip.contract.Event -->
+    <!-- end -->
+
+The others are `studies`, `options`, `fields edgegossip.runs.events`, `rows`, and
+`classes edgegossip.contract.Event`. A test finds pages that are older than the code.
 """
 
 from __future__ import annotations
@@ -17,13 +16,17 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from pydoc import locate
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from edgegossip.recipes.registry import RECIPES, Entry, studies
 
 KINDS = "recipes|studies|rows|options|fields|classes"
-ASKED = re.compile(rf"^<!-- ({KINDS})(?: (\S+))? -->$", re.MULTILINE)
+ASKED = re.compile(
+    rf"^(<!-- ({KINDS})(?: (\S+))? -->)$.*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL
+)
+PAGES = Path(__file__).parent
 MAKERS = {f"studies.{name}" for name in ("contest", "race", "servers")}
 """Modules whose cells several studies share."""
 SECTION = re.compile(r"^(\w[^\n]*):\n((?:    [^\n]*\n?)+)", re.MULTILINE)
@@ -63,12 +66,26 @@ def sections(name: str, heading: str) -> list[Section]:
 
 def asked(text: str) -> list[tuple[str, str]]:
     """The tables that a page asks for: kind, and name of the object."""
-    return ASKED.findall(text)
+    return [(found[2], found[3] or "") for found in ASKED.finditer(text)]
 
 
 def with_tables(text: str) -> str:
-    """The page with the tables in place of the comments."""
-    return ASKED.sub(lambda found: "\n".join(_table(found[1], found[2] or "")), text)
+    """The page with new tables between the comments."""
+
+    def filled(found: re.Match[str]) -> str:
+        lines = "\n".join(_table(found[2], found[3] or "")).strip()
+        lines = re.sub(r"\n{3,}", "\n\n", lines)
+        return f"{found[1]}\n\n{lines}\n\n{found[4]}"
+
+    return ASKED.sub(filled, text)
+
+
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """Each page with tables: its path, its text, and the text with new tables."""
+    for path in sorted(PAGES.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if asked(text):
+            yield path, text, with_tables(text)
 
 
 def _table(kind: str, name: str) -> Iterator[str]:
@@ -114,11 +131,11 @@ def _options() -> Iterator[str]:
         recipes.setdefault(get_type_hints(entry.load())["settings"], []).append(f"`{name}`")
     for settings, names in recipes.items():
         yield f"Options of {', '.join(names)}:\n"
-        for section in sections(f"{settings.__module__}.{settings.__qualname__}", "Args"):
-            items = section.items.items()
-            yield from _rows(
-                "Option", [(f"--{n.replace('_', '-')}", text) for n, text in items]
-            )
+        items: dict[str, str] = {}
+        for kind in reversed(settings.__mro__[:-1]):  # a subclass documents only what it adds
+            for section in sections(f"{kind.__module__}.{kind.__qualname__}", "Args"):
+                items |= section.items
+        yield from _rows("Option", [(f"--{n.replace('_', '-')}", x) for n, x in items.items()])
         yield ""
 
 
@@ -156,13 +173,6 @@ def _docstring(name: str) -> str:
     return inspect.getdoc(found) or ""
 
 
-def setup(app: Any) -> dict[str, bool]:  # noqa: ANN401 - tests import this without Sphinx
-    """Called by Sphinx."""
-
-    def fill(app: Any, docname: str, source: list[str]) -> None:  # noqa: ANN401
-        if asked(source[0]):
-            source[0] = with_tables(source[0])
-            app.env.note_reread()  # the code may change when the page does not
-
-    app.connect("source-read", fill)
-    return {"parallel_read_safe": True}
+if __name__ == "__main__":
+    for page, _, filled in pages():
+        page.write_text(filled, encoding="utf-8")
