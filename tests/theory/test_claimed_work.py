@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from tests.tiers import thorough
 from tests.worlds import TARGETS, Recorder
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
+from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
 from edgegossip.algorithms.wrappers.claimed.claims import receivers, rendezvous
 from edgegossip.contract.algorithm import Algorithm
@@ -184,6 +186,27 @@ def test_all_workers_go_and_come_back_and_each_unit_is_visited_once() -> None:
     ]
     _, visits, _ = run(epochs(num_rounds=10), faults=Faults(script=tuple(script)))
     visits.require_once(10)
+
+
+@thorough
+def test_workers_without_rounds_seldom_wait_whoever_comes_and_goes() -> None:
+    """One that comes counts on nobody for units that the others have given to the lost."""
+    inner = GoSGD(topology=complete(8), num_rounds=10**6, exchange_probability=0.1)
+    used = []
+    for seed in range(3):
+        faults = Faults.churn(
+            num_workers=6,
+            horizon=80.0,
+            mean_up=20.0,
+            mean_down=4.0,
+            seed=seed,
+            detection_time=0.5,
+        )
+        simulator, _, _ = run(inner, (1.0,) * 8, faults=faults, until=80.0)
+        use = simulator.use(80.0)
+        assert use is not None
+        used.append(use.compute_used)
+    assert statistics.fmean(used) > 0.88
 
 
 @thorough

@@ -262,6 +262,8 @@ class ClaimedWork(Wrapper[ClaimedState]):
         if state.epochs and state.has_rejoined and isinstance(state.progress.train.work, Steps):
             # The median, so that no liar sends it far ahead.
             state.epoch = statistics.median_high(state.epochs.values())
+            state.forget_unknown()
+            state.lost = dict.fromkeys(state.lost, state.epoch)
 
     def _open(self, state: ClaimedState, now: Seconds) -> list[Ledger]:
         """The ledgers that this worker works on, oldest first."""
@@ -396,7 +398,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
         if not state.pending:
             return True
         is_part = state.weight.at(state.epoch + 1) > 0
-        return is_part and len(_begun(state)) < 2
+        return is_part and len(state.pending) < 2
 
     def _end_epoch(self, state: ClaimedState) -> list[Effect]:
         notes: list[Effect] = []

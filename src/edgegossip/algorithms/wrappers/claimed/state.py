@@ -124,6 +124,12 @@ class ClaimedState(WrapperState):
                 del self.ledgers[max(self.ledgers, key=lambda e: (abs(e - self.epoch), -e))]
         return self.ledgers.get(epoch) or Ledger.empty(epoch, self.num_units)
 
+    def forget_unknown(self) -> None:
+        """Take for done what comes before the first epoch of which anybody has told."""
+        told = [e for e, ledger in self.ledgers.items() if not ledger.undone().all()]
+        self.first = min([*told, self.epoch])
+        self.ledgers = {e: each for e, each in self.ledgers.items() if e >= self.first}
+
     def open(self, epoch: int, seed: int, max_ratio: float, now: Seconds) -> Ledger:
         """Begin an epoch, unless it has begun: divide it by the weights that all know."""
         ledger = self.ledger(epoch)
@@ -139,6 +145,10 @@ class ClaimedState(WrapperState):
 
     def divide_again(self, ledger: Ledger, seed: int) -> None:
         """Divide the units of absent workers among the present ones."""
+        for giver in ledger.gone.keys() & ledger.given.keys():
+            # Newcomers do not know of these gifts, and would count on somebody else.
+            kept = {u: j for u, j in ledger.given[giver].items() if j not in self.lost}
+            ledger.given[giver] = kept
         absent = {*self.away, *ledger.gone}
         present = {j: w for j, w in ledger.weights.items() if w > 0 and j not in absent}
         if not present:
