@@ -217,8 +217,9 @@ class Checks(Recorder):
 
     def changed(self, now: Seconds, rank: Rank, what: str) -> None:
         super().changed(now, rank, what)
-        state = inside(self.simulator.states[rank])
-        self.note_trouble(self.simulator.states[rank].round)
+        own = self.simulator.states[rank]
+        state = inside(own)
+        self.note_trouble(own.round)
         if what == "crashed":
             if isinstance(state, GoSGDState):
                 self.lost_weight += self.weight_held_by(state)
