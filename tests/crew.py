@@ -34,7 +34,7 @@ EXPECTED = (
     r"INFO ",
     r"WARNING nothing is encrypted",
     r"WARNING beginning without workers? [\d, ]+: absent",
-    r"WARNING still trying to reach worker",
+    r"WARNING waiting for worker",
     r"WARNING link with worker \d+(, which was started again,)? is (lost|back)",
     # Between two processes of which one was killed or asleep.
     r"WARNING dropped input from worker \d+: (missing|a piece without those before it)",

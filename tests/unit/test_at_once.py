@@ -17,7 +17,7 @@ import pytest
 import torch
 from studies.contest import StudySettings
 
-from edgegossip.contract.errors import DataError, TrainingError
+from edgegossip.contract.errors import DataError, TrainingError, UsageError
 from edgegossip.recipes.registry import load_recipe, load_study, studies
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.comparison import compare
@@ -92,6 +92,12 @@ def test_cells_at_once_find_what_they_find_one_after_the_other(tmp_path: Path) -
     assert values(rows) == values(alone) == {"first": 1, "second": 2, "third": 6}
     assert os.getpid() not in {row["process"] for row in rows.values()}
     assert "not finite" in (tmp_path / "two" / "study.json").read_text()
+
+
+def test_work_that_cannot_be_pickled_is_explained(tmp_path: Path) -> None:
+    cells = [Cell(name=name, group="a", work=lambda session: {}) for name in ("one", "two")]
+    with pytest.raises(UsageError, match=r"cannot be passed to another process .*lambda"):
+        TWO(study(*cells), out=tmp_path)
 
 
 def test_a_study_that_measures_time_does_one_cell_at_a_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edgegossip.contract.errors import TrainingError
-from edgegossip.models.dropout import Dropout, replace_dropout
+from edgegossip.models.dropout import ChannelDropout, Dropout, replace_dropout
 
 
 def dropout(p: float, seed: int = 0) -> Dropout:
@@ -24,6 +24,27 @@ def test_kept_entries_are_scaled_so_that_the_mean_stays() -> None:
     assert set(y.tolist()) == {0.0, 1.25}
     # Standard deviation of the mean: sqrt(p / (1 - p) / n) = 0.0016.
     assert float(y.mean()) == pytest.approx(1, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (nn.Dropout1d, (50, 40, 3)),
+        (nn.Dropout2d, (50, 40, 3, 2)),
+        (nn.Dropout3d, (50, 40, 2, 1, 2)),
+    ],
+)
+def test_channels_are_kept_or_dropped_as_a_whole(
+    kind: type[nn.Module], shape: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(kind(0.2))
+    replace_dropout(model, torch.Generator().manual_seed(0))
+    assert isinstance(model[0], ChannelDropout)
+    y = model(torch.ones(shape)).flatten(2)
+    assert torch.equal(y.amin(2), y.amax(2))
+    assert {*y.flatten().tolist()} == {0.0, 1.25}
+    # Standard deviation of the mean over 2,000 channels: 0.011.
+    assert float(y.mean()) == pytest.approx(1, abs=0.04)
 
 
 def test_gradient_passes_the_same_mask() -> None:
@@ -100,7 +121,7 @@ def test_replacing_again_gives_the_copy_its_own_generator() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Dropout2d(0.1), nn.AlphaDropout(0.1), nn.LSTM(2, 2, num_layers=2, dropout=0.1)]
+    "layer", [nn.AlphaDropout(0.1), nn.LSTM(2, 2, num_layers=2, dropout=0.1)]
 )
 def test_dropout_from_the_global_generator_is_refused(layer: nn.Module) -> None:
     with pytest.raises(ValueError, match=rf"layer '0' is a {type(layer).__name__}"):
@@ -111,9 +132,9 @@ def test_dropout_from_the_global_generator_is_refused(layer: nn.Module) -> None:
     ("layer", "setting"),
     [
         (nn.TransformerEncoderLayer(4, 1), "model.0.self_attn.dropout"),
-        (nn.Dropout2d(0.1), "model.0.p"),
+        (nn.AlphaDropout(0.1), "model.0.p"),
     ],
-    ids=["attention", "2d"],
+    ids=["attention", "alpha"],
 )
 def test_what_is_refused_is_named_with_the_setting_to_change(
     layer: nn.Module, setting: str
@@ -123,6 +144,6 @@ def test_what_is_refused_is_named_with_the_setting_to_change(
 
 
 def test_global_dropout_that_drops_nothing_is_left_alone() -> None:
-    model = nn.Sequential(nn.Dropout2d(0.0), nn.LSTM(2, 2), nn.MultiheadAttention(2, 1))
+    model = nn.Sequential(nn.AlphaDropout(0.0), nn.LSTM(2, 2), nn.MultiheadAttention(2, 1))
     replace_dropout(model, torch.Generator())
-    assert isinstance(model[0], nn.Dropout2d)
+    assert isinstance(model[0], nn.AlphaDropout)

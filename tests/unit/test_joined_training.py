@@ -49,6 +49,19 @@ def test_deepspeed_is_refused() -> None:
         hooks.on_train_begin(args, None, None, nn.Linear(1, 1), None, None)
 
 
+@pytest.mark.parametrize("num_steps", [6, 7])
+def test_steps_that_the_algorithm_does_not_take_are_told(
+    num_steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = JoinedTraining(averaging(every=2), ScriptWorker(), None, {})
+    begin(training, num_steps=num_steps)
+    for _ in range(6):
+        training.step(1.0, 1)
+    assert training.is_over
+    training.end()
+    assert ("ended the training after 6 of 7 steps" in caplog.text) == (num_steps == 7)
+
+
 def test_an_unknown_number_of_samples_has_to_be_given() -> None:
     with pytest.raises(UsageError, match="give the callback num_samples"):
         begin(joined(), num_samples=None)

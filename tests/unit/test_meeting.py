@@ -87,9 +87,11 @@ def test_a_worker_that_waits_says_for_whom_and_whom_it_calls(
 ) -> None:
     calls = property(lambda self: ("tcp/10.0.0.7:7447",))
     monkeypatch.setattr("edgegossip.net.memory.MemoryTransport.calls", calls)
+    caplog.set_level("INFO", "edgegossip.net")
     meeting = host_with(1, 3).meeting
     meeting.start(0.0)
     for now in itertools.chain(range(33), [33.0]):
         meeting.check(float(now))
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["still trying to reach workers 2, 4, calling tcp/10.0.0.7:7447"] * 2
+    assert said == ["waiting for workers 2, 4, calling tcp/10.0.0.7:7447"] * 2
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]

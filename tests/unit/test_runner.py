@@ -160,6 +160,12 @@ def test_by_default_there_are_four_evaluations_in_the_slowest_epoch(tmp_path: Pa
     assert results.history[1].time == pytest.approx(0.16 / 4)
 
 
+def test_a_short_run_of_slow_machines_is_evaluated_more_often(tmp_path: Path) -> None:
+    short = quick(evaluation_interval=None, max_seconds=0.2)
+    results = run(short, out=tmp_path, num_threads=0)
+    assert results.history[1].time == pytest.approx(0.2 / 20)
+
+
 def test_a_run_is_cut_off_at_its_time_limit(tmp_path: Path) -> None:
     results = run(small_run(max_seconds=0.33), out=tmp_path, num_threads=0)
     assert results.reason == summary(tmp_path)["reason"] == "time limit"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +15,7 @@ import pytest
 import torch
 from tests.hosts import EPOCHS, Slow
 from tests.parity import SETTINGS
+from tests.tiers import thorough
 from tests.transports import Recorder
 from tests.worlds import NUM_PARAMS
 
@@ -95,3 +99,24 @@ def test_a_host_whose_worker_calls_in_vain_hears_stop_and_its_limit(
         threading.Timer(0.3, host.stop).start()
         assert host.run() == "interrupted"
     assert time.monotonic() < began_at + 3
+
+
+@thorough
+@pytest.mark.parametrize("variable", [{}, {"NO_COLOR": "1"}])
+def test_the_log_of_zenoh_has_no_colors_in_a_file(variable: dict[str, str]) -> None:
+    code = (
+        "import os, zenoh; from edgegossip.net.zenoh.links import log_as_environment_says;"
+        "log_as_environment_says(); zenoh.open(zenoh.Config()).close();"
+        "print('still', os.environ.get('NO_COLOR'))"
+    )
+    environment = {**os.environ, "RUST_LOG": "info", **variable}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "zenoh::net" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert done.stdout.endswith(f"still {variable.get('NO_COLOR')}\n")

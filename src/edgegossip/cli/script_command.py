@@ -24,6 +24,8 @@ _SEPARATOR = "--"
 class ScriptOptions(ConnectionOptions):
     """Run a training script that uses edgegossip, once for each worker.
 
+    The script and its own arguments come last: `edgegossip script -n 4 train.py --lr 0.1`.
+
     A command after `--`, such as `-- torchrun --nproc-per-node 2 FILE.py`, runs instead of
     Python, for workers that train in several processes.
 

@@ -48,6 +48,7 @@ class JoinedTraining:
         self._given = num_samples
         self._loop: TrainingLoop | None = None
         self._optimizers: Sequence[Optimizer] = ()
+        self._num_steps = self._num_taken = 0
         self.num_samples = 0
         self.best: BestModel | None = None
 
@@ -97,6 +98,7 @@ class JoinedTraining:
             )
         self.num_samples = number
         self._optimizers = optimizers
+        self._num_steps, self._num_taken = num_steps, 0
         loop = self._worker.training_loop(
             model, self._algorithm, num_samples=number, num_steps=num_steps, **options
         )
@@ -107,6 +109,7 @@ class JoinedTraining:
         """Record an optimizer step of this process; see `TrainingLoop.step`."""
         assert self._loop is not None
         self._loop.step(loss, num_samples)
+        self._num_taken += 1
         if self._loop.has_gone_back:
             for optimizer in self._optimizers:
                 optimizer.state.clear()
@@ -126,6 +129,14 @@ class JoinedTraining:
                 "training ended after %d rounds, before the algorithm did: this model is "
                 "not the common one; give the algorithm fewer rounds, or train longer",
                 loop.rounds,
+            )
+        elif self._num_taken < self._num_steps:
+            _LOG.warning(
+                "the algorithm has ended the training after %d of %d steps, so schedules and "
+                "checkpoints do not get to the last ones; for all of them, let the steps of a "
+                "round divide their number",
+                self._num_taken,
+                self._num_steps,
             )
         loop.__exit__(None if error is None else type(error), error, None)
         self.best = loop.best

@@ -52,24 +52,51 @@ class Dropout(nn.Module):
                 "call edgegossip.replace_dropout(model, generator) first"
             )
         kept = 1 - self.p
-        mask = torch.empty_like(x).bernoulli_(kept, generator=self.generator)
+        mask = self._empty_mask(x).bernoulli_(kept, generator=self.generator)
         # With p = 1, the mask is zero for any divisor.
         return x * mask.div_(kept or 1.0)
+
+    def _empty_mask(self, x: Tensor) -> Tensor:
+        return torch.empty_like(x)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
 
+class ChannelDropout(Dropout):
+    """`Dropout` of whole channels, as `torch.nn.Dropout1d`, `Dropout2d` and `Dropout3d` do.
+
+    Inputs are [batch, channels, ...]; a channel of a sample is kept or becomes 0 as a whole.
+
+    >>> layer = ChannelDropout(0.5)
+    >>> layer.generator = torch.Generator().manual_seed(0)
+    >>> x = layer(torch.ones(2, 3, 4))
+    >>> x.amin(-1).equal(x.amax(-1))
+    True
+    """
+
+    def _empty_mask(self, x: Tensor) -> Tensor:
+        return x.new_empty(x.shape[:2] + (1,) * (x.dim() - 2))
+
+
+_OURS = {
+    nn.Dropout: Dropout,
+    nn.Dropout1d: ChannelDropout,
+    nn.Dropout2d: ChannelDropout,
+    nn.Dropout3d: ChannelDropout,
+}
+
+
 def replace_dropout(module: nn.Module, generator: torch.Generator) -> None:
-    """Make every dropout layer within `module` a `Dropout` that draws from `generator`.
+    """Make every dropout layer within `module` one that draws from `generator`.
 
     Args:
         module: Module to change in place.
         generator: Generator on the device of the module.
 
     Raises:
-        ValueError: If a layer has a kind of dropout with no counterpart here (`nn.Dropout2d`,
-            the `dropout` of `nn.LSTM` and `nn.MultiheadAttention`).
+        ValueError: If a layer has a kind of dropout with no counterpart here
+            (`nn.AlphaDropout`, the `dropout` of `nn.LSTM` and `nn.MultiheadAttention`).
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))
     >>> replace_dropout(model, torch.Generator())
@@ -78,8 +105,9 @@ def replace_dropout(module: nn.Module, generator: torch.Generator) -> None:
     """
     # A layer used under two names has to be replaced under both.
     for name, layer in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(layer, nn.Dropout):
-            ours = Dropout(layer.p).train(layer.training)
+        counterparts = [ours for kind, ours in _OURS.items() if isinstance(layer, kind)]
+        if counterparts:
+            ours = counterparts[0](layer.p).train(layer.training)
             ours.generator = generator
             parent, _, child = name.rpartition(".")
             setattr(module.get_submodule(parent), child, ours)

@@ -115,7 +115,7 @@ def warn_of_running_statistics(module: nn.Module, *, has_buffers: bool) -> None:
     warnings.warn(
         f"{len(layers)} layers ({type(layers[0]).__name__}) normalize each batch by its own "
         f"statistics, which differ between workers with skewed data; {then}. Use a model with "
-        "normalization='evonorm' or 'group' instead",
+        "normalization='evonorm' or 'group' instead; in a model of your own, nn.GroupNorm",
         stacklevel=3,
     )
 

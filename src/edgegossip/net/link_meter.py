@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple
 
 from edgegossip.contract.errors import NetworkError
@@ -98,12 +97,7 @@ class LinkMeter:
         self._transport.open(self, max_bytes=len(self._frame) + _HEADER.size)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._transport.close()
         self._requests.put(None)
 

@@ -7,19 +7,17 @@ Whatever is shown is read when somebody asks.
 from __future__ import annotations
 
 import logging
-import os
-import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING, Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import psutil
 
 from edgegossip.contract.errors import NetworkError, require_extra
+from edgegossip.machine.http_server import ThreadedServer
 from edgegossip.net.zenoh.router import Router
 
 if TYPE_CHECKING:
@@ -139,9 +137,8 @@ class MetricsServer:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         self._metrics = make_wsgi_app(registry)
-        kind = _Server6 if ":" in address.host else _Server
         try:
-            self._server = kind((address.host, address.port), _Handler)
+            self._server = _Server((address.host, address.port), _Handler)
         except OSError as error:
             raise NetworkError(
                 f"cannot serve metrics at {address}: {error.strerror or error}; choose another "
@@ -231,22 +228,10 @@ def serving_metrics(where: str | None) -> Iterator[MetricsServer | None]:
         server.close()
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    address_family = AF_INET
-    daemon_threads = True
-    # On Windows, it would let two processes listen at one port.
-    allow_reuse_address = os.name == "posix"
-
+class _Server(ThreadedServer, WSGIServer):
     def server_bind(self) -> None:
-        # Not HTTPServer's, which asks the name service for this machine's name and may wait.
-        socketserver.TCPServer.server_bind(self)
-        host, port = self.server_address[:2]
-        self.server_name, self.server_port = str(host), port
+        super().server_bind()
         self.setup_environ()
-
-
-class _Server6(_Server):
-    address_family = AF_INET6
 
 
 class _Handler(WSGIRequestHandler):

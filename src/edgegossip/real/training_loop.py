@@ -121,8 +121,9 @@ class TrainingLoop:
     shapes, types and order of the exchanged tensors must be equal.
 
     The final parameters are those that the algorithm leaves on this worker. After synchronous
-    algorithms that average over all workers, all workers have the same parameters; after other
-    algorithms, such as GoSGD, each worker has its own. `final_average` gives all workers in
+    algorithms that average over all workers, all workers have the same parameters (gossip on a
+    complete graph: but for the last bits); after other algorithms, such as GoSGD, each worker
+    has its own. `final_average` gives all workers in
     reach of each other the mean of their models, or the server's model. Workers wait for the
     slowest one; afterwards `agreement` tells which workers have the mean.
 

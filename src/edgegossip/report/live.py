@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -196,12 +195,7 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             with suppress(OSError):
                 self._live.stop()

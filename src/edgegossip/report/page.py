@@ -237,10 +237,13 @@ def platform_groups(run: Run) -> list[PlatformGroup]:
     ]
 
 
-def setting_text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
-    """A setting as text, shortened to `MAX_SETTING` characters."""
+def setting_text(value: Any) -> Markup:  # noqa: ANN401 - whatever JSON holds
+    """A setting as text; only the first `MAX_SETTING` characters until a reader opens it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MAX_SETTING else f"{text[:MAX_SETTING]}\u2026"
+    if len(text) <= MAX_SETTING:
+        return escape(text)
+    opened = Markup('<details class="rest"><summary>{}\u2026</summary>{}</details>')
+    return opened.format(text[:MAX_SETTING], text)
 
 
 # Notebooks.

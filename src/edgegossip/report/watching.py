@@ -15,16 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socket import AF_INET6
-from socketserver import TCPServer
 from urllib.parse import parse_qs, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Seconds
+from edgegossip.machine.http_server import ThreadedServer
 from edgegossip.report.folder import EVENTS
 
 INTERVAL: Seconds = 0.2
@@ -107,6 +106,7 @@ class Stream:
 
     def news(self) -> Iterator[bytes]:
         """Everything that is new since the last call."""
+        names: list[str] = []
         if self.run is None or self._was_told is None:
             names = run_names(self.folder)
             run = self.run if self.run in names else next(iter(names), None)
@@ -119,7 +119,8 @@ class Stream:
             known = {log.path: log for log in self._logs} if grown else {}
             if not known or not known.keys() <= set(paths):
                 known = {}
-                yield _event("reset", json.dumps({"run": run, "runs": run_names(self.folder)}))
+                names = names or run_names(self.folder)
+                yield _event("reset", json.dumps({"run": run, "runs": names}))
             self._logs = [
                 known.get(path) or _Log(path, path.stat().st_ino)
                 for path in paths
@@ -166,9 +167,8 @@ class WatchServer:
     """
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0) -> None:
-        kind = _Server6 if ":" in host else _Server
         try:
-            self._server = kind((host, port), _Handler)
+            self._server = _Server((host, port), _Handler)
         except OSError as error:
             raise NetworkError(
                 f"cannot serve the page at port {port} of {host}: {error.strerror or error}; "
@@ -202,9 +202,7 @@ class WatchServer:
         self.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
+class _Server(ThreadedServer):
     folder: Path
     is_local: bool
 
@@ -224,14 +222,6 @@ class _Server(ThreadingHTTPServer):
         finally:
             with self._counting:
                 self.num_readers -= 1
-
-    def server_bind(self) -> None:
-        # Not HTTPServer's, which asks the name service for this machine's name and may wait.
-        TCPServer.server_bind(self)
-
-
-class _Server6(_Server):
-    address_family = AF_INET6
 
 
 class _Handler(BaseHTTPRequestHandler):

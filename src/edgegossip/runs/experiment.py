@@ -54,8 +54,8 @@ class Experiment:
             they get ``--no-final-average``. A run that ends early, by `until` or `keep`, has no
             such exchange.
         evaluation_interval: Virtual seconds between two evaluations of the averaged model,
-            which begin at 0; None for a quarter of the slowest worker's epoch. Another
-            evaluation is made at the end.
+            which begin at 0; None for a quarter of the slowest worker's epoch, at most a
+            twentieth of `max_seconds`. Another evaluation is made at the end.
         evaluation_epochs: Epochs of all workers together between two evaluations, instead of
             `evaluation_interval`. This is fair to runs whose rounds differ greatly in duration.
         name: Name of the run; None for the algorithm's name in lower case, e.g. "epoch-gossip".

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from torch import multiprocessing
 
-from edgegossip.contract.errors import TrainingError
+from edgegossip.contract.errors import TrainingError, UsageError
 from edgegossip.machine.system import leave_terminal
 from edgegossip.runs.process import interrupt, on_stop_signal
 from edgegossip.runs.tracking import Progress, Status
@@ -28,6 +28,8 @@ from edgegossip.runs.tracking import Progress, Status
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 _END_SECONDS = 10.0
+_NOT_PASSED_ON = ("can't pickle", "cannot pickle", "can't get local object")
+"""How messages of Python begin if work cannot be passed to another process."""
 # In a child process: the queue of reports to its parent, and whether it was asked to stop.
 _statuses: Any = None
 _is_asked = False
@@ -88,6 +90,7 @@ def do_at_once(
     Raises:
         KeyboardInterrupt: After Ctrl+C, SIGTERM or SIGHUP, once all processes have stopped.
         TrainingError: If a process was killed.
+        UsageError: If a job's work cannot be pickled.
     """
     remaining, running = dict(jobs), dict[Future[T], str]()
     with _processes(num_processes, progress) as executor:
@@ -98,16 +101,27 @@ def do_at_once(
                     running[executor.submit(_do, work)] = name
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     name = running.pop(future)
-                    if isinstance(future.exception(), BrokenProcessPool):
-                        raise TrainingError(
-                            f"a process was killed during {name}, perhaps because memory "
-                            "ran out; try fewer --processes, and --resume"
-                        )
+                    _check(name, future.exception())
                     yield name, future
         except BaseException:
             _ask_to_stop(executor)
             wait(running)
             raise
+
+
+def _check(name: str, error: BaseException | None) -> None:
+    """Raise a clear error if a process was killed, or could not be given its work."""
+    if isinstance(error, BrokenProcessPool):
+        raise TrainingError(
+            f"a process was killed during {name}, perhaps because memory ran out; try fewer "
+            "--processes, and --resume"
+        )
+    if str(error).lower().startswith(_NOT_PASSED_ON):
+        raise UsageError(
+            f"{name} cannot be passed to another process ({error}); define its model and other "
+            "functions at the top of a module, not as a lambda or within a function, or run "
+            "everything in one process"
+        ) from None
 
 
 def ready(

@@ -42,6 +42,9 @@ from edgegossip.sim.pool import ComputePool
 from edgegossip.sim.simulator import Simulator
 from edgegossip.training.task import Workload
 
+_MIN_EVALUATIONS = 20
+"""Evaluations of a run that lasts until its time limit, at least."""
+
 
 def run(
     experiment: Experiment,
@@ -109,7 +112,9 @@ def check_interval(experiment: Experiment, workload: Workload) -> Seconds:
     if experiment.evaluation_epochs is not None:
         # An evaluation is due soonest if no worker ever waits.
         return experiment.evaluation_epochs * workload.num_train / sum(speeds) / 4
-    return max(len(shard) / speeds[rank] for rank, shard in workload.shards.items()) / 4
+    often = max(len(shard) / speeds[rank] for rank, shard in workload.shards.items()) / 4
+    # A short run of machines with very different speeds has few epochs of the slowest one.
+    return min(often, (experiment.max_seconds or math.inf) / _MIN_EVALUATIONS)
 
 
 def _whole_algorithm(experiment: Experiment) -> Algorithm[Any]:

@@ -66,6 +66,7 @@ class Meeting:
         self._settings = settings
         self._calls = f", calling {', '.join(calls)}" if calls else ""
         self._say_at: Seconds | None = None
+        self._has_said = False
         self._enough_since: Seconds = math.inf
         self._few_since: Seconds = math.inf
         self.shortage: str | None = None
@@ -97,9 +98,10 @@ class Meeting:
         if self._say_at is None:
             self._say_at = now + _SOON
         elif now >= self._say_at:
-            self._say_at = now + _LATER
-            missing = self._peers.missing
-            _LOG.warning("still trying to reach %s%s", workers(missing), self._calls)
+            # At first this is no fault: people start one machine after the other.
+            level = logging.WARNING if self._has_said else logging.INFO
+            self._say_at, self._has_said = now + _LATER, True
+            _LOG.log(level, "waiting for %s%s", workers(self._peers.missing), self._calls)
         # A status may have been lost, and nothing else would repeat it before the run begins.
         if now >= self._tell_at:
             self._tell_at = now + _AGAIN

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
 import zenoh
@@ -261,12 +264,31 @@ def log_refused_connections() -> None:
     fail before there is a session. Zenoh reports these only in its log on standard output. The
     environment variable RUST_LOG has priority.
     """
-    zenoh.init_log_from_env_or(
-        # Access control drops declarations of others, but not their later withdrawal, which
-        # zenoh then calls unknown. Such lines name no peer, and nothing is to be done.
-        "error,zenoh::net::routing::hat=off,zenoh::api::session=off,"
-        "zenoh_link_tls::unicast=warn,zenoh_link_commons::tls=warn"
-    )
+    with _plain_unless_on_a_terminal():
+        zenoh.init_log_from_env_or(
+            # Access control drops declarations of others, but not their later withdrawal, which
+            # zenoh then calls unknown. Such lines name no peer, and nothing is to be done.
+            "error,zenoh::net::routing::hat=off,zenoh::api::session=off,"
+            "zenoh_link_tls::unicast=warn,zenoh_link_commons::tls=warn"
+        )
+
+
+def log_as_environment_says() -> None:
+    """Let zenoh log what the environment variable RUST_LOG asks for, if it is set."""
+    if os.environ.get("RUST_LOG"):
+        with _plain_unless_on_a_terminal():
+            zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _plain_unless_on_a_terminal() -> Iterator[None]:
+    """Keep codes for colors out of files: zenoh looks at NO_COLOR when its log begins."""
+    is_set = "NO_COLOR" in os.environ
+    if not is_set and not sys.stdout.isatty():
+        os.environ["NO_COLOR"] = "1"
+    yield
+    if not is_set:
+        os.environ.pop("NO_COLOR", None)
 
 
 def report_strangers(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
 import re
 import secrets
 import struct
@@ -33,6 +32,7 @@ from edgegossip.net.zenoh.links import (
     DeadLinks,
     ExpiredLinks,
     Links,
+    log_as_environment_says,
     log_refused_connections,
     new_session_id,
     process_of,
@@ -502,8 +502,8 @@ class ZenohTransport:
         """See `Transport`."""
         if self._watch is not None:
             log_refused_connections()
-        elif os.environ.get("RUST_LOG"):
-            zenoh.try_init_log_from_env()  # type: ignore[no-untyped-call]
+        else:
+            log_as_environment_says()
         self._listener = listener
         settle = min(self.lease * _SETTLE, _LONGEST_SETTLE)
         self._peers = {
