@@ -40,9 +40,12 @@ SYSTEMS = (
 )
 
 
-def experiment(system: str, seed: int, hours: float, traces: Path) -> eg.Experiment:
+def experiment(
+    system: str, seed: int, hours: float, options: argparse.Namespace
+) -> eg.Experiment:
     """The run of a system in the environment."""
-    given = {"seed": seed, "hours": hours, "availability": traces}
+    given = {"seed": seed, "hours": hours, "availability": options.traces}
+    given["local_steps"] = options.local_steps
     made = RecipeCall("environments/churn", given).make()
     assert isinstance(made, eg.Comparison)
     name, _, is_claimed = system.partition(", ")
@@ -55,7 +58,7 @@ def experiment(system: str, seed: int, hours: float, traces: Path) -> eg.Experim
 
 def row(system: str, seed: int, hours: float, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of one run."""
-    chosen = experiment(system, seed, hours, options.traces)
+    chosen = experiment(system, seed, hours, options)
     with tempfile.TemporaryDirectory() as folder:
         results = eg.run(chosen, out=Path(folder) / "run", num_threads=1)
     use = results.history[-1].use
@@ -81,6 +84,7 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--hours", type=float, nargs="+", default=[24.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--local-steps", type=int, help="by default, each system's own")
     parser.add_argument("--systems", nargs="+", default=[*SYSTEMS], choices=SYSTEMS)
     parser.add_argument("--json", type=Path, help="file of the figures")
     options = parser.parse_args()
