@@ -1,4 +1,4 @@
-"""Fixtures that tests of certificates in several files share."""
+"""Fixtures that tests in several files share: certificates, and a browser."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.browser import CHROMIUM, Browser
 from tests.certified_machines import Machines
 
 
@@ -22,3 +23,12 @@ def machines(tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch)
     """Three, whose workers look at their files fifty times in a second."""
     monkeypatch.setattr("edgegossip.net.zenoh.session._WATCH", 0.02)
     return Machines(tmp_path, opened)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
+    browser = Browser(tmp_path / "profile")
+    yield browser
+    browser.close()

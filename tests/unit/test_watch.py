@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from tests.browser import CHROMIUM, Browser
+from tests.browser import Browser
 from tests.crew import Forked
 from tests.run_folders import Event, evaluations, header, rounds
 from tests.tiers import thorough
@@ -142,15 +142,6 @@ def test_launch_serves_the_page_beside_the_run_and_the_workers_do_not(
     assert main(["launch", "quickstart", "--out", str(tmp_path / "run"), "--watch"]) == 1
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(urls[0], timeout=20)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("needs chromium")
-    browser = Browser(tmp_path / "profile")
-    yield browser
-    browser.close()
 
 
 ROW_2, STATE = (
