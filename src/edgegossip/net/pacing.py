@@ -24,11 +24,11 @@ _TOGETHER = 2 * _FIRST
 """Bytes of such windows to all workers together that are being sent to, unless they would be
 smaller than a piece.
 """
-_AHEAD: Seconds = 0.5
+_AHEAD: Seconds = 0.25
 """Seconds of the measured rate that are under way beyond a round trip. A message that is sent
 first waits for as long. With less, a path whose rate varies would run dry.
 """
-_LONGEST_QUEUE: Seconds = 1.0
+_LONGEST_QUEUE: Seconds = 1.25
 """Seconds beyond the shortest round trip that count as the path's own, if round trips have
 become longer. Without them, a path that others fill would be left to them; with more, this
 worker would take its own queue for the path.
