@@ -72,20 +72,6 @@ def test_a_link_that_is_closed_and_one_with_a_router_are_not_dead(links: Followe
     assert links.found(99.0, [0, 1, 2, 3]) is None
 
 
-def test_each_link_that_ends_is_told_even_if_there_is_another_to_the_same_process() -> None:
-    links, session, ended = Links(), Session(), list[int]()
-    links.follow(session, ended.append)  # type: ignore[arg-type]
-    zid = new_session_id(3, 17)
-    session.open(zid, ENDS)
-    session.open(zid, ENDS[::-1])
-    session.open("a" * 32, ENDS)
-    assert not ended
-    session.close(zid, ENDS)
-    session.close("a" * 32, ENDS)  # a router
-    assert ended == [17]
-    assert links.host(17) is not None
-
-
 def test_one_that_stays_mute_is_given_twice_as_long_each_time(links: Followed) -> None:
     links.session.open(new_session_id(3), ENDS)
     times = [0.0, 11.0, 22.0, 31.0, 32.0, 71.0, 72.0, 73.0]

@@ -47,6 +47,12 @@ def peer_of(end: End) -> ZenohPeer:
     return peer
 
 
+def cut(peer: ZenohPeer) -> None:
+    """Let one end alone notice a cut."""
+    with peer._telling:
+        peer._begin_cut()
+
+
 def streams_of(end: End) -> DirectStreams:
     """The streams between an end and the other one."""
     streams = peer_of(end).direct
@@ -140,15 +146,13 @@ def test_a_frame_that_is_cut_off_is_lost_whole(network: OverZenoh) -> None:
 
 
 @pytest.mark.parametrize("by", [0, 1])
-def test_a_link_that_ends_beside_another_is_a_cut_for_both(network: OverZenoh, by: int) -> None:
+def test_a_cut_that_one_end_has_noticed_is_one_for_both(network: OverZenoh, by: int) -> None:
     ends = network.open_all()
-    for end in ends:
-        assert peer_of(end)._links.leaving
     # Without a warning to the other side, and while both send.
     for number in range(20):
         for rank, end in enumerate(ends):
             end.send(1 - rank, b"before", bytes([number]))
-    peer_of(ends[by]).link_ended(101 - by)
+    cut(peer_of(ends[by]))
     for rank, end in enumerate(ends):
         events = end.events.until(("appeared", 1 - rank, 101 - rank))
         before, after = events[:-2], events[-2]
@@ -164,7 +168,6 @@ def test_a_link_that_ends_beside_another_is_a_cut_for_both(network: OverZenoh, b
 
 def test_a_cut_of_another_process_or_of_none_changes_nothing(network: OverZenoh) -> None:
     a, b = network.open_all()
-    peer_of(a).link_ended(7)
     other = Cuts()
     other.begin(100)
     peer_of(a).take(other.word(100), None)
@@ -181,7 +184,7 @@ def test_a_cut_that_was_not_heard_is_told_again(
     a, b = network.open_all()
     hear, lost = peer_of(b)._hear_cut, threading.Semaphore(0)
     monkeypatch.setattr(peer_of(b), "_hear_cut", lambda *_: lost.release())
-    peer_of(a).link_ended(101)
+    cut(peer_of(a))
     assert a.events.next() == ("disappeared", 1, 101)
     for _ in range(3):
         assert lost.acquire(timeout=10)
@@ -400,7 +403,7 @@ def test_leaving_waits_for_the_stream_in_use_and_for_no_earlier_one(
 
 
 @thorough
-def test_nothing_is_lost_or_used_twice_while_streams_and_links_end(
+def test_nothing_is_lost_or_used_twice_while_streams_end(
     network: OverZenoh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GoSGD's weights add up to one only if each push has its effect exactly once."""
@@ -443,7 +446,7 @@ def test_nothing_is_lost_or_used_twice_while_streams_and_links_end(
             for peer in cast("ZenohTransport", transport)._peers.values():
                 stream = None if peer.direct is None else peer.direct._outgoing
                 if num_ended % 3 == 2 and peer.incarnation is not None and num_ended < 30:
-                    peer.link_ended(peer.incarnation)
+                    cut(peer)
                 elif stream is not None and num_ended < 30:
                     stream.close()
                 else:

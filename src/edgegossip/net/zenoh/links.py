@@ -41,21 +41,10 @@ class Links:
 
     def __init__(self) -> None:
         self.leaving: dict[Ends, bool] = {}
-        self._ended: Callable[[Incarnation], None] = lambda _: None
 
-    def follow(
-        self, session: zenoh.Session, ended: Callable[[Incarnation], None] = lambda _: None
-    ) -> None:
-        """Follow `session` until it is closed or another one is followed.
-
-        Two workers that call each other have two links, and zenoh says of neither that messages
-        were lost with it.
-
-        Args:
-            session: The session.
-            ended: Called with the process at the other end of each link that ends.
-        """
-        self.leaving, self._ended = {}, ended
+    def follow(self, session: zenoh.Session) -> None:
+        """Follow `session` until it is closed or another one is followed."""
+        self.leaving = {}
         _follow(session, self._linked)
 
     def leave_machine(self, session_id: str | None) -> bool:
@@ -89,8 +78,6 @@ class Links:
         if is_open:
             leaving[ends] = not _is_within(*ends[1:])
         self.leaving = leaving
-        if not is_open and (process := process_of(ends[0])) is not None:
-            self._ended(process)
 
 
 class _Linked(Protocol):

@@ -54,9 +54,8 @@ class ZenohPeer:
     its lease ends. It has to wait for `settle` seconds, in which an older process that still
     lives claims the rank (see `Twins`). If that process ends, it speaks at once.
 
-    A *cut* is a loss of frames that zenoh does not tell: a stream has ended, or one of two
-    links to the same process. Both workers then take each other for lost, until both have said
-    so over zenoh; see `Cuts`.
+    The end of a stream is a *cut*, with which frames may be lost. Both workers then take each
+    other for lost, until both have said so over zenoh; see `Cuts`.
 
     Args:
         rank: The other worker.
@@ -217,12 +216,6 @@ class ZenohPeer:
         """Treat the end of a stream as a cut of the link; see `direct.Owner`."""
         with self._telling:
             if self.direct is not None and self.direct.drop(stream):
-                self._begin_cut()
-
-    def link_ended(self, process: Incarnation) -> None:
-        """Treat the end of a zenoh link to `process` as a cut, even if there is another one."""
-        with self._telling:
-            if process == self.incarnation:
                 self._begin_cut()
 
     def _begin_cut(self, *, is_waiting: bool = True) -> None:

@@ -178,7 +178,7 @@ class ZenohTransport:
         return open_session(settings, self._address, self._num_workers, keep_trying)
 
     def _enter(self, session: zenoh.Session) -> None:
-        self._links.follow(session, self._link_ended)
+        self._links.follow(session)
         self._dead_links.start_over()
         self._expired_links.follow(session)
         self._streams = self._open_streams()
@@ -257,10 +257,6 @@ class ZenohTransport:
             self._streams.close()
             for peer in self._peers.values():
                 peer.close_streams()
-
-    def _link_ended(self, process: Incarnation) -> None:
-        for peer in self._peers.values():
-            peer.link_ended(process)
 
     def _lose(self) -> None:
         for peer in self._peers.values():
