@@ -1,7 +1,8 @@
 """A worker's end of a network in a process of its own, which does what it reads from stdin.
 
-Run as `python -m tests.transport_process RANK INCARNATION ENDPOINT...`. It prints what its
-listener is told, and understands "send RECEIVER NUM_BYTES" and, as end of input, "close".
+Run as `python -m tests.transport_process LEASE RANK INCARNATION ENDPOINT...`. It prints "ready"
+and what its listener is told, and understands "send RECEIVER NUM_BYTES" and, as end of input,
+"close".
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ class Printer:
 
 
 def main() -> None:
-    rank, incarnation, endpoints = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    lease, rank, incarnation, *endpoints = sys.argv[1:]
     network = OverZenoh(len(endpoints))
-    network.endpoints = endpoints
-    transport = network.transport(rank, incarnation)
+    network.endpoints, network.lease = endpoints, float(lease)
+    transport = network.transport(int(rank), int(incarnation))
+    print("ready", flush=True)
     transport.open(Printer())
     for line in sys.stdin:
         _, receiver, num_bytes = line.split()

@@ -14,6 +14,7 @@ from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.memory import MemoryNetwork
 from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Transport
+from edgegossip.net.zenoh.session import LEASE
 from edgegossip.net.zenoh.transport import ZenohTransport
 from edgegossip.real.launch import free_ports
 
@@ -122,6 +123,7 @@ class OverZenoh(Network):
     """Sessions of this process, which meet on loopback as those of one machine would."""
 
     run = "test"
+    lease = LEASE
 
     def __init__(self, num_workers: int = 3) -> None:
         super().__init__(num_workers)
@@ -139,6 +141,7 @@ class OverZenoh(Network):
             address=self.address(rank),
             incarnation=incarnation,
             insecure=True,  # of use to those who meet by multicast
+            lease=self.lease,
         )
 
 

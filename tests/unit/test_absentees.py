@@ -163,7 +163,8 @@ def test_launch_tells_of_a_killed_worker_at_once_and_at_the_end(tmp_path: Path) 
 @pytest.mark.slow
 def test_the_told_command_starts_the_killed_worker_again(tmp_path: Path) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
-    with launched(out, 15, log) as launcher:
+    # On a busy machine, a worker needs half a minute to start.
+    with launched(out, 90, log) as launcher:
         kill_worker(out, 2)
         wait_until(lambda: "start it again with: " in log.read_text())
         [line] = [each for each in log.read_text().splitlines() if "start it again" in each]

@@ -24,9 +24,11 @@ from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.net.host.host import Host
 from edgegossip.net.streams import Stream
-from edgegossip.net.zenoh import direct, transport as module
+from edgegossip.net.zenoh import direct, peer as module
+from edgegossip.net.zenoh.cuts import Cuts
 from edgegossip.net.zenoh.direct import DirectStreams
-from edgegossip.net.zenoh.links import Links
+from edgegossip.net.zenoh.links import Links, new_session_id
+from edgegossip.net.zenoh.peer import ZenohPeer
 from edgegossip.net.zenoh.transport import ZenohTransport
 
 LARGE = 100_000
@@ -39,12 +41,23 @@ def network() -> Iterator[OverZenoh]:
     network.close()
 
 
+def peer_of(end: End) -> ZenohPeer:
+    """The other one of two ends."""
+    [peer] = cast("ZenohTransport", end.transport)._peers.values()
+    return peer
+
+
+def cut(peer: ZenohPeer) -> None:
+    """Let one end alone notice a cut."""
+    with peer._telling:
+        peer._begin_cut()
+
+
 def streams_of(end: End) -> DirectStreams:
     """The streams between an end and the other one."""
-    transport = cast("ZenohTransport", end.transport)
-    [peer] = transport._peers.values()
-    assert peer.direct is not None
-    return peer.direct
+    streams = peer_of(end).direct
+    assert streams is not None
+    return streams
 
 
 def frame(number: int, size: int = LARGE) -> bytes:
@@ -132,22 +145,55 @@ def test_a_frame_that_is_cut_off_is_lost_whole(network: OverZenoh) -> None:
     )
 
 
-def test_a_sender_that_leaves_its_stream_says_so_before_the_next_frame(
-    network: OverZenoh,
-) -> None:
+@pytest.mark.parametrize("by", [0, 1])
+def test_a_cut_that_one_end_has_noticed_is_one_for_both(network: OverZenoh, by: int) -> None:
+    ends = network.open_all()
+    # Without a warning to the other side, and while both send.
+    for number in range(20):
+        for rank, end in enumerate(ends):
+            end.send(1 - rank, b"before", bytes([number]))
+    cut(peer_of(ends[by]))
+    for rank, end in enumerate(ends):
+        events = end.events.until(("appeared", 1 - rank, 101 - rank))
+        before, after = events[:-2], events[-2]
+        assert after == ("disappeared", 1 - rank, 101 - rank)
+        expected = [b"before" + bytes([number]) for number in range(20)]
+        assert [frame for _, _, frame in before] == expected[: len(before)]
+    for rank, end in enumerate(ends):
+        end.send(1 - rank, b"after")
+    for rank, end in enumerate(ends):
+        assert end.events.next() == ("received", 1 - rank, b"after")
+        assert end.events.is_empty
+
+
+def test_a_cut_of_another_process_or_of_none_changes_nothing(network: OverZenoh) -> None:
     a, b = network.open_all()
-    switch(a, b, itertools.count())
-    sender = streams_of(a)
-    # As if the path of the stream alone were cut, which only the sender has noticed.
-    sender._outgoing, sender._has_given_up, silent = None, True, sender._outgoing
-    a.send(1, b"over zenoh")
-    assert b.events.take(3) == [
-        ("disappeared", 0, 100),
-        ("appeared", 0, 100),
-        ("received", 0, b"over zenoh"),
-    ]
-    assert silent is not None
-    silent.close()
+    other = Cuts()
+    other.begin(100)
+    peer_of(a).take(other.word(100), None)
+    peer_of(a).take(other.word(100), new_session_id(1, 7))
+    b.send(0, b"hello")
+    assert a.events.next() == ("received", 1, b"hello")
+    assert b.events.is_empty
+
+
+def test_a_cut_that_was_not_heard_is_told_again(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REPEAT", 0.05)
+    a, b = network.open_all()
+    hear, lost = peer_of(b)._hear_cut, threading.Semaphore(0)
+    monkeypatch.setattr(peer_of(b), "_hear_cut", lambda *_: lost.release())
+    cut(peer_of(a))
+    assert a.events.next() == ("disappeared", 1, 101)
+    for _ in range(3):
+        assert lost.acquire(timeout=10)
+    b.send(0, b"lost with the link")
+    monkeypatch.setattr(peer_of(b), "_hear_cut", hear)
+    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
+    assert a.events.next() == ("appeared", 1, 101)
+    b.send(0, b"hello")
+    assert a.events.next() == ("received", 1, b"hello")
 
 
 def test_streams_that_end_again_and_again_are_given_up(
@@ -203,9 +249,9 @@ def test_a_process_whose_stream_ends_with_it_disappears_once(
     network: OverZenoh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its sockets close one after the other, as those of a killed process do.
-    monkeypatch.setattr(module, "_RETURN", 5.0)
     a, b = network.open_all()
     switch(b, a, itertools.count())
+    monkeypatch.setattr(peer_of(b), "_put_cut", lambda *_: None)
     outgoing = streams_of(b)._outgoing
     assert outgoing is not None
     outgoing.close()
@@ -364,7 +410,6 @@ def test_nothing_is_lost_or_used_twice_while_streams_end(
     monkeypatch.setattr(direct, "_LEAST", 0)
     monkeypatch.setattr(module, "_FAST", 0)
     monkeypatch.setattr(direct, "_MOST_ENDS", 10**6)
-    monkeypatch.setattr(module, "_RETURN", 0.02)
     gosgd = GoSGD(
         topology=complete(NUM_WORKERS), num_rounds=400, exchange_probability=1.0, local_steps=1
     )
@@ -400,10 +445,14 @@ def test_nothing_is_lost_or_used_twice_while_streams_end(
         for transport in transports:
             for peer in cast("ZenohTransport", transport)._peers.values():
                 stream = None if peer.direct is None else peer.direct._outgoing
-                if stream is not None and num_ended < 30:
+                if num_ended % 3 == 2 and peer.incarnation is not None and num_ended < 30:
+                    cut(peer)
+                elif stream is not None and num_ended < 30:
                     stream.close()
-                    num_ended += 1
-                    break
+                else:
+                    continue
+                num_ended += 1
+                break
     for thread in threads:
         thread.join()
     assert num_ended >= 5

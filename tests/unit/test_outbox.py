@@ -9,10 +9,12 @@ from typing import cast
 import pytest
 
 from edgegossip.contract.codec import Buffer
-from edgegossip.contract.protocol import Rank
+from edgegossip.contract.protocol import Message, Rank
 from edgegossip.net.host.sending import Outbox
 from edgegossip.net.runtime import RealRuntime
 from edgegossip.net.transport import Transport
+
+MESSAGE = Message("push", 0)
 
 
 class Failing:
@@ -99,15 +101,15 @@ def test_a_frame_that_has_not_begun_to_leave_is_replaced() -> None:
     assert transport.has_begun.wait(10)
     outbox.put(1, [b"second"], number=2)
     outbox.put(1, [b"third"], number=3)
-    assert not outbox.replace(1, 1, [b"too late"])
-    assert outbox.replace(1, 2, [b"longer than the second"])
-    assert not outbox.replace(1, 4, [b"not there"])
+    assert not outbox.replace(1, 1, [b"too late"], MESSAGE)
+    assert outbox.replace(1, 2, [b"longer than the second"], MESSAGE)
+    assert not outbox.replace(1, 4, [b"not there"], MESSAGE)
     assert outbox.waiting == {1: len(b"firstlonger than the secondthird")}
     assert outbox.num_numbered(1) == 3
     outbox.drop(1)
-    assert not outbox.replace(1, 3, [b"on a link that has ended"])
+    assert not outbox.replace(1, 3, [b"on a link that has ended"], MESSAGE)
     outbox.resume(1)
-    assert not outbox.replace(1, 3, [b"on a link that has ended"])
+    assert not outbox.replace(1, 3, [b"on a link that has ended"], MESSAGE)
     transport.may_go_on.set()
     outbox.close(10.0)
     assert transport.sent == [b"first"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.algorithms.gossip.gosgd import _LARGEST, GoSGD
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Message, Rank
 from edgegossip.contract.topology import complete
@@ -153,6 +153,28 @@ def test_nothing_is_added_to_a_push_that_may_have_arrived_over_a_lost_link(rig: 
     first, second, third = rig.pushes(3)  # the first was under way all the time
     assert (first[0], second[0], third[0]) == (1, 2, 3)
     assert third[1:] == (pytest.approx(5.5), pytest.approx(0.2))
+
+
+def test_what_is_repeated_while_it_waits_is_sent_once(rig: Rig) -> None:
+    params, reported = torch.ones(SIZE), threading.Semaphore(0)
+    rig.push(5.0, 0.25)
+    assert rig.link.has_begun.acquire(timeout=10)
+
+    def answer(tensor: torch.Tensor) -> bool:
+        message = Message("push", 3, {"params": tensor}, {"weight": _LARGEST})
+        return rig.sending.send(1, message, reported.release)
+
+    for _ in range(3):  # a weight that is not joined with another
+        assert answer(params)
+    assert rig.peers[1].sent == 2
+    assert answer(params.clone())  # other memory may change
+    assert rig.peers[1].sent == 3
+    for _ in range(2):
+        assert reported.acquire(timeout=10)
+    assert [number for number, *_ in rig.pushes(3)] == [1, 2, 3]
+    rig.sending.close(10.0)
+    assert answer(params)  # it may be lost by now
+    assert rig.peers[1].sent == 4
 
 
 def test_a_status_overtakes_a_model_and_does_not_count_it_as_left(rig: Rig) -> None:

@@ -11,7 +11,7 @@ from tests.transports import OverZenoh, Recorder, What
 from tests.unit.test_zenoh_transport import stranger
 
 from edgegossip.net.zenoh.links import Links
-from edgegossip.net.zenoh.transport import ZenohPeer
+from edgegossip.net.zenoh.peer import ZenohPeer
 from edgegossip.net.zenoh.twins import Claim
 
 

@@ -22,8 +22,9 @@ from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.transport import TWIN
 from edgegossip.net.zenoh.links import Links, new_session_id
+from edgegossip.net.zenoh.peer import ZenohPeer
 from edgegossip.net.zenoh.pieces import split
-from edgegossip.net.zenoh.transport import ZenohPeer, ZenohTransport
+from edgegossip.net.zenoh.transport import ZenohTransport
 from edgegossip.net.zenoh.twins import Claim, Twins
 from edgegossip.real.launch import free_ports
 

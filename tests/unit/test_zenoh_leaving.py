@@ -10,7 +10,7 @@ import zenoh
 from tests.transports import Recorder
 
 from edgegossip.net.zenoh.links import Links
-from edgegossip.net.zenoh.transport import _FAREWELL, ZenohPeer
+from edgegossip.net.zenoh.peer import _FAREWELL, ZenohPeer
 
 
 class Publisher:

@@ -12,15 +12,23 @@ from dataclasses import dataclass
 
 from edgegossip.contract.protocol import Seconds
 
-LEAST = 4096
-"""Bytes of the smallest pieces."""
-_FIRST = 2 * LEAST
-"""Bytes that may be under way before anything is known: a second of 64 kbit/s."""
-_AHEAD: Seconds = 1.0
+LEAST = 2048
+"""Bytes of the smallest pieces. An acknowledgement waits behind the other end's pieces."""
+_FIRST = 6 * LEAST
+"""Bytes that may be under way before anything is known, and always: one and a half seconds of
+64 kbit/s. A path that carries less than four times that is shared evenly by all whose windows
+are this one. Windows in proportion to the measured rate give more to who has more already, so
+that one worker's path is full while another's is not (`benchmarks/thin_links.py`).
+"""
+_TOGETHER = 2 * _FIRST
+"""Bytes of such windows to all workers together that are being sent to, unless they would be
+smaller than a piece.
+"""
+_AHEAD: Seconds = 0.25
 """Seconds of the measured rate that are under way beyond a round trip. A message that is sent
 first waits for as long. With less, a path whose rate varies would run dry.
 """
-_LONGEST_QUEUE: Seconds = 1.0
+_LONGEST_QUEUE: Seconds = 1.25
 """Seconds beyond the shortest round trip that count as the path's own, if round trips have
 become longer. Without them, a path that others fill would be left to them; with more, this
 worker would take its own queue for the path.
@@ -60,6 +68,7 @@ class Pace:
     Args:
         clock: Time in seconds; it never decreases.
         largest: Bytes of the largest pieces.
+        together: The paces to all workers; this one is added.
 
     References:
         Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016: the
@@ -67,12 +76,16 @@ class Pace:
 
     >>> pace = Pace(clock=lambda: 0.0, largest=262_144)
     >>> pace.piece_bytes
-    4096
+    3072
     """
 
-    def __init__(self, clock: Callable[[], Seconds], largest: int) -> None:
+    def __init__(
+        self, clock: Callable[[], Seconds], largest: int, together: list[Pace] | None = None
+    ) -> None:
         self._clock = clock
         self._largest = largest
+        self._together = [] if together is None else together
+        self._together.append(self)
         self._changed = threading.Condition()
         # Not from 0: an acknowledgement of an earlier link must not fit this one.
         self._sent = self._arrived = 0
@@ -108,11 +121,14 @@ class Pace:
 
     @property
     def _window(self) -> float:
+        # Others count as they are at this moment, without their locks.
+        number = sum(each._sent != each._arrived for each in self._together)
+        least = max(LEAST, min(_FIRST, _TOGETHER / max(1, number)))
         if self._rate is None:
-            return _FIRST
+            return least
         recent = min(seconds for _, seconds in self._round_trips)
         ahead = self._rate * (min(recent, self._shortest + _LONGEST_QUEUE) + _AHEAD)
-        return max(_FIRST, min(ahead, 2 * self._proven))
+        return max(least, min(ahead, 2 * self._proven))
 
     def wait(self, num_bytes: int, delay: Seconds, goes_on: Callable[[], bool]) -> None:
         """Wait until a piece may leave, at least for `delay` seconds.

@@ -67,6 +67,7 @@ class FinalState(WorkerState):
         answered: Workers whose question was answered, and the times until which they get no
             other answer.
         ended_at: Time at which this worker sent its model.
+        ended_in: Round in which it did.
         average: Mean of the evaluated models, once all have arrived.
         is_stale: Whether a model has arrived or has been dropped since.
         asks_after: Seconds until this worker asks again for missing models.
@@ -86,6 +87,7 @@ class FinalState(WorkerState):
     renewable: dict[Rank, None] = field(default_factory=dict)
     answered: dict[Rank, Seconds] = field(default_factory=dict)
     ended_at: Seconds = math.inf
+    ended_in: int = 0
     average: Tensor | None = None
     is_stale: bool = True
     asks_after: Seconds = _ASK_AFTER
@@ -218,7 +220,7 @@ class FinalAverage(Wrapper[FinalState]):
             # A copy: the inner state may still change, and this model was sent as it is now.
             estimate = state.inner.estimate.clone()
             state.models[state.rank] = estimate if state.inner.is_evaluated else estimate[:0]
-            state.ended_at = now
+            state.ended_at, state.ended_in = now, state.round
             state.waits_until = min(now + _PATIENCE * now, 2 * self.ends_at) + _LONGEST
             effects += self._send(state, range(self.num_workers))
             # The timer also tells a host that this worker waits for living workers, and not
@@ -313,7 +315,8 @@ class FinalAverage(Wrapper[FinalState]):
     def _send(self, state: FinalState, ranks: Iterable[Rank]) -> list[Effect]:
         if not self.role(state.rank).is_evaluated:
             return []
-        final = Message(_FINAL, state.round, {"params": state.models[state.rank]})
+        # Always the same message, so that one that still waits is not sent twice.
+        final = Message(_FINAL, state.ended_in, {"params": state.models[state.rank]})
         return [Send(r, final) for r in ranks if r != state.rank and r not in state.lost]
 
 

@@ -32,6 +32,7 @@ class _Waiting:
     """A frame that waits to be sent."""
 
     frame: Sequence[Buffer]
+    message: Message | None
     number: int
     link: int
     done: Callable[[], None] | None
@@ -40,6 +41,18 @@ class _Waiting:
     @property
     def num_bytes(self) -> int:
         return sum(map(len, self.frame))
+
+
+def _is_same(one: Message, other: Message) -> bool:
+    """Whether two messages with tensors say the same, with the same tensors in memory.
+
+    Messages without tensors may be counted by their receiver, and two of them may both count.
+    """
+    words = (one.kind, one.round, one.numbers, one.payload.keys())
+    return words == (other.kind, other.round, other.numbers, other.payload.keys()) and (
+        bool(one.payload)
+        and all(tensor is other.payload[name] for name, tensor in one.payload.items())
+    )
 
 
 class Outbox:
@@ -100,6 +113,7 @@ class Outbox:
         frame: Sequence[Buffer],
         done: Callable[[], None] | None = None,
         *,
+        message: Message | None = None,
         number: int = 0,
         overtakes: bool = False,
     ) -> bool:
@@ -108,6 +122,7 @@ class Outbox:
         Args:
             receiver: Receiver of the frame.
             frame: Frame in parts.
+            message: The frame's message, for `holds`.
             done: Called from the sending thread when the frame has left or was dropped.
             number: Number of the frame's message; 0 for none.
             overtakes: Whether the frame may leave before those that wait.
@@ -120,7 +135,7 @@ class Outbox:
             # One message is always accepted, whatever its size.
             if waiting and is_too_much and is_more:
                 return False
-            item = _Waiting(frame, number, self._known[receiver], done)
+            item = _Waiting(frame, message, number, self._known[receiver], done)
             way = "overtake to" if overtakes and waiting else "send to"
             waiting.append(item)
             self._num_bytes[receiver] += num_bytes
@@ -131,6 +146,17 @@ class Outbox:
             lambda: self._send(receiver, item), lambda _: self._left(receiver, item)
         )
         return True
+
+    def holds(self, receiver: Rank, message: Message) -> bool:
+        """Whether the same message waits for a link that is up, or is being sent over it."""
+        with self._lock:
+            link = self._ended[receiver]
+            return link == self._known[receiver] and any(
+                item.link == link
+                and item.message is not None
+                and _is_same(item.message, message)
+                for item in self._waiting[receiver]
+            )
 
     def is_waiting(self, receiver: Rank, number: int) -> bool:
         """Whether the frame with this number waits for a link that is up."""
@@ -146,14 +172,16 @@ class Outbox:
                 return None if item.has_begun else item
         return None
 
-    def replace(self, receiver: Rank, number: int, frame: Sequence[Buffer]) -> bool:
+    def replace(
+        self, receiver: Rank, number: int, frame: Sequence[Buffer], message: Message
+    ) -> bool:
         """Put `frame` in the place of a frame that has not begun to leave, if it waits."""
         with self._lock:
             item = self._find(receiver, number)
             if item is None:
                 return False
             self._num_bytes[receiver] -= item.num_bytes
-            item.frame = frame
+            item.frame, item.message = frame, message
             self._num_bytes[receiver] += item.num_bytes
             return True
 
@@ -291,6 +319,11 @@ class Sending:
         peer = peers[receiver]
         if not peer.is_known and (peer.is_lost or not peer.life):
             return False
+        # On a slow link, an answer is asked for again before it has arrived.
+        if self.outbox.holds(receiver, message):
+            if report is not None:
+                report()
+            return True
         if self._join(receiver, message):
             return True
         # Numbered and logged even if it cannot leave now: the receiver may resume its life, and
@@ -328,7 +361,7 @@ class Sending:
             return False
         if not is_held:
             frame = self._frame(receiver, joined, number)
-            if not self.outbox.replace(receiver, number, frame):
+            if not self.outbox.replace(receiver, number, frame, joined):
                 return False  # it has just begun to leave
         log.replace(number, joined)
         self._last[receiver] = number, joined
@@ -346,7 +379,10 @@ class Sending:
     ) -> bool:
         """Seal, pack and queue a message; introductions and statuses have no number."""
         frame = self._frame(receiver, message, number)
-        return self.outbox.put(receiver, frame, report, number=number, overtakes=overtakes)
+        queued = message if number else None
+        return self.outbox.put(
+            receiver, frame, report, message=queued, number=number, overtakes=overtakes
+        )
 
     def _frame(self, receiver: Rank, message: Message, number: int) -> list[Buffer]:
         """Seal and pack a message."""

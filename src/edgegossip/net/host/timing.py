@@ -96,7 +96,7 @@ class Patience:
     `slack`; waits never raise it above `first`. The transport usually notices lost machines
     long before that; this deadline is for silent workers and lost messages.
 
-    A waiting worker announces itself ten times per `slack`, so that workers that wait
+    A waiting worker announces itself four times per `slack`, so that workers that wait
     for the same silent worker do not consider this one silent, too. After `factor` deadlines,
     announcements no longer count: a message was lost, and workers wait for each other.
 
@@ -179,7 +179,7 @@ class Patience:
 
     def check_again(self, now: Seconds) -> None:
         """Postpone `check_at`."""
-        self.check_at = now + self.slack / 10
+        self.check_at = now + self.slack / 4
 
     def silent(
         self, heard_at: Mapping[Rank, Seconds], spoke_at: Mapping[Rank, Seconds], now: Seconds

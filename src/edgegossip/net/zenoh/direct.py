@@ -29,7 +29,7 @@ _MOST_ENDS, _ENDS_WITHIN = 3, 600.0
 # Pieces of an agreement. They are shorter than the header of any piece of a frame.
 _OFFER = struct.Struct(f"<cH{TOKEN_BYTES}s")
 _SWITCH = struct.Struct(f"<c{TOKEN_BYTES}s")
-_OFFERS, _SWITCHES, _GIVES_UP = b"o", b"s", b"g"
+_OFFERS, _SWITCHES = b"o", b"s"
 
 
 class Owner(Protocol):
@@ -68,8 +68,8 @@ class DirectStreams:
     in the background, while zenoh goes on to carry its frames. Once it is connected, it puts
     the token as its last piece on zenoh's path, and all its frames take the stream. The
     receiver begins to read the stream when it has received this piece, and so all frames that
-    were sent before it. A sender that gives the stream up says so over zenoh, before the next
-    frame there. Order is thus kept; only short frames may overtake a long one, over zenoh.
+    were sent before it. Order is thus kept; only short frames may overtake a long one, over
+    zenoh. The owner tells the peer of a stream that has ended, before the next frame.
 
     Streams belong to the process that speaks for the rank, and to one appearance of it: `turn`
     ends all. Without an offer, or if no connection can be made, zenoh carries everything.
@@ -106,8 +106,6 @@ class DirectStreams:
         self._is_connecting = False
         self._connected: tuple[bytes, Stream] | None = None
         self._outgoing: Stream | None = None
-        self._has_given_up = False
-        self._saying = threading.Lock()
         # From the peer: the stream that waits for the switch, and the one that is read.
         self._token: bytes | None = None
         self._accepted: tuple[bytes, Stream] | None = None
@@ -152,30 +150,30 @@ class DirectStreams:
     def drop(self, stream: Stream) -> bool:
         """Drop a stream that has ended; return whether frames may have been lost with it."""
         with self._lock:
-            was_used = stream in (self._outgoing, self._incoming)
-            if self._outgoing is stream:
-                self._outgoing, self._has_given_up = None, True
-            if self._incoming is stream:
-                self._incoming = None
             if self._connected is not None and self._connected[1] is stream:
                 self._connected = None
-            if was_used and not self._is_finished:
-                self._ends.append(time.monotonic())
-                if not self._may_open():
-                    _LOG.warning(
-                        "direct streams with worker %d have ended %d times within %.0f "
-                        "minutes; zenoh carries its messages from now on",
-                        self._rank,
-                        _MOST_ENDS,
-                        _ENDS_WITHIN / 60,
-                    )
+            was_used = stream in (self._outgoing, self._incoming)
         stream.close()
         return was_used
+
+    def count_cut(self) -> None:
+        """Take note of a cut, before the owner turns from the process."""
+        with self._lock:
+            if self._is_finished or self._outgoing is self._incoming is None:
+                return
+            self._ends.append(time.monotonic())
+            if not self._may_open():
+                _LOG.warning(
+                    "direct streams with worker %d have ended %d times within %.0f minutes; "
+                    "zenoh carries its messages from now on",
+                    self._rank,
+                    _MOST_ENDS,
+                    _ENDS_WITHIN / 60,
+                )
 
     def _forget(self) -> list[Stream]:
         self._streams.withdraw(self._rank)
         self._token = None
-        self._has_given_up |= self._outgoing is not None
         pairs = [each[1] for each in (self._connected, self._accepted) if each is not None]
         ended = [*pairs, *(each for each in (self._outgoing, self._incoming) if each)]
         self._connected = self._accepted = self._outgoing = self._incoming = None
@@ -196,10 +194,8 @@ class DirectStreams:
             may_open: Whether a stream may be opened for it.
         """
         stream = self._outgoing
-        if stream is None:
-            self.say_given_up()
-            if may_open and sum(map(len, frame)) >= _LEAST:
-                stream = self._switch()
+        if stream is None and may_open and sum(map(len, frame)) >= _LEAST:
+            stream = self._switch()
         if stream is None:
             return False
         try:
@@ -208,14 +204,6 @@ class DirectStreams:
             # Before any other frame is sent, so that none arrives without this one.
             self._owner.stream_ended(stream)
         return True
-
-    def say_given_up(self) -> None:
-        """Tell the peer, before a frame over zenoh, of a stream that carries none any more."""
-        # Held until it is said, so that no frame of another thread comes before.
-        with self._saying:
-            if self._has_given_up:
-                self._has_given_up = False
-                self._owner.put(_GIVES_UP)
 
     def finish(self) -> None:
         """Tell the peer that no frame follows."""
@@ -301,9 +289,6 @@ class DirectStreams:
                     self._offered = _Offered(process, host, port, token)
         elif kind == _SWITCHES and len(piece) == _SWITCH.size:
             self._read(_SWITCH.unpack(piece)[1])
-        elif piece == _GIVES_UP:
-            if (stream := self._incoming) is not None and process == self._incarnation:
-                self._owner.stream_ended(stream)
         else:
             return False
         return True

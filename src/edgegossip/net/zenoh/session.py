@@ -104,7 +104,9 @@ def session_settings(address: Address, lease: Seconds, *, is_secure: bool) -> di
         "transport/unicast/qos/enabled": False,
         "scouting/multicast/enabled": address.multicast,
         "transport/link/tx/lease": round(lease * 1e3),
-        "transport/link/tx/keep_alive": 4,
+        # Signs of life per lease. On a link that loses frames, TCP notices a lost one by the
+        # next ones; with too few, it waits twice as long for each repetition.
+        "transport/link/tx/keep_alive": 8,
         # During this time, a link that a peer waits for cannot be cut.
         "transport/link/tx/queue/congestion_control/block/wait_before_close": round(
             lease * 1e6

@@ -1,0 +1,433 @@
+"""The traffic to and from one other worker over zenoh, and beside it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+
+import zenoh
+
+from edgegossip.contract.codec import Buffer
+from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.net.identity.tls import Credentials
+from edgegossip.net.pacing import UNLIMITED, Pace, UploadLimit
+from edgegossip.net.runtime import TokenBucket
+from edgegossip.net.streams import Stream, Streams
+from edgegossip.net.transport import Incarnation, Listener
+from edgegossip.net.zenoh.cuts import Cuts, Next, is_word
+from edgegossip.net.zenoh.direct import DirectStreams
+from edgegossip.net.zenoh.links import Links, process_of
+from edgegossip.net.zenoh.pieces import HEADER, Assembler, split
+from edgegossip.net.zenoh.session import CHUNK_BYTES
+from edgegossip.net.zenoh.twins import Claim, Claims
+
+_MAX_ALIVE = 64
+_MAX_HELD = 64
+"""Pieces kept of a process that does not speak for its rank yet; by then it only introduces
+itself.
+"""
+_REPEAT: Seconds = 2.0
+"""Seconds after which a cut is told again that the other worker has not answered."""
+_SIGNS = (1.0, 64)
+"""Sustained rate, per second, and burst of signs of life."""
+
+_SHORT = 4096
+"""Bytes of the largest frames that leave in one piece, and may overtake others."""
+
+# The last message to a worker that leaves.
+_FAREWELL = b""
+_FAST = 500_000
+"""Bytes per second that a path must have carried before a direct stream takes it."""
+_MARK = struct.Struct("<Q")
+
+
+class ZenohPeer:
+    """The traffic to and from one other worker.
+
+    The youngest process speaks for the rank, because the token of a killed one may remain until
+    its lease ends. It has to wait for `settle` seconds, in which an older process that still
+    lives claims the rank (see `Twins`). If that process ends, it speaks at once.
+
+    The end of a stream is a *cut*, with which frames may be lost. Both workers then take each
+    other for lost, until both have said so over zenoh; see `Cuts`.
+
+    Args:
+        rank: The other worker.
+        listener: Receives the events.
+        max_bytes: Maximum size of a frame, in bytes.
+        links: Links of the session; they tell which traffic leaves this machine.
+        settle: Seconds for which an older process may claim the rank.
+        upload: Limit on what leaves for all workers together.
+        paces: The paces of all workers; this one's is added.
+    """
+
+    publisher: zenoh.Publisher
+    acknowledger: zenoh.Publisher
+    direct: DirectStreams | None = None
+
+    def __init__(
+        self,
+        rank: Rank,
+        listener: Listener,
+        max_bytes: int,
+        links: Links,
+        settle: Seconds,
+        upload: UploadLimit = UNLIMITED,
+        paces: list[Pace] | None = None,
+    ) -> None:
+        self.incarnation: Incarnation | None = None
+        # Traffic beyond this machine. One thread at a time adds to each counter.
+        self.bytes_sent = self.bytes_received = 0
+        self._links = links
+        self._settle = settle
+        self._session_id: str | None = None
+        # Processes by their first sign of life, and those that may speak for the rank.
+        self._alive: list[Incarnation] = []
+        self._may_speak: set[Incarnation] = set()
+        self._claims = Claims()
+        self._cuts = Cuts()
+        self._num_turns = 0
+        self._putting = threading.Lock()
+        self._held: defaultdict[Incarnation, list[bytes]] = defaultdict(list)
+        self._signs = TokenBucket(*_SIGNS)
+        self._rank = rank
+        self._max_bytes = max_bytes
+        self._listener = listener
+        self._serials = itertools.count()
+        self._pace = Pace(time.monotonic, CHUNK_BYTES, [] if paces is None else paces)
+        self._upload = upload
+        self._assembler = Assembler(max_bytes, lambda reason: listener.refused(rank, reason))
+        self._sending = threading.Lock()
+        self._is_sending_long = False
+        # Held during calls of the listener, so that it gets one report at a time.
+        self._telling = threading.Lock()
+        self._is_closing = False
+        self._left: Incarnation | None = None
+        self._has_answered = threading.Event()
+        self._answer: threading.Thread | None = None
+
+    def send(self, frame: Sequence[Buffer]) -> None:
+        """Send a frame, unless no process speaks for the rank."""
+        is_short = sum(map(len, frame)) <= _SHORT
+        if is_short and self._is_sending_long:
+            # From another thread: it neither waits for the end of the long one, nor follows it
+            # in a stream.
+            self._send_in_pieces(frame, is_short)
+            return
+        with self._sending:
+            self._is_sending_long = not is_short
+            try:
+                if not self._send_directly(frame):
+                    self._send_in_pieces(frame, is_short)
+            finally:
+                self._is_sending_long = False
+
+    def _send_directly(self, frame: Sequence[Buffer]) -> bool:
+        """Send a frame over a direct stream; return whether there is one."""
+        if self.direct is None or self.incarnation is None:
+            return False
+        # A slow path is left to `Pace`: a stream would fill its buffers for seconds.
+        is_fast = (self._pace.rate or 0.0) >= _FAST and math.isinf(self._upload.rate)
+        if not self.direct.send(frame, may_open=is_fast):
+            return False
+        if self._links.leave_machine(self._session_id):
+            self.bytes_sent += sum(map(len, frame))
+        return True
+
+    def _send_in_pieces(self, frame: Sequence[Buffer], is_short: bool) -> None:
+        turn = self._num_turns
+
+        def goes_on() -> bool:
+            return self.incarnation is not None and self._num_turns == turn
+
+        def leave(num_bytes: int) -> int:
+            delay = self._upload.delay(num_bytes)
+            if not is_short:
+                self._pace.wait(num_bytes, delay, goes_on)
+            return self._pace.sent(num_bytes)
+
+        pieces = split(next(self._serials), frame, lambda: self._pace.piece_bytes, leave)
+        for piece in pieces:
+            # No piece may follow the word of a cut that it came before.
+            with self._putting:
+                # The end of a frame is useless to a process that missed its beginning.
+                if not goes_on():
+                    return
+                self.put(piece)
+            if self._links.leave_machine(self._session_id):
+                self.bytes_sent += len(piece)
+
+    def take(self, piece: bytes, session_id: str | None) -> None:
+        """Receive a piece of a frame."""
+        if piece == _FAREWELL:
+            self._has_answered.set()
+            return
+        if len(piece) == _MARK.size:
+            self._pace.acknowledged(*_MARK.unpack(piece))
+            return
+        process = process_of(session_id)
+        if is_word(piece):
+            self._hear_cut(piece, process)
+            return
+        if self.direct is not None and self.direct.take(piece, process):
+            return
+        if len(piece) >= HEADER.size and (mark := HEADER.unpack_from(piece)[-1]):
+            self._acknowledge(mark)
+        with self._telling:
+            if self._links.leave_machine(session_id):
+                self.bytes_received += len(piece)
+            if self._cuts.is_before(process):
+                return
+            # A process that has appeared, but does not speak for the rank yet: its pieces wait
+            # until it does, because the listener must hear of a process before its frames.
+            if process is not None and process != self.incarnation and process in self._alive:
+                if len(self._held[process]) < _MAX_HELD:
+                    self._held[process].append(piece)
+                return
+            self._session_id = session_id
+            self._add(piece)
+
+    def _add(self, piece: bytes) -> None:
+        frame = self._assembler.add(piece)
+        if frame is not None:
+            self._listener.received(self._rank, frame)
+
+    def stream_received(self, stream: Stream, frame: memoryview) -> bool:
+        """See `direct.Owner`."""
+        with self._telling:
+            if self.direct is None or stream is not self.direct.incoming:
+                return False
+            if self._links.leave_machine(self._session_id):
+                self.bytes_received += len(frame)
+            self._listener.received(self._rank, frame)
+        return True
+
+    def stream_refused(self, reason: str) -> None:
+        """See `direct.Owner`."""
+        self._listener.refused(self._rank, reason)
+
+    def stream_ended(self, stream: Stream) -> None:
+        """Treat the end of a stream as a cut of the link; see `direct.Owner`."""
+        with self._telling:
+            if self.direct is not None and self.direct.drop(stream):
+                self._begin_cut()
+
+    def _begin_cut(self, *, is_waiting: bool = True) -> None:
+        process = self.incarnation
+        if self._is_closing or process is None:
+            return
+        self._cuts.begin(process, is_waiting=is_waiting)
+        if self.direct is not None:
+            self.direct.count_cut()
+        self._turn_to(None)
+        # In a thread of its own, because a reading thread of zenoh must not wait until another
+        # worker reads.
+        words = (process, self._cuts.told)
+        threading.Thread(target=self._tell_cut, args=words, daemon=True).start()
+
+    def _tell_cut(self, process: Incarnation, number: int) -> None:
+        """Tell `process` of a cut until it has answered."""
+        while True:
+            self._put_cut(process)
+            with self._telling:
+                if self._cuts.process != process or self._cuts.told != number:
+                    return
+                if not self._cuts.is_waiting:
+                    self._end_cut()
+                    return
+            time.sleep(_REPEAT)
+
+    def _put_cut(self, process: Incarnation) -> None:
+        with self._putting:
+            self.put(self._cuts.word(process))
+
+    def _end_cut(self) -> None:
+        self._cuts.end()
+        self._choose()
+
+    def _hear_cut(self, word: bytes, process: Incarnation | None) -> None:
+        with self._telling:
+            known = process in (self.incarnation, self._cuts.process)
+            if process is None or not known or self._is_closing or not self._may_sign():
+                return
+            match self._cuts.hear(word, process):
+                case Next.BEGIN:
+                    self._begin_cut(is_waiting=False)
+                case Next.RETURN:
+                    self._end_cut()
+                case Next.ANSWER:
+                    threading.Thread(target=self._put_cut, args=(process,), daemon=True).start()
+
+    def appear(self, incarnation: Incarnation) -> None:
+        """Receive a sign of life."""
+        with self._telling:
+            if incarnation in self._alive or self._is_closing or not self._may_sign():
+                return
+            # A process that never undeclares its tokens must not make this list grow for ever.
+            self._alive = [*self._alive[1 - _MAX_ALIVE :], incarnation]
+            # Another process speaks. It may be dead, or have the older right, which its claim
+            # will show; this one waits for that.
+            if self.incarnation is not None:
+                timer = threading.Timer(self._settle, self._give_way, [incarnation])
+                timer.daemon = True
+                timer.start()
+                return
+            self._may_speak.add(incarnation)
+            self._choose()
+
+    def heard(self, claim: Claim) -> None:
+        """Receive a process's claim that it was there before another one."""
+        with self._telling:
+            if self._may_sign():
+                self._claims.add(claim)
+                self._choose()
+
+    def disappear(self, incarnation: Incarnation) -> None:
+        """Receive the withdrawal of a sign of life."""
+        with self._telling:
+            # While this worker leaves, even an unknown withdrawal gets an answer, or the other
+            # one would wait in vain.
+            if incarnation not in self._alive and not self._is_closing:
+                return
+            if incarnation in self._alive:
+                self._alive.remove(incarnation)
+            if incarnation == self._cuts.process:  # if it appears again, its links are new
+                self._cuts.end()
+            self._held.pop(incarnation, None)
+            # Nobody else can claim the rank now, so the remaining ones need not wait.
+            if not self._may_speak.intersection(self._alive):
+                self._may_speak.update(self._alive)
+            self._choose()
+            leaves_too = self._is_closing and incarnation == self._left
+        # A worker that leaves in order waits for this answer. It is sent from another thread,
+        # because a reading thread of zenoh must not wait until another worker reads.
+        answer = threading.Thread(target=self.put, args=(_FAREWELL,))
+        answer.start()
+        self._answer = answer  # set once the thread runs, because `close` may join it at once
+        if leaves_too:
+            # It may be gone before it notices our departure and answers. Its own farewell is as
+            # good: all its messages have arrived before it, and it waits for our answer.
+            self._has_answered.set()
+
+    def leave(self, deadline: Seconds) -> bool:
+        """Send nothing after the current frame; return whether the peer is present."""
+        # Not for ever: a congested link may block the sending thread until the lease ends.
+        has_silence = self._sending.acquire(timeout=until(deadline))
+        with self._telling:
+            self._is_closing = True
+            self._has_answered.clear()
+            self._left, self.incarnation = self.incarnation, None
+            self._pace.reset()
+        if has_silence:
+            if self.direct is not None:
+                self.direct.finish()
+            self._sending.release()
+        return self._left is not None
+
+    def await_reading(self, deadline: Seconds) -> None:
+        """Wait until the peer has read all frames of its stream."""
+        if self.direct is not None:
+            self.direct.await_reading(until(deadline))
+
+    def expel(self, credentials: Credentials) -> None:
+        """End the peer's streams at once if `credentials` revoke its certificate."""
+        if self.direct is not None:
+            self.direct.expel(credentials)
+
+    def close_streams(self) -> None:
+        """End the peer's streams."""
+        if self.direct is not None:
+            self.direct.close()
+
+    def lose(self) -> None:
+        """Report the peer's disappearance to the listener, now that this worker has left."""
+        with self._telling:
+            self._alive = []
+            self._held.clear()
+            if self._left is not None:
+                self._listener.disappeared(self._rank, self._left)
+
+    def return_to_life(self, streams: Streams) -> None:
+        """Resume sending when the peer appears."""
+        with self._telling:
+            self.direct = DirectStreams(
+                self._rank, streams, self._links.host, self, self._max_bytes
+            )
+            self._assembler.reset()
+            self._cuts.end()
+            self._is_closing = False
+
+    def await_farewell(self, deadline: Seconds) -> None:
+        """Wait until the peer confirms that it has read all frames."""
+        self._has_answered.wait(until(deadline))
+        if self._answer is not None:
+            self._answer.join(until(deadline))
+
+    def put(self, piece: bytes) -> None:
+        """Send a piece over zenoh."""
+        with suppress(zenoh.ZError):  # the session has been closed
+            # The source tells the receiver which link the frame came over.
+            source = zenoh.SourceInfo(self.publisher.id, 0)
+            self.publisher.put(piece, source_info=source)
+
+    def _acknowledge(self, mark: int) -> None:
+        # Dropped if the link is congested, because a reading thread of zenoh must not wait. The
+        # next one says it, too.
+        with suppress(zenoh.ZError):
+            self.acknowledger.put(_MARK.pack(mark))
+
+    def _may_sign(self) -> bool:
+        """Whether another sign of life is accepted now."""
+        if self._signs.take(time.monotonic()):
+            return True
+        self._listener.refused(self._rank, "more signs of life than any honest worker gives")
+        return False
+
+    def _give_way(self, incarnation: Incarnation) -> None:
+        with self._telling:
+            if incarnation in self._alive:
+                self._may_speak.add(incarnation)
+                self._choose()
+
+    def _choose(self) -> None:
+        """Turn to the process that speaks for the rank."""
+        if self._is_closing:
+            return
+        self._may_speak.intersection_update(self._alive)
+        ready = [
+            each
+            for each in self._alive
+            if each in self._may_speak and each != self._cuts.process
+        ]
+        # If all are beaten (claims of liars), the youngest speaks, as without claims.
+        unclaimed = [each for each in ready if not self._claims.is_beaten(each, self._alive)]
+        chosen = next(reversed(unclaimed or ready), None)
+        if chosen != self.incarnation:
+            self._turn_to(chosen)
+
+    def _turn_to(self, incarnation: Incarnation | None) -> None:
+        # The end of a frame of one process must never complete the beginning of another's.
+        before, self.incarnation = self.incarnation, incarnation
+        self._num_turns += 1
+        self._assembler.reset()
+        self._pace.reset()
+        if before is not None:
+            self._listener.disappeared(self._rank, before)
+        if incarnation is not None:
+            self._listener.appeared(self._rank, incarnation)
+        # After the reports, so that no frame of another process or link comes before them.
+        if self.direct is not None:
+            self.direct.turn(incarnation)
+        if incarnation is not None:
+            for piece in self._held.pop(incarnation, []):
+                self._add(piece)
+
+
+def until(deadline: Seconds) -> Seconds:
+    return max(0.0, deadline - time.monotonic())
