@@ -121,6 +121,7 @@ class Oracles:
         require_handed_over(self)
         require_nothing_lost(self)
         require_leaving(self)
+        require_nobody_given_up(self)
         require_weights(self)
         require_models(self)
 
@@ -289,6 +290,20 @@ def require_leaving(oracles: Oracles) -> None:
             raise ViolationError(
                 f"worker {process.rank} leaves at {process.ended_at:.1f} s, though all had "
                 f"finished at {last:.1f} s"
+            )
+
+
+def require_nobody_given_up(oracles: Oracles) -> None:
+    """Where nothing happens to anybody, no slow worker is taken for a lost one."""
+    world = oracles.run.world
+    has_trouble = world.disturbances or any(world.start_at) or world.loses
+    if has_trouble or world.liar is not None:
+        return
+    for process, told in oracles.told:
+        if told.given_up:
+            raise ViolationError(
+                f"worker {process.rank} has given up workers {sorted(told.given_up)} though "
+                "nothing has happened to them"
             )
 
 

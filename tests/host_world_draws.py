@@ -220,13 +220,36 @@ def draw_server_world(seed: int) -> World:
     liar = None if world.liar == SERVER else world.liar
     # A longer one, or the run is over before anything happens.
     lasting: Any = longer(adding(world.algorithm), 20)
-    return replace(
+    world = replace(
         world,
         algorithm=with_settings(lasting, resend_after=2.0),
         disturbances=spared,
         start_at=starts,
         liar=liar,
         lie=world.lie if liar else "",
+    )
+    return with_slow_worker(seed, world)
+
+
+def with_slow_worker(seed: int, world: World) -> World:
+    """The same, or for some seeds one in which nothing happens but that one worker is slow.
+
+    Others that do not wait for it have long finished when it has; after ten times their run
+    they would leave.
+    """
+    draw = random.Random(f"{seed} slow")
+    if draw.random() > 0.15:
+        return world
+    steps = [0.2] * world.num_workers
+    steps[draw.randrange(1, len(steps))] = 8 * 0.2
+    return replace(
+        world,
+        step_seconds=tuple(steps),
+        start_at=(0.0,) * world.num_workers,
+        disturbances=(),
+        wire=replace(world.wire, lost=0.0),
+        liar=None,
+        lie="",
     )
 
 
@@ -270,7 +293,7 @@ def draw_standby_world(seed: int) -> World:
             "lie": "",
             "wire": calm,
         }
-    return replace(world, **changes)
+    return with_slow_worker(seed, replace(world, **changes))
 
 
 def draw_sharing_world(seed: int) -> World:

@@ -23,6 +23,7 @@ from edgegossip.contract.protocol import (
     WorkerState,
 )
 from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.status import Phase
 from edgegossip.net.runtime import Life
 
 LATE: Seconds = 0.5
@@ -58,6 +59,7 @@ class Told(Inside):
         is_alone: Whether it began with at most one other worker in reach.
         has_news: Whether it was told of a loss or a return.
         taken: Messages that the host has taken, and not handed over yet.
+        given_up: Workers that it was told to have lost while their links were up and they ran.
     """
 
     rounds: RoundModels
@@ -70,6 +72,7 @@ class Told(Inside):
     is_alone: bool = False
     has_news: bool = False
     taken: list[Received] = field(default_factory=list)
+    given_up: set[Rank] = field(default_factory=set)
     peers: Peers = field(init=False)
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
@@ -123,6 +126,10 @@ class Told(Inside):
         if event.rank in self.memory.lost and not event.has_lied:
             raise ViolationError(f"worker {self.peers.rank} loses worker {event.rank} twice")
         self.memory.lost.add(event.rank)
+        status = self.peers[event.rank].status
+        is_running = status is not None and status.phase == Phase.RUNNING
+        if is_running and self.peers[event.rank].is_reachable:
+            self.given_up.add(event.rank)
 
     def _join(self, event: WorkerJoined) -> None:
         memory, rank, life = self.memory, event.rank, self.peers[event.rank].life

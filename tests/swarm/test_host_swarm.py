@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.algorithms import ALL, BALANCED, NUM_WORKERS, PEERS
-from tests.host_checks import NOTICED, SLACK, check, digest, longest_pause
+from tests.algorithms import ALL, BALANCED, NUM_WORKERS, PEERS, with_settings
+from tests.host_checks import NOTICED, SLACK, check, check_server, digest, longest_pause
 from tests.host_swarm import WORLDS
-from tests.host_world_draws import draw_world, longer
+from tests.host_world_draws import adding, draw_world, longer
 from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.tiers import by_name, first, thorough
 from tests.virtual_network import Wire
@@ -49,6 +49,8 @@ MANY = [
 ONCE_WRONG = [
     # One stage began alone, and nobody told the others that it was back: still for 600 s.
     ("stages", range(10, 11)),
+    # The server gave up workers that had finished, as they waited in silence for the slow one.
+    ("final", range(103, 104)),
 ]
 """Worlds that have shown a fault."""
 
@@ -110,6 +112,17 @@ def test_one_that_begins_without_its_neighbors_may_be_as_far_behind_as_a_present
     run = check(replace(world, step_seconds=steps, start_at=(0.0, 0.0, 0.0, 5.5, 3.5)))
     # It hears from worker 3 only, which is not there yet; worker 0 waits for it.
     assert longest_pause(run, [0], after=0.0) > 3 * run.world.round_seconds + SLACK
+
+
+@pytest.mark.parametrize(
+    "name", first(1, ["asp", "ssp", "async-local-sgd", "fedbuff", "decoupled-diloco"])
+)
+def test_a_server_waits_for_one_that_is_slow_when_all_others_have_finished(name: str) -> None:
+    lasting: Any = longer(adding(ALL[name]), 5)
+    algorithm = with_settings(lasting, resend_after=2.0)
+    steps = (0.2,) * (NUM_WORKERS - 1) + (4.0,)
+    run = check_server(replace(calm(name), algorithm=algorithm, step_seconds=steps))
+    assert {process.reason for process in run.processes.values()} == {"finished"}
 
 
 ONCE_EACH = {*PEERS} - {*BALANCED} | {"epoch-gossip-balanced-exact", "gossip-balanced-gossip"}

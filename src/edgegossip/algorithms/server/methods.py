@@ -85,6 +85,9 @@ class SSP(ParameterServer):
         ready = [j for j in sorted(state.waiting) if state.rounds[j] - slowest < self.slack]
         return [self.answer(state, j) for j in ready]
 
+    def is_held_up(self, state: ServerState) -> bool:
+        return len(self.training(state)) > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class BSP(ParameterServer):
@@ -127,6 +130,9 @@ class BSP(ParameterServer):
         for rank in ranks:
             state.count(rank, self.num_rounds)
         return [self.answer(state, j) for j in ranks]
+
+    def is_held_up(self, state: ServerState) -> bool:
+        return len(self.training(state)) > 1
 
 
 @dataclass(frozen=True, kw_only=True)

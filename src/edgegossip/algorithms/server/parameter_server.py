@@ -49,6 +49,8 @@ from edgegossip.contract.robust import RobustRule, robust_field, trust_note
 from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.contract.topology import star
 
+_LONGEST_WAIT = 10.0
+"""Wait for a commit, as a multiple of the run until the last one."""
 _MAX_BELIEVED = MAX_COUNT // 2
 """Largest count that a restarted server believes, so that numbers are left for all commits."""
 
@@ -72,6 +74,9 @@ class ServerState(WorkerState):
         latest: With a robust rule, the last merged commit of each worker.
         trust: Shares that a robust rule has given to workers, not noted yet.
         is_paused: Whether a wrapper has told the server to keep its model as it is for now.
+        heard_at: Time of the last message from a worker.
+        quiet_at: Time of the timer that is set while no worker waits for another; infinity
+            without one.
     """
 
     num_commits: dict[Rank, int]
@@ -87,6 +92,8 @@ class ServerState(WorkerState):
     latest: dict[Rank, Message] = field(default_factory=dict)
     trust: dict[Rank, float] = field(default_factory=dict)
     is_paused: bool = False
+    heard_at: Seconds = 0.0
+    quiet_at: Seconds = math.inf
 
     @property
     def version(self) -> int:
@@ -144,7 +151,9 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         resend_after: Seconds until an unanswered commit is resent; each further wait is longer
             by the same amount. None never resends; safe only on lossless links.
         patience: Seconds for which a worker waits for a lost server, and for which a server
-            that has lost all its workers waits for one to return.
+            that has lost all its workers waits for one to return. While no worker waits for
+            another, a server waits at least so long for the next commit, and at least ten
+            times the duration of the run until the last one.
         rate_ratio: Learning rate of the workers relative to the task's, above 0.
         momentum: Explicit momentum of the workers' SGD, in [0, 1); asynchrony adds implicit
             momentum. None keeps the task's.
@@ -177,6 +186,10 @@ class ParameterServer(Committer, Algorithm[CommitState]):
     def make_server(self, **fields: Any) -> ServerState:  # noqa: ANN401 - of `ServerState`
         """Build the server's initial state from the common fields."""
         return ServerState(**fields)
+
+    def is_held_up(self, state: ServerState) -> bool:
+        """Whether workers wait for the commits of others."""
+        return bool(state.waiting)
 
     def start_serving(self, state: ServerState, now: Seconds) -> list[Effect]:
         """Begin as a server."""
@@ -298,7 +311,7 @@ class ParameterServer(Committer, Algorithm[CommitState]):
             case Started():
                 effects += self.start_serving(state, now)
             case Received():
-                self._receive(state, event.sender, event.message)
+                self._receive(state, event.sender, event.message, now)
             case Evaluated():
                 effects += self.judged(state, event.loss, now)
             case TimerFired("resend"):
@@ -308,6 +321,8 @@ class ParameterServer(Committer, Algorithm[CommitState]):
                     return [Finish()]
                 # Lost workers may know a newer model, but the server waits no longer for them.
                 effects += self._recover(state, now)
+            case TimerFired("quiet"):
+                state.quiet_at = math.inf
             case TimerFired():
                 effects += self.wake_server(state, now)
             case WorkerLost():
@@ -325,12 +340,31 @@ class ParameterServer(Committer, Algorithm[CommitState]):
             effects += self._recover(state, now)
         effects += [self.answer(state, j) for j in [*state.pulling]]
         effects += self.serve(state, now) if state.waiting and not state.is_paused else []
+        effects += self._wait_for_workers(state, now)
         # A server without reachable workers stays: they may return while its patience lasts.
         if state.trust:
             effects.append(trust_note(state.trust))
             state.trust = {}
         has_work = self.training(state) or self._is_alone(state)
         return effects if has_work else [*effects, Finish()]
+
+    def _wait_for_workers(self, state: ServerState, now: Seconds) -> list[Effect]:
+        """Keep a timer while no worker waits for another, unless none has sent for long.
+
+        The timer tells a host that this server waits for living workers, however long they
+        train, and not for messages that may have been lost. The host would judge silence by the
+        server's rounds, which are those of the fastest worker.
+        """
+        last = state.heard_at
+        until = last + max(self.patience, _LONGEST_WAIT * last)
+        if self.is_held_up(state):
+            until = math.inf
+        # A timer that comes too early is set again when it fires, so that not every commit
+        # sets one.
+        if (state.quiet_at < math.inf) == (now < until < math.inf):
+            return []
+        state.quiet_at = until if now < until else math.inf
+        return [SetTimer("quiet", state.quiet_at)]
 
     def _is_alone(self, state: ServerState) -> bool:
         """Whether all workers are lost and none has finished."""
@@ -367,7 +401,10 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         # A new server's patience also covers reports, so it keeps running.
         return effects if state.is_new else [SetTimer("patience", math.inf), *effects]
 
-    def _receive(self, state: ServerState, sender: Rank, message: Message) -> None:
+    def _receive(
+        self, state: ServerState, sender: Rank, message: Message, now: Seconds
+    ) -> None:
+        state.heard_at = now
         if sender not in self.workers:
             return  # a rank that does not train has nothing to commit
         match message.kind:

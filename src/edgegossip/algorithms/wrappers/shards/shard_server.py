@@ -44,7 +44,7 @@ from edgegossip.contract.protocol import (
     WorkerState,
 )
 
-TIMERS = ("resend", "patience", "window")
+TIMERS = ("resend", "patience", "window", "quiet")
 """Timers of the algorithms that the servers run."""
 EVENTS = (
     *("started", "rejoined", "commit", "repeat", "pull", "copy", "evaluated"),
