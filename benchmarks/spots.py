@@ -1,4 +1,4 @@
-"""What systems make of machines that come and go as spot machines did.
+"""Systems on machines that come and go as spot machines did: how much of their time is useful.
 
     python -m benchmarks.spots --traces FILE [--hours 24] [--seeds 0 1 2 3 4] [--json FILE]
 
@@ -62,6 +62,7 @@ def row(system: str, seed: int, hours: float, options: argparse.Namespace) -> di
     with tempfile.TemporaryDirectory() as folder:
         results = eg.run(chosen, out=Path(folder) / "run", num_threads=1)
     use = results.history[-1].use
+    assert use is not None
     # Servers are always on, and equal machines are as fast as they are long there.
     trains = [chosen.algorithm.role(rank).has_data for rank in range(len(chosen.platforms))]
     seconds = use.node_seconds - trains.count(False) * results.virtual_seconds
