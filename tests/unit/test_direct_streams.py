@@ -196,6 +196,28 @@ def test_a_cut_that_was_not_heard_is_told_again(
     assert a.events.next() == ("received", 1, b"hello")
 
 
+def test_a_second_cut_may_come_before_the_answer_to_the_first_has_left(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, b = network.open_all()
+    may_leave, put = threading.Event(), peer_of(b)._put_cut
+
+    def put_late(process: int) -> None:
+        assert may_leave.wait(10)
+        put(process)
+
+    monkeypatch.setattr(peer_of(b), "_put_cut", put_late)
+    other = Cuts()
+    for _ in range(2):
+        other.begin(101)
+        peer_of(b)._hear_cut(other.word(101), 100)
+        assert peer_of(b)._cuts.told == 1
+    may_leave.set()
+    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
+    peer_of(b)._hear_cut(other.word(101), 100)
+    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
+
+
 def test_streams_that_end_again_and_again_are_given_up(
     network: OverZenoh, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -256,6 +256,8 @@ class ZenohPeer:
             known = process in (self.incarnation, self._cuts.process)
             if process is None or not known or self._is_closing or not self._may_sign():
                 return
+            if self.incarnation is None and not self._cuts.is_waiting:
+                return  # the answer to an earlier cut has not left; this word is repeated
             match self._cuts.hear(word, process):
                 case Next.BEGIN:
                     self._begin_cut(is_waiting=False)
