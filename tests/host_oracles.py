@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,8 +29,9 @@ from tests.worlds import stages_in
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.contract.algorithm import Algorithm
-from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.contract.protocol import Event, Rank, Seconds, WorkerLost
 from edgegossip.contract.snapshot import dismantle
+from edgegossip.net.guard.admission import Refused
 from edgegossip.net.host.status import Phase
 from edgegossip.net.runtime import Life
 
@@ -43,8 +45,10 @@ UNSEEN: Seconds = 5.0
 """A worker that cannot be reached counts as lost after at most so long."""
 LEAVING: Seconds = 15.0
 """Workers leave so soon after their end, unless one that lies keeps them."""
-UNFOUND: Seconds = 30.0
+UNFOUND: Seconds = 5.0
 """Two that reach each other, and run, know of each other after at most so long."""
+LATER: Seconds = 30.0
+"""The same where messages are lost, take long, or are lies, and in other worlds than peers'."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class Oracles:
         # That a run has begun nobody has to believe because one that lies says so.
         is_liar = process.rank == self.run.world.liar
         begun, report = (set(), _ignore) if is_liar else (self.begun, self.report)
-        told = Told(algorithm, self.rounds, self._furthest, begun, report)
+        told = Told(algorithm, self.rounds, self._furthest, begun, report, self._since_end)
+        told.is_of_peers = self.run.world.is_of_peers
         self.told.append((process, told))
         return told
 
@@ -97,6 +102,8 @@ class Oracles:
         """Follow the host of a process before it runs, from a checkpoint or None."""
         _, told = self.told[-1]
         told.peers = host.peers
+        process.on_end = partial(self._require_staying, process)
+        self._watch_refusing(host)
         kept = None if checkpoint is None else self.kept[process.rank]
         received = None if kept is None else kept.received
         self.deliveries.watch(host, process.incarnation, told.taken, received)
@@ -133,6 +140,10 @@ class Oracles:
         rounds: list[int] = [process.host.state.round for process in running]
         return max([*rounds, *(number for number, _ in self.rounds.models)])
 
+    def _since_end(self, rank: Rank) -> Seconds:
+        process = self.run.processes.get(rank)
+        return -math.inf if process is None else self.run.time.now - process.ended_at
+
     def _look(self) -> None:
         try:
             for process in self._running():
@@ -163,6 +174,9 @@ class Oracles:
     def _require_views(self, process: Process) -> None:
         """Losses and returns are noticed in time."""
         reachable, now = self.run.transports[process.rank].alive, self.run.time.now
+        world = self.run.world
+        is_hard = world.loses or world.is_thin or world.liar is not None
+        is_hard |= not world.is_of_peers
         for other, peer in process.host.peers:
             there = self.run.processes.get(other)
             is_both = (
@@ -180,7 +194,7 @@ class Oracles:
                 ("counts as present, although it cannot reach it, worker", UNSEEN, is_unseen),
                 (
                     "counts as lost, although it can reach it, worker",
-                    UNFOUND,
+                    LATER if is_hard else UNFOUND,
                     is_both and peer.is_lost,
                 ),
             ):
@@ -189,6 +203,39 @@ class Oracles:
                     self.since.pop(key, None)
                 elif now - self.since.setdefault(key, now) > limit:
                     raise ViolationError(f"worker {process.rank} {what} {other}, for {limit} s")
+
+    def _watch_refusing(self, host: Any) -> None:  # noqa: ANN401
+        """Nobody waits for the message that was a lie."""
+        refuse = host.receiving._refuse
+
+        def refuses(refused: Refused) -> list[Event]:
+            events: list[Event] = refuse(refused)
+            liar = refused.rank if refused.is_lie and host.peers.has_begun else None
+            if liar is not None and WorkerLost(liar, has_lied=True) not in events:
+                what = f"worker {host.rank} is not told that worker {liar} has lied"
+                self.report(ViolationError(what))
+            return events
+
+        host.receiving._refuse = refuses
+
+    def _require_staying(self, process: Process) -> None:
+        """Nobody leaves while one that it knows of, and can reach, goes on."""
+        run, host = self.run, process.host
+        # Those who take ten times as long are waited for no longer.
+        is_late = host.now > 10 * run.watcher.finished_at.get(process.rank, math.inf)
+        has_finished = process.reason == "finished" and not is_late
+        if not has_finished or not run.world.is_of_peers or run.world.liar is not None:
+            return
+        reachable = run.transports[process.rank].alive
+        for other in host.peers.active:
+            there = run.processes.get(other)
+            is_there = there is not None and reachable.get(other) == there.incarnation
+            if there is None or not is_there or not there.is_running:
+                continue
+            if there.host.peers.has_begun and there.host.sending.phase == Phase.RUNNING:
+                self.report(
+                    ViolationError(f"worker {process.rank} leaves before worker {other}")
+                )
 
     def _told_by(self, process: Process) -> Told:
         return next(told for each, told in reversed(self.told) if each is process)

@@ -22,6 +22,7 @@ from tests.worlds import NUM_PARAMS, ManySamples, StageTrainer, loss_of, stages_
 
 from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Message, Rank, Seconds, Train, Trained
 from edgegossip.contract.snapshot import Json, assemble, dismantle
 from edgegossip.contract.trainer import TrainingResult
@@ -33,6 +34,8 @@ from edgegossip.runs.final_average import FinalAverage, ending_seconds
 LEASE: Seconds = 1.5
 HORIZON: Seconds = 3600.0
 LR = 0.1
+FUTURE = 10**6
+"""A round that no world has."""
 
 
 class Timed(ManySamples):
@@ -218,7 +221,7 @@ class Run:
             case "kill":
                 for rank in each.ranks:
                     self._kill(rank, each)
-            case "leave":
+            case "leave" | "stop":
                 if (process := self.processes.get(each.ranks[0])) is not None:
                     self._stop(process, each)
             case "stop all":
@@ -261,7 +264,7 @@ def limits(algorithm: Algorithm[Any]) -> tuple[Seconds, Seconds]:
 
 
 def lie(host: Host[Any], world: World, draw: random.Random) -> None:
-    """Let a host say of itself what is not so."""
+    """Let a host say of itself what is not so, or send what no honest one does."""
     tell = host.peers.status_for
 
     def told(rank: Rank, phase: Phase, elapsed: Seconds, num_waiting: int = 0) -> WorkerStatus:
@@ -284,4 +287,20 @@ def lie(host: Host[Any], world: World, draw: random.Random) -> None:
                 return replace(status, left=draw.choice(sent), sent=sent, received=received)
         return status
 
+    pack = host.sending._frame
+
+    def packed(rank: Rank, message: Message, number: int) -> list[Buffer]:
+        if number and world.lie == "future":
+            message = replace(message, round=FUTURE)
+        elif number and world.lie == "not finite":
+            message = replace(
+                message,
+                payload={
+                    name: x * math.nan if x.is_floating_point() else x
+                    for name, x in message.payload.items()
+                },
+            )
+        return pack(rank, message, number)
+
     host.peers.status_for = told  # type: ignore[method-assign]
+    host.sending._frame = packed  # type: ignore[method-assign,assignment]

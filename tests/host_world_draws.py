@@ -92,8 +92,11 @@ def draw_resuming_world(seed: int) -> World:
     draw, world = random.Random(f"{seed} resuming"), _draw_core_world(seed)
     found, at = [], draw.uniform(1.0, 4.0)
     for _ in range(draw.randint(1, 3)):
-        kind = draw.choice(["stop all", "stop all", "kill", "kill", "cut", "partition"])
+        kind = draw.choice(["stop all", "stop", "stop", "kill", "kill", "cut", "partition"])
         disturbance = _draw_disturbance(draw, kind, at, world.num_workers)
+        if kind == "stop":
+            # Others count it as lost after three seconds.
+            disturbance = replace(disturbance, seconds=draw.choice([0.3, 1.0, 1.0, 10.0]))
         if kind == "kill":
             # Others wait for one that is back so soon.
             disturbance = replace(disturbance, seconds=draw.choice([0.05, 0.3, 0.8]))
@@ -117,7 +120,10 @@ def draw_cut_world(seed: int) -> World:
         seconds = draw.choice([0.3, 1.0, 2.0, 3.0, 6.0])
         found.append(replace(disturbance, seconds=seconds))
         at += draw.uniform(0.3, 4.0)
-    return replace(world, disturbances=tuple(found))
+    # Over thin links, messages still wait for the old link when there is a new one.
+    bandwidth = draw.choice([world.wire.bandwidth, 2e3])
+    wire = replace(world.wire, bandwidth=bandwidth)
+    return replace(world, disturbances=tuple(found), wire=wire)
 
 
 def draw_lying_world(seed: int) -> World:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from tests.algorithms import PEERS
 from tests.virtual_network import Wire
 
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
@@ -21,11 +22,12 @@ class Disturbance:
     """Something that goes wrong.
 
     Args:
-        kind: "pause", "cut", "one way cut", "partition", "kill", "leave", "stop all".
+        kind: "pause", "cut", "one way cut", "partition", "kill", "leave", "stop", "stop all".
         at: When.
         ranks: Whom it befalls; of a partition, one half.
-        seconds: For how long; a killed one is started again after it, with infinity never.
-        with_disk: A killed one goes on from its last checkpoint.
+        seconds: For how long; one that is killed or stopped is started again after it, with
+            infinity never.
+        with_disk: It then goes on from its last checkpoint.
     """
 
     kind: str
@@ -62,6 +64,16 @@ class World:
     def loses(self) -> bool:
         """Frames are lost without a word, so that somebody waits for a deadline."""
         return self.wire.lost > 0
+
+    @property
+    def is_of_peers(self) -> bool:
+        """Whether it has peers, all of which take part from the start or come late."""
+        return self.name in PEERS and self.offset > 0 and not self.is_open
+
+    @property
+    def is_thin(self) -> bool:
+        """Links carry so little that messages wait to be sent, and others for them."""
+        return self.wire.bandwidth < 1e4
 
     @property
     def deadline(self) -> Seconds:
@@ -113,4 +125,7 @@ class World:
 
 
 KINDS = ("pause", "cut", "one way cut", "partition", "kill", "stop all")
-LIES = ("elapsed", "older", "resumed", "finished", "waiting", "counts", "furthest")
+LIES = (
+    *("elapsed", "older", "resumed", "finished", "waiting", "counts", "furthest"),
+    *("not finite", "future"),
+)

@@ -26,6 +26,8 @@ from edgegossip.net.host.peers import Peers
 from edgegossip.net.host.status import Phase
 from edgegossip.net.runtime import Life
 
+STOPPED: Seconds = 2.5
+"""One that was stopped may be back, so it counts as present at least so long."""
 LATE: Seconds = 0.5
 """A timer fires at most so late."""
 
@@ -55,17 +57,21 @@ class Told(Inside):
     Attributes:
         begun: The lives with which workers have begun, of all processes.
         report: Takes what is wrong.
+        since_end: Seconds since the end of a worker's process; below 0 if it has none.
         has_rejoined: As in `Started`; None before it.
         is_alone: Whether it began with at most one other worker in reach.
         has_news: Whether it was told of a loss or a return.
         taken: Messages that the host has taken, and not handed over yet.
         given_up: Workers that it was told to have lost while their links were up and they ran.
+        early: Messages that were taken before it began.
+        is_of_peers: As in `World`.
     """
 
     rounds: RoundModels
     furthest: Callable[[], int]
     begun: set[tuple[Rank, Life]]
     report: Callable[[ViolationError], None]
+    since_end: Callable[[Rank], Seconds]
     memory: Memory = field(default_factory=Memory)
     is_resumed: bool = False
     has_rejoined: bool | None = None
@@ -73,6 +79,8 @@ class Told(Inside):
     has_news: bool = False
     taken: list[Received] = field(default_factory=list)
     given_up: set[Rank] = field(default_factory=set)
+    early: list[Received] = field(default_factory=list)
+    is_of_peers: bool = False
     peers: Peers = field(init=False)
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
@@ -103,13 +111,14 @@ class Told(Inside):
                 self.memory.timers.pop(name, None)
             case Received():
                 self.taken[:] = [each for each in self.taken if each is not event]
+                self._receive(event)
         if isinstance(event, WorkerLost | WorkerJoined):
             self.has_news = True
             self.rounds.has_trouble(round, self.furthest())
 
     def _start(self, event: Started) -> None:
         rank, life = self.peers.rank, self.peers.life
-        self.has_rejoined = event.has_rejoined
+        self.has_rejoined, self.early = event.has_rejoined, [*self.taken]
         # The only one that can be reached is believed.
         self.is_alone = sum(peer.is_reachable for _, peer in self.peers) < 2
         present = [rank for rank, _ in self.peers if rank not in self.memory.lost]
@@ -127,8 +136,16 @@ class Told(Inside):
             raise ViolationError(f"worker {self.peers.rank} loses worker {event.rank} twice")
         self.memory.lost.add(event.rank)
         status = self.peers[event.rank].status
-        is_running = status is not None and status.phase == Phase.RUNNING
-        if is_running and self.peers[event.rank].is_reachable:
+        phase = None if status is None else status.phase
+        if (
+            self.is_of_peers
+            and phase == Phase.LEAVING
+            and 0.0 <= self.since_end(event.rank) < STOPPED
+        ):
+            raise ViolationError(
+                f"worker {self.peers.rank} loses worker {event.rank}, which was just stopped"
+            )
+        if phase == Phase.RUNNING and self.peers[event.rank].is_reachable:
             self.given_up.add(event.rank)
 
     def _join(self, event: WorkerJoined) -> None:
@@ -145,6 +162,20 @@ class Told(Inside):
             )
         memory.lost.discard(rank)
         memory.lives[rank] = life
+
+    def _receive(self, event: Received) -> None:
+        """Nobody hears from one that it counts as lost, but has found it before."""
+        rank, last = self.peers.rank, self.traits.num_rounds
+        if last is not None and event.message.round > last:
+            raise ViolationError(
+                f"worker {rank} is handed a message of round {event.message.round} of {last}"
+            )
+        is_early = any(event is each for each in self.early)
+        is_there = self.peers[event.sender].is_reachable and not is_early
+        if self.is_of_peers and is_there and event.sender in self.memory.lost:
+            raise ViolationError(
+                f"worker {rank} is handed a message of worker {event.sender}, which is lost"
+            )
 
     def require_timers(self, now: Seconds) -> None:
         """Fail if a timer should have fired by now."""

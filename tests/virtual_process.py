@@ -88,6 +88,7 @@ class Process:
         self.reason: str | BaseException | None = None
         self.is_alive = True
         self.is_paused = False
+        self.on_end: Callable[[], None] = lambda: None
         self.started_at = self.time.now
         self.ended_at = math.inf
         self._skew = skew
@@ -192,6 +193,7 @@ class Process:
     def _end(self, reason: str | BaseException) -> None:
         self.network.num_running -= self.is_running
         self.reason, self.ended_at = reason, self.time.now
+        self.on_end()
 
     def _count_step(self) -> None:
         self._num_steps = self._num_steps + 1 if self._stepped_at == self.time.now else 1
