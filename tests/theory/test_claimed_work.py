@@ -190,7 +190,7 @@ def test_all_workers_go_and_come_back_and_each_unit_is_visited_once() -> None:
 
 @thorough
 def test_workers_without_rounds_seldom_wait_whoever_comes_and_goes() -> None:
-    """One that comes counts on nobody for units that the others have given to the lost."""
+    """One that comes waits for nothing of which the others do not think that it is theirs."""
     inner = GoSGD(topology=complete(8), num_rounds=10**6, exchange_probability=0.1)
     used = []
     for seed in range(3):
@@ -206,7 +206,7 @@ def test_workers_without_rounds_seldom_wait_whoever_comes_and_goes() -> None:
         use = simulator.use(80.0)
         assert use is not None
         used.append(use.compute_used)
-    assert statistics.fmean(used) > 0.88
+    assert min(used) > 0.95
 
 
 @thorough

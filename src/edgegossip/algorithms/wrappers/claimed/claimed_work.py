@@ -351,14 +351,17 @@ class ClaimedWork(Wrapper[ClaimedState]):
             return False
         rates = state.limited_rates(remaining, self.max_ratio)
         takers = receivers(state.rank, remaining, rates)
-        gifts = [u for u in state.own(ledger) if not _is_gift(ledger, u, state.rank)]
-        # From the end, because it works from the beginning.
-        pairs = dict(zip(reversed(gifts), takers, strict=False))
-        pairs = {**ledger.given.get(state.rank, {}), **pairs}
+        # From the end, because it works from the beginning. Nobody gets back what it has given.
+        gifts = {
+            u: j
+            for u, j in zip(reversed(state.own(ledger)), takers, strict=False)
+            if u not in ledger.given.get(j, {})
+        }
+        pairs = {**ledger.given.get(state.rank, {}), **gifts}
         if len(pairs) > _MOST_GIFTS:
             return False  # it will be late, and the others take over what is overdue
         ledger.given[state.rank] = pairs
-        return bool(gifts and takers)
+        return bool(gifts)
 
     def _account(self, state: ClaimedState, event: Trained, now: Seconds) -> list[Effect]:
         assert state.held is not None
@@ -397,6 +400,13 @@ class ClaimedWork(Wrapper[ClaimedState]):
         """Whether a worker that trains by steps, and owns nothing, begins the next epoch."""
         if not state.pending:
             return True
+        if not state.weight.at(state.epoch):
+            # It does not know what the lost own, and so what the others have to do: it follows
+            # those, of which no liar sends it far ahead.
+            absent = {*state.away, *state.lost}
+            epochs = [epoch for j, epoch in state.epochs.items() if j not in absent]
+            if epochs and statistics.median_low(epochs) > state.epoch:
+                return True
         is_part = state.weight.at(state.epoch + 1) > 0
         return is_part and len(state.pending) < 2
 
@@ -529,8 +539,3 @@ class ClaimedWork(Wrapper[ClaimedState]):
 
 def _begun(state: ClaimedState) -> list[Ledger]:
     return [each for each in state.ledgers.values() if each.base is not None]
-
-
-def _is_gift(ledger: Ledger, unit: int, rank: Rank) -> bool:
-    given = ledger.given.items()
-    return any(units.get(unit) == rank for giver, units in given if giver != rank)

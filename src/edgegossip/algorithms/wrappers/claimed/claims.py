@@ -169,15 +169,26 @@ class Ledger:
         assert self.spare is not None
         away = torch.tensor([*lost, *self.gone], dtype=torch.int64)
         owners = torch.where(torch.isin(self.base, away), self.spare, self.base)
-        # What a worker gave away before it was lost is in good hands. Only the owner can give,
-        # and if the receiver is lost, the giver has its unit back.
-        for owned in (self.base, owners):
-            for giver, units in sorted(self.given.items()):
-                for unit, receiver in units.items():
-                    is_here = receiver not in lost and receiver not in self.late
-                    if owned[unit] == giver and is_here:
-                        owners[unit] = receiver
+        absent = {*lost, *self.late}
+        # What a worker gave away before it was lost is in good hands.
+        for unit in sorted({unit for units in self.given.values() for unit in units}):
+            for first in (int(self.base[unit]), int(owners[unit])):
+                here = [j for j in self.receivers(unit, first) if j not in absent]
+                if here:
+                    owners[unit] = here[-1]
+                    break
         return owners
+
+    def receivers(self, unit: int, first: Rank) -> list[Rank]:
+        """The workers to which a unit of `first` has been given, one after another.
+
+        Only who has a unit can give it away, and nobody gets back what it has given.
+        """
+        found: list[Rank] = []
+        giver = first
+        while (giver := self.given.get(giver, {}).get(unit, first)) not in {first, *found}:
+            found.append(giver)
+        return found
 
     def undone(self) -> Tensor:
         """The units that this worker takes for undone, bool [num_units]."""
@@ -209,6 +220,11 @@ class Ledger:
         return num_twice
 
     def forget_gifts(self, rank: Rank) -> None:
-        """Drop the transfers to `rank`, which does not know of them any more."""
+        """Drop the transfers to `rank`, which does not know of them any more.
+
+        What it has given on stays with the worker that it gave it to.
+        """
+        onward = self.given.get(rank, {})
         for giver, units in self.given.items():
-            self.given[giver] = {u: j for u, j in units.items() if j != rank}
+            kept = {u: onward.get(u, j) if j == rank else j for u, j in units.items()}
+            self.given[giver] = {u: j for u, j in kept.items() if j not in (rank, giver)}
