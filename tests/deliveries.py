@@ -75,10 +75,12 @@ class Deliveries:
         def sends(
             receiver: Rank, message: Message, report: Callable[[], None] | None = None
         ) -> bool:
-            before, is_sent = peers[receiver].sent, send(receiver, message, report)
-            peer = peers[receiver]
-            if peer.sent == before and is_sent:  # as a part of the one before
-                _, message = host.sending._last[receiver]
+            before, last = peers[receiver].sent, host.sending._last.get(receiver)
+            is_sent, peer = send(receiver, message, report), peers[receiver]
+            if peer.sent == before and is_sent:
+                if host.sending._last.get(receiver) is last:  # the same one still waits
+                    return True
+                _, message = host.sending._last[receiver]  # it is a part of the one before
             elif peer.sent == before:
                 self.unsent.append(message)
                 return False

@@ -45,7 +45,7 @@ UNSEEN: Seconds = 5.0
 """A worker that cannot be reached counts as lost after at most so long."""
 LEAVING: Seconds = 15.0
 """Workers leave so soon after their end, unless one that lies keeps them."""
-UNFOUND: Seconds = 5.0
+UNFOUND: Seconds = 12.0
 """Two that reach each other, and run, know of each other after at most so long."""
 LATER: Seconds = 30.0
 """The same where messages are lost, take long, or are lies, and in other worlds than peers'."""
@@ -221,8 +221,8 @@ class Oracles:
     def _require_staying(self, process: Process) -> None:
         """Nobody leaves while one that it knows of, and can reach, goes on."""
         run, host = self.run, process.host
-        # Those who take ten times as long are waited for no longer.
-        is_late = host.now > 10 * run.watcher.finished_at.get(process.rank, math.inf)
+        # Those who take ten times as long as this one has trained are waited for no longer.
+        is_late = host.now > 10 * host._ending._finished_at
         has_finished = process.reason == "finished" and not is_late
         if not has_finished or not run.world.is_of_peers or run.world.liar is not None:
             return
