@@ -28,15 +28,17 @@ from edgegossip.recipes.call import RecipeCall
 from edgegossip.runs.files import write_json
 
 SYSTEMS = (
-    *(
-        "edge-squeeze",
-        "edge-gossip-diloco",
-        "gosgd",
-        "gosgd, claimed",
-        "swift",
-        "swift, claimed",
-    ),
-    *("ad-psgd", "diloco", "all-reduce", "async-local-sgd", "adsp"),
+    "edge-squeeze",
+    "edge-gossip-diloco",
+    "gosgd",
+    "gosgd, claimed",
+    "swift",
+    "swift, claimed",
+    "ad-psgd",
+    "diloco",
+    "all-reduce",
+    "async-local-sgd",
+    "adsp",
 )
 
 
@@ -44,8 +46,12 @@ def experiment(
     system: str, seed: int, hours: float, options: argparse.Namespace
 ) -> eg.Experiment:
     """The run of a system in the environment."""
-    given = {"seed": seed, "hours": hours, "availability": options.traces}
-    given["local_steps"] = options.local_steps
+    given = {
+        "seed": seed,
+        "hours": hours,
+        "availability": options.traces,
+        "local_steps": options.local_steps,
+    }
     made = RecipeCall("environments/churn", given).make()
     assert isinstance(made, eg.Comparison)
     name, _, is_claimed = system.partition(", ")

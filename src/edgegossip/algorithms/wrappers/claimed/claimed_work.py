@@ -412,10 +412,10 @@ class ClaimedWork(Wrapper[ClaimedState]):
 
     def _end_epoch(self, state: ClaimedState) -> list[Effect]:
         notes: list[Effect] = []
-        for ledger in _begun(state):
+        for ledger in state.ledgers.values():
             num_missing = int(ledger.undone().sum())
             is_due = not num_missing or state.epoch - ledger.epoch > PATIENCE
-            if ledger.is_noted or not is_due:
+            if ledger.base is None or ledger.is_noted or not is_due:
                 continue
             ledger.is_noted = True
             numbers = {
@@ -535,7 +535,3 @@ class ClaimedWork(Wrapper[ClaimedState]):
             return []
         reports = (state.report(each, with_others=True) for each in state.ledgers.values())
         return [Send(event.rank, report) for report in reports]
-
-
-def _begun(state: ClaimedState) -> list[Ledger]:
-    return [each for each in state.ledgers.values() if each.base is not None]

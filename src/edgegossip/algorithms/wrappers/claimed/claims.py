@@ -171,15 +171,15 @@ class Ledger:
         owners = torch.where(torch.isin(self.base, away), self.spare, self.base)
         absent = {*lost, *self.late}
         # What a worker gave away before it was lost is in good hands.
-        for unit in sorted({unit for units in self.given.values() for unit in units}):
+        for unit in {unit for units in self.given.values() for unit in units}:
             for first in (int(self.base[unit]), int(owners[unit])):
-                here = [j for j in self.receivers(unit, first) if j not in absent]
+                here = [j for j in self.given_to(unit, first) if j not in absent]
                 if here:
                     owners[unit] = here[-1]
                     break
         return owners
 
-    def receivers(self, unit: int, first: Rank) -> list[Rank]:
+    def given_to(self, unit: int, first: Rank) -> list[Rank]:
         """The workers to which a unit of `first` has been given, one after another.
 
         Only who has a unit can give it away, and nobody gets back what it has given.
