@@ -55,7 +55,7 @@ class RoundState(WorkerState):
         exchange: Number of completed exchanges; a round has one or more.
         is_exchanging: Whether the worker has sent its messages in this exchange and waits for
             those of its neighbors.
-        is_training: Whether a `Train` of a round that overlaps its exchanges is running.
+        is_training: Whether a `Train` beside an exchange (`Synchronous.work_beside`) is running.
         inbox: Messages of this exchange and later ones, by exchange and sender.
         first_exchange: By neighbor, the first exchange in which the worker waits for that
             neighbor; 0 by default, infinite while the neighbor is lost.
@@ -199,14 +199,14 @@ class Synchronous(Algorithm[S], Generic[S]):
         """Number of exchanges in a round."""
         return 1
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether a round's exchanges begin with its training instead of after it.
+    def work_beside(self, state: S) -> Work | None:
+        """Training that begins together with the next exchange; None by default.
 
-        They then carry what the worker has learned before. `mix` may come before or after
-        `learn`, which must add `Trained.delta` to the state as it is by then.
+        The exchange carries what the worker has learned before. `mix` may come before or after
+        `learn`, which must add `Trained.delta` to the state as it is by then. The next round
+        begins when both have ended.
         """
-        return False
+        return None
 
     @property
     def total_rounds(self) -> int:
@@ -247,12 +247,12 @@ class Synchronous(Algorithm[S], Generic[S]):
             case Trained():
                 # Before anything else: work that is done counts even if rounds are skipped.
                 self.learn(state, event)
-                state.is_training = False
+                was_beside, state.is_training = state.is_training, False
                 if state.catch_up is not None:
                     return []  # the training began before the worker noticed that it is behind
                 if self._is_behind(state):
                     return self._skip(state, now)
-                if self.overlaps:
+                if was_beside:
                     if state.is_exchanging:
                         return self._set_timeout(now)  # from here on, it waits
                     return self._begin_round(state, now)
@@ -293,10 +293,7 @@ class Synchronous(Algorithm[S], Generic[S]):
             if begins and state.is_training:
                 return effects  # its end begins the round
             if (work := self.work(state)) is not None:
-                effects.append(Train(self.start(state), work))
-                if not self.overlaps:
-                    return effects
-                state.is_training = True
+                return [*effects, Train(self.start(state), work)]
             effects += self._exchange(state, now)
             if not self._is_complete(state):
                 return effects
@@ -309,7 +306,11 @@ class Synchronous(Algorithm[S], Generic[S]):
         # Set first, because `announce` names the next exchange once this one's messages are
         # sent: a worker that returns from now on will not get them.
         state.is_exchanging = True
-        effects = self._bind(state)
+        effects: list[Effect] = []
+        if (beside := self.work_beside(state)) is not None:
+            effects.append(Train(self.start(state), beside))
+            state.is_training = True
+        effects += self._bind(state)
         neighbors = self._graph(state).out_neighbors(state.rank, state.exchange)
         present = [j for j in neighbors if j not in state.lost]
         if state.views is not None and self.mixes_symmetrically:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,10 @@ from torch import Tensor
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
 from edgegossip.compression.compressor import Compressor, Identity
 from edgegossip.contract import (
+    Effect,
+    Message,
+    Seconds,
+    Steps,
     MessageSpec,
     Payload,
     Rank,
@@ -64,6 +69,12 @@ class DoubleSqueezeState(RoundState):
     held: dict[Rank, HeldChunk] = field(default_factory=dict)
     holders: dict[Rank, Rank] = field(default_factory=dict)
     outdated: dict[Rank, None] = field(default_factory=dict)
+    beside: int = 0
+    began_at: Seconds = 0.0
+    heard_at: Seconds = 0.0
+    exchange_seconds: Seconds = 0.0
+    step_seconds: Seconds = math.inf
+    grain: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,16 +156,43 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     seed: int = 0
 
     @property
-    def overlaps(self) -> bool:
-        return self.overlap
-
-    @property
     def total_rounds(self) -> int:
         # What was learned in the last round of training is sent in one more.
         return self.num_rounds + self.overlap
 
     def work(self, state: DoubleSqueezeState) -> Work | None:
-        return super().work(state) if state.round < self.num_rounds else None
+        if not self.is_first(state) or state.round >= self.num_rounds:
+            return None
+        state.beside = self._steps_beside(state) if self.overlap else 0
+        before = self.local_steps - state.beside
+        return Steps(before) if before else None
+
+    def work_beside(self, state: DoubleSqueezeState) -> Work | None:
+        is_due = self.is_first(state) and state.round < self.num_rounds and state.beside
+        return Steps(state.beside) if is_due else None
+
+    def _steps_beside(self, state: DoubleSqueezeState) -> int:
+        """The fewest steps that take as long as the last exchange; all, if it took longer."""
+        grain = state.grain  # a wrapper makes fewer steps of them on a slow machine
+        needed = max(1, math.ceil(state.exchange_seconds / (state.step_seconds * grain)))
+        steps = math.ceil(needed * grain)
+        return steps if steps <= self.local_steps - grain else self.local_steps
+
+    def receive(
+        self, state: DoubleSqueezeState, sender: Rank, message: Message, now: Seconds
+    ) -> list[Effect]:
+        if message.kind == "params" and message.round == state.round:
+            state.heard_at = now
+        return super().receive(state, sender, message, now)
+
+    def send(
+        self, state: DoubleSqueezeState, receivers: Sequence[Rank], now: Seconds
+    ) -> list[Effect]:
+        if self.is_first(state):
+            took = max(0.0, state.heard_at - state.began_at)
+            state.exchange_seconds = max(took, (took + state.exchange_seconds) / 2)
+            state.began_at = state.heard_at = now
+        return super().send(state, receivers, now)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,6 +212,10 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         return state.params + state.error
 
     def learn(self, state: DoubleSqueezeState, trained: Trained) -> None:
+        if not trained.is_skipped:
+            asked = state.beside if state.is_training else self.local_steps - state.beside
+            state.step_seconds = trained.seconds / asked
+            state.grain = max(1.0, asked / trained.num_steps)
         if trained.has_gone_back:
             # Nobody else went back, so all chunks are asked for.
             state.params = trained.params

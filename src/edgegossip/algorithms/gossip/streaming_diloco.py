@@ -122,6 +122,9 @@ class StreamingDiLoCo(DoubleSqueeze):
         size, place = self.chunk_size(state.params.numel()), state.round % self.num_fragments
         return fragment(place, self.num_fragments, size)
 
+    def _steps_beside(self, state: DoubleSqueezeState) -> int:
+        return self.local_steps
+
     # The paper's mixing.
 
     def send(
