@@ -73,8 +73,8 @@ class DoubleSqueezeState(RoundState):
     began_at: Seconds = 0.0
     heard_at: Seconds = 0.0
     exchange_seconds: Seconds = 0.0
-    step_seconds: Seconds = math.inf
-    grain: float = 1.0
+    train_seconds: Seconds = 0.0
+    num_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,16 +172,19 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         return Steps(state.beside) if is_due else None
 
     def _steps_beside(self, state: DoubleSqueezeState) -> int:
-        """The fewest steps that take as long as the last exchange; all, if it took longer."""
-        grain = state.grain  # a wrapper makes fewer steps of them on a slow machine
-        needed = max(1, math.ceil(state.exchange_seconds / (state.step_seconds * grain)))
-        steps = math.ceil(needed * grain)
-        return steps if steps <= self.local_steps - grain else self.local_steps
+        """Of the round's steps, as few as take at least as long as an exchange."""
+        num_steps, seconds = state.num_steps, state.train_seconds
+        state.num_steps, state.train_seconds = 0, 0.0
+        if not num_steps:
+            return self.local_steps
+        # A wrapper may turn a round's steps into fewer, of which one is the least.
+        needed = max(1, math.ceil(state.exchange_seconds / seconds * num_steps))
+        return min(self.local_steps, math.ceil(self.local_steps * needed / num_steps))
 
     def receive(
         self, state: DoubleSqueezeState, sender: Rank, message: Message, now: Seconds
     ) -> list[Effect]:
-        if message.kind == "params" and message.round == state.round:
+        if not self.is_first(state) and self.exchange_of(message) == state.exchange:
             state.heard_at = now
         return super().receive(state, sender, message, now)
 
@@ -189,8 +192,9 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         self, state: DoubleSqueezeState, receivers: Sequence[Rank], now: Seconds
     ) -> list[Effect]:
         if self.is_first(state):
-            took = max(0.0, state.heard_at - state.began_at)
+            took = 2 * (state.heard_at - state.began_at)
             state.exchange_seconds = max(took, (took + state.exchange_seconds) / 2)
+        else:
             state.began_at = state.heard_at = now
         return super().send(state, receivers, now)
 
@@ -212,10 +216,8 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         return state.params + state.error
 
     def learn(self, state: DoubleSqueezeState, trained: Trained) -> None:
-        if not trained.is_skipped:
-            asked = state.beside if state.is_training else self.local_steps - state.beside
-            state.step_seconds = trained.seconds / asked
-            state.grain = max(1.0, asked / trained.num_steps)
+        state.num_steps += trained.num_steps
+        state.train_seconds += trained.seconds
         if trained.has_gone_back:
             # Nobody else went back, so all chunks are asked for.
             state.params = trained.params

@@ -238,7 +238,7 @@ class EdgeGossip(Wrapper[BalancedState]):
                     # for each exchange would only cost time.
                     state.waiting = effect
                     state.is_predicting = not state.is_within_pass
-                    carried += [Predict()] if state.is_predicting else self._train_steps(state)
+                    carried += [Predict()] if state.is_predicting else self._train_steps(state, now)
                 case Send() if self.spread == "gossip":
                     carried.append(state.fastest.piggyback(effect, state.seconds))
                 case _:
@@ -313,13 +313,21 @@ class EdgeGossip(Wrapper[BalancedState]):
             return [*cancel, *self._pause(state, fastest, now)]
         if isinstance(state.waiting.work, Steps):
             state.pass_left = state.keep_ratio * state.epoch_cost
-            return [*cancel, *self._train_steps(state)]
+            return [*cancel, *self._train_steps(state, now)]
         return [*cancel, self._train_epoch(state, correction, now)]
 
-    def _train_steps(self, state: BalancedState) -> list[Effect]:
+    def _train_steps(self, state: BalancedState, now: Seconds) -> list[Effect]:
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
-        num_steps = max(1, round(state.step_ratio * self.max_keep_ratio * train.work.num_steps))
+        if state.steps_round != state.inner.round:
+            state.steps_round, state.steps_asked, state.steps_taken = state.inner.round, 0, 0
+        # Of all that the round has asked for, so that a divided round is as long as a whole one.
+        state.steps_asked += train.work.num_steps
+        ratio = state.step_ratio * self.max_keep_ratio
+        num_steps = max(1, round(ratio * state.steps_asked)) - state.steps_taken
+        if num_steps < 1:
+            return self._pass_on(state, Trained.skipped(train.params), now)
+        state.steps_taken += num_steps
         return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
 
     def _train_epoch(self, state: BalancedState, by: Correction, now: Seconds) -> Effect:

@@ -59,6 +59,9 @@ class BalancedState(WrapperState):
     step_cost: float = 0.0
     rest_seconds: Seconds = 0.0
     pass_left: float = 0.0
+    steps_round: int = 0
+    steps_asked: int = 0
+    steps_taken: int = 0
     forecasts: dict[Rank, PlatformForecast] = field(default_factory=dict)
     fastest: Fastest = field(default_factory=Fastest)
     lost: dict[Rank, None] = field(default_factory=dict)
