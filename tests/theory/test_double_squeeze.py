@@ -258,8 +258,11 @@ def overlapped(**others: Any) -> DoubleSqueeze:  # noqa: ANN401
     return squeezed(overlap=True, **others)
 
 
-def test_with_overlap_others_progress_counts_a_round_later() -> None:
-    after = final_params(make_world(overlapped(outer_momentum=0.0)))
+def test_if_exchanges_take_a_round_others_progress_counts_a_round_later() -> None:
+    links = Links(default=Link(latency=1.4))
+    after = final_params(
+        make_world(overlapped(outer_momentum=0.0), platforms=EVEN, links=links)
+    )
     targets, left = TARGETS[:NUM_WORKERS], 0.9**3  # each step of 0.1 leaves 0.9 of the way
     model, progress = torch.zeros(NUM_PARAMS), torch.zeros(NUM_WORKERS, NUM_PARAMS)
     for _ in range(NUM_ROUNDS):
@@ -278,3 +281,20 @@ def test_with_overlap_nobody_waits_for_short_exchanges() -> None:
     training, exchanges = 3.0 * NUM_ROUNDS, 2.0
     assert ends[False] == pytest.approx(training + NUM_ROUNDS * exchanges, rel=0.01)
     assert ends[True] == pytest.approx(training + exchanges, rel=0.01)
+
+
+@pytest.mark.parametrize(("latency", "beside"), [(0.01, 1), (0.9, 2), (1.4, 3), (5.0, 3)])
+def test_with_overlap_as_few_steps_are_late_as_an_exchange_takes(
+    latency: float, beside: int
+) -> None:
+    steps: list[int] = []
+
+    def note(state: WorkerState, event: Event, _now: Seconds) -> None:
+        if isinstance(event, Trained) and state.rank == 0:
+            steps.append(event.num_steps)
+
+    links = Links(default=Link(latency=latency))
+    make_world(Watched(overlapped(), after=note), platforms=EVEN, links=links).run()
+    # Nothing is known before the first round, and a step takes a second.
+    divided = [part for part in (3 - beside, beside) if part]
+    assert steps == [3, *divided * (NUM_ROUNDS - 1)]

@@ -55,7 +55,7 @@ class RoundState(WorkerState):
         exchange: Number of completed exchanges; a round has one or more.
         is_exchanging: Whether the worker has sent its messages in this exchange and waits for
             those of its neighbors.
-        is_training: Whether a `Train` beside an exchange (`Synchronous.work_beside`) is running.
+        is_training: Whether a `Train` of `Synchronous.work_beside` is running.
         inbox: Messages of this exchange and later ones, by exchange and sender.
         first_exchange: By neighbor, the first exchange in which the worker waits for that
             neighbor; 0 by default, infinite while the neighbor is lost.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,17 +9,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from edgegossip.algorithms.gossip.overlap import Overlap
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
 from edgegossip.compression.compressor import Compressor, Identity
 from edgegossip.contract import (
     Effect,
     Message,
-    Seconds,
-    Steps,
     MessageSpec,
     Payload,
     Rank,
     RoundState,
+    Seconds,
+    Steps,
     TensorSpec,
     Trained,
     Work,
@@ -63,18 +63,14 @@ class DoubleSqueezeState(RoundState):
         held: The chunks that this worker holds.
         holders: Each chunk's holder in this exchange.
         outdated: Chunks that may differ from the holder's, as keys.
+        overlap: The division of a round's steps.
     """
 
     error: Tensor
     held: dict[Rank, HeldChunk] = field(default_factory=dict)
     holders: dict[Rank, Rank] = field(default_factory=dict)
     outdated: dict[Rank, None] = field(default_factory=dict)
-    beside: int = 0
-    began_at: Seconds = 0.0
-    heard_at: Seconds = 0.0
-    exchange_seconds: Seconds = 0.0
-    train_seconds: Seconds = 0.0
-    num_steps: int = 0
+    overlap: Overlap = field(default_factory=Overlap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +96,12 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     compression: its :math:`q_i` is :math:`v_i`. Without faults, all progress arrives in the
     end, and all workers have the same :math:`x`, bit for bit.
 
-    With `overlap`, a round's messages are sent when its training begins, and carry what was
-    learned in the round before. Training starts from all of the worker's own progress, and the
-    others' arrives while it runs: :math:`x \leftarrow x + p` changes what the next training
-    starts from, and nothing of the worker's own is lost. Nobody waits unless an exchange takes
-    longer than a round's training. Others' progress then counts a round later, and one more
-    round without training brings the last of it.
+    With `overlap`, the last of a round's steps run while its messages travel, as few as take
+    as long as these do (`Overlap`). They start from all of the worker's own progress, and the
+    others' arrives meanwhile: :math:`x \leftarrow x + p` changes what the next steps start
+    from, and nothing of the worker's own is lost. Nobody waits for messages unless an exchange
+    takes longer than a round's training. Others' progress then counts at most a round later,
+    and one more round without training brings the last of it.
 
     While an owner is absent, another worker *holds* its chunk. :doc:`Algorithms
     </docs/algorithms>` describes how copies that differ after faults become equal again.
@@ -136,8 +132,8 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         progress there; progress of local steps in place of gradients, and training from
         :math:`x + e_i`; Nesterov's momentum and a learning rate at the owners, as in DiLoCo
         (Douillard et al., 2023, arXiv:2311.08105), but not for statistics; holders;
-        the overlap, with a delay of one round as in DiLoCo with eager updates (Kale et al.,
-        2025, arXiv:2502.12996).
+        the overlap, with a delay of at most one round, as in DiLoCo with eager updates (Kale
+        et al., 2025, arXiv:2502.12996).
 
     >>> from edgegossip.compression.sparse import TopK
     >>> from edgegossip.contract.topology import complete
@@ -161,42 +157,37 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         return self.num_rounds + self.overlap
 
     def work(self, state: DoubleSqueezeState) -> Work | None:
-        if not self.is_first(state) or state.round >= self.num_rounds:
+        if not self._is_training_due(state):
             return None
-        state.beside = self._steps_beside(state) if self.overlap else 0
-        before = self.local_steps - state.beside
+        if self.overlap:
+            state.overlap.steps = self.steps_beside(state)
+        before = self.local_steps - state.overlap.steps
         return Steps(before) if before else None
 
     def work_beside(self, state: DoubleSqueezeState) -> Work | None:
-        is_due = self.is_first(state) and state.round < self.num_rounds and state.beside
-        return Steps(state.beside) if is_due else None
+        is_due = self._is_training_due(state) and state.overlap.steps
+        return Steps(state.overlap.steps) if is_due else None
 
-    def _steps_beside(self, state: DoubleSqueezeState) -> int:
-        """Of the round's steps, as few as take at least as long as an exchange."""
-        num_steps, seconds = state.num_steps, state.train_seconds
-        state.num_steps, state.train_seconds = 0, 0.0
-        if not num_steps:
-            return self.local_steps
-        # A wrapper may turn a round's steps into fewer, of which one is the least.
-        needed = max(1, math.ceil(state.exchange_seconds / seconds * num_steps))
-        return min(self.local_steps, math.ceil(self.local_steps * needed / num_steps))
+    def steps_beside(self, state: DoubleSqueezeState) -> int:
+        """How many steps of the next round run beside its exchange, with `overlap`."""
+        return state.overlap.divide(self.local_steps)
+
+    def _is_training_due(self, state: DoubleSqueezeState) -> bool:
+        return self.is_first(state) and state.round < self.num_rounds
+
+    def send(
+        self, state: DoubleSqueezeState, receivers: Sequence[Rank], now: Seconds
+    ) -> list[Effect]:
+        if not self.is_first(state):
+            state.overlap.began = state.overlap.heard = now
+        return super().send(state, receivers, now)
 
     def receive(
         self, state: DoubleSqueezeState, sender: Rank, message: Message, now: Seconds
     ) -> list[Effect]:
         if not self.is_first(state) and self.exchange_of(message) == state.exchange:
-            state.heard_at = now
+            state.overlap.heard = now
         return super().receive(state, sender, message, now)
-
-    def send(
-        self, state: DoubleSqueezeState, receivers: Sequence[Rank], now: Seconds
-    ) -> list[Effect]:
-        if self.is_first(state):
-            took = 2 * (state.heard_at - state.began_at)
-            state.exchange_seconds = max(took, (took + state.exchange_seconds) / 2)
-        else:
-            state.began_at = state.heard_at = now
-        return super().send(state, receivers, now)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -216,8 +207,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         return state.params + state.error
 
     def learn(self, state: DoubleSqueezeState, trained: Trained) -> None:
-        state.num_steps += trained.num_steps
-        state.train_seconds += trained.seconds
+        state.overlap.note(trained)
         if trained.has_gone_back:
             # Nobody else went back, so all chunks are asked for.
             state.params = trained.params

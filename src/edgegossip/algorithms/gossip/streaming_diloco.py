@@ -122,8 +122,8 @@ class StreamingDiLoCo(DoubleSqueeze):
         size, place = self.chunk_size(state.params.numel()), state.round % self.num_fragments
         return fragment(place, self.num_fragments, size)
 
-    def _steps_beside(self, state: DoubleSqueezeState) -> int:
-        return self.local_steps
+    def steps_beside(self, state: DoubleSqueezeState) -> int:
+        return self.local_steps  # a round is short, and each fragment's delay counts
 
     # The paper's mixing.
 

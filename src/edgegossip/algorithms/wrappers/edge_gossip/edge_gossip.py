@@ -17,7 +17,7 @@ from edgegossip.algorithms.wrappers.edge_gossip.forecasts import (
     with_forecast,
 )
 from edgegossip.algorithms.wrappers.edge_gossip.plan import Correction, EpochPlan
-from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
+from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState, StepsOfRound
 from edgegossip.algorithms.wrappers.edge_gossip.takeover import (
     choose_takeovers,
     claimed_by,
@@ -238,7 +238,9 @@ class EdgeGossip(Wrapper[BalancedState]):
                     # for each exchange would only cost time.
                     state.waiting = effect
                     state.is_predicting = not state.is_within_pass
-                    carried += [Predict()] if state.is_predicting else self._train_steps(state, now)
+                    carried += (
+                        [Predict()] if state.is_predicting else self._train_steps(state, now)
+                    )
                 case Send() if self.spread == "gossip":
                     carried.append(state.fastest.piggyback(effect, state.seconds))
                 case _:
@@ -319,15 +321,12 @@ class EdgeGossip(Wrapper[BalancedState]):
     def _train_steps(self, state: BalancedState, now: Seconds) -> list[Effect]:
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
-        if state.steps_round != state.inner.round:
-            state.steps_round, state.steps_asked, state.steps_taken = state.inner.round, 0, 0
-        # Of all that the round has asked for, so that a divided round is as long as a whole one.
-        state.steps_asked += train.work.num_steps
+        if state.steps.round != state.inner.round:
+            state.steps = StepsOfRound(state.inner.round)
         ratio = state.step_ratio * self.max_keep_ratio
-        num_steps = max(1, round(ratio * state.steps_asked)) - state.steps_taken
-        if num_steps < 1:
+        num_steps = state.steps.take(train.work.num_steps, ratio)
+        if not num_steps:
             return self._pass_on(state, Trained.skipped(train.params), now)
-        state.steps_taken += num_steps
         return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
 
     def _train_epoch(self, state: BalancedState, by: Correction, now: Seconds) -> Effect:

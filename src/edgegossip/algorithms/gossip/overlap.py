@@ -1,0 +1,58 @@
+"""How much of a round's training runs beside its exchange: no more than the exchange needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgegossip.contract import Seconds, Trained
+
+
+@dataclass(slots=True, kw_only=True)
+class Overlap:
+    r"""Divides each round's steps into those before its exchange and those beside it.
+
+    Others' progress is late by the steps beside, and a worker waits if these end before the
+    exchange does. So they are as few as take as long as an exchange did, all of them if that
+    takes longer than the round. Each worker decides this for itself.
+
+    An exchange of two parts takes :math:`2 d` seconds, where :math:`d` is the duration of the
+    second part. The first takes as long, but also waits for the last worker to begin. If
+    workers trained on meanwhile, they would begin ever later themselves, and never meet again.
+    After a shorter exchange, the expected duration falls by half of the difference.
+
+    Attributes:
+        steps: Steps of this round that run beside its exchange.
+        seconds: Expected duration of an exchange.
+        num_steps, train_seconds: What this worker has trained since the round began.
+        began, heard: When the second part of the last exchange began, and when the last message
+            of it arrived.
+
+    >>> overlap = Overlap(seconds=3.0, num_steps=10, train_seconds=20.0)
+    >>> overlap.divide(10)  # two of ten steps take 4 seconds
+    2
+    """
+
+    steps: int = 0
+    seconds: Seconds = 0.0
+    num_steps: int = 0
+    train_seconds: Seconds = 0.0
+    began: Seconds = 0.0
+    heard: Seconds = 0.0
+
+    def note(self, trained: Trained) -> None:
+        """Note training of this round."""
+        self.num_steps += trained.num_steps
+        self.train_seconds += trained.seconds
+
+    def divide(self, local_steps: int) -> int:
+        """Choose how many of the next round's `local_steps` run beside its exchange."""
+        took = 2 * (self.heard - self.began)
+        self.seconds = max(took, (took + self.seconds) / 2)
+        num_steps, train_seconds = self.num_steps, self.train_seconds
+        self.num_steps, self.train_seconds = 0, 0.0
+        if not train_seconds:
+            return local_steps  # not known yet: nobody waits
+        # A wrapper may have made fewer steps of `local_steps`, and cannot do less than one.
+        needed = max(1, math.ceil(num_steps * self.seconds / train_seconds))
+        return min(local_steps, math.ceil(local_steps * needed / num_steps))
