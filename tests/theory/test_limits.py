@@ -20,6 +20,7 @@ from tests.algorithms import (
     PLAIN,
     REGIONS,
     STAGES,
+    SYNCHRONOUS,
     AnyAlgorithm,
     AnyServer,
     each_algorithm,
@@ -175,10 +176,10 @@ def test_what_arrives_during_training_is_not_lost(name: str) -> None:
     require_that_arrivals_count(ASYNCHRONOUS[name])
 
 
-@each_synchronous
-def test_speed_and_links_change_the_time_but_not_the_result(
-    algorithm: RoundBased[Any],
-) -> None:
+@pytest.mark.parametrize("name", sorted({*SYNCHRONOUS} - {"double-squeeze-overlapping"}))
+def test_speed_and_links_change_the_time_but_not_the_result(name: str) -> None:
+    # The other one trains beside its exchanges for as long as these take.
+    algorithm = SYNCHRONOUS[name]
     even = make_world(algorithm)
     uneven, _, params = uneven_run(algorithm)
     assert torch.equal(final_params(even), params)

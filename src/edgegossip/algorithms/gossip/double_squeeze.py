@@ -9,21 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from edgegossip.algorithms.gossip.overlap import Overlap
-from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
+from edgegossip.algorithms.gossip.overlap import Overlapping, OverlapState
 from edgegossip.compression.compressor import Compressor, Identity
 from edgegossip.contract import (
-    Effect,
-    Message,
     MessageSpec,
     Payload,
     Rank,
-    RoundState,
-    Seconds,
-    Steps,
     TensorSpec,
     Trained,
-    Work,
     by_origin,
     check_ranges,
 )
@@ -55,7 +48,7 @@ class HeldChunk:
 
 
 @dataclass(slots=True, kw_only=True)
-class DoubleSqueezeState(RoundState):
+class DoubleSqueezeState(OverlapState):
     """State of one worker; `params` is the shared model, :math:`x`.
 
     Attributes:
@@ -63,18 +56,16 @@ class DoubleSqueezeState(RoundState):
         held: The chunks that this worker holds.
         holders: Each chunk's holder in this exchange.
         outdated: Chunks that may differ from the holder's, as keys.
-        overlap: The division of a round's steps.
     """
 
     error: Tensor
     held: dict[Rank, HeldChunk] = field(default_factory=dict)
     holders: dict[Rank, Rank] = field(default_factory=dict)
     outdated: dict[Rank, None] = field(default_factory=dict)
-    overlap: Overlap = field(default_factory=Overlap)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
+class DoubleSqueeze(Overlapping[DoubleSqueezeState]):
     r"""Take local steps from one shared model; owners combine compressed progress by chunk.
 
     Worker :math:`j` owns chunk :math:`j`, which is every :math:`n`-th entry from entry
@@ -118,7 +109,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
         outer_momentum: :math:`\beta`, in [0, 1). Momentum lengthens steps by a factor of
             :math:`1 / (1 - \beta)`, so reduce the learning rate.
         outer_lr: :math:`\alpha`, above 0.
-        overlap: Whether workers train while they exchange.
+        overlap: Whether the last of a round's steps run beside its exchange.
         timeout: See `Synchronous`.
         seed: Seeds compressors that draw at random.
 
@@ -148,46 +139,7 @@ class DoubleSqueeze(OwnedChunks[DoubleSqueezeState]):
     compressor: Compressor = Identity()
     outer_momentum: float = 0.7
     outer_lr: float = 1.0
-    overlap: bool = False
     seed: int = 0
-
-    @property
-    def total_rounds(self) -> int:
-        # What was learned in the last round of training is sent in one more.
-        return self.num_rounds + self.overlap
-
-    def work(self, state: DoubleSqueezeState) -> Work | None:
-        if not self._is_training_due(state):
-            return None
-        if self.overlap:
-            state.overlap.steps = self.steps_beside(state)
-        before = self.local_steps - state.overlap.steps
-        return Steps(before) if before else None
-
-    def work_beside(self, state: DoubleSqueezeState) -> Work | None:
-        is_due = self._is_training_due(state) and state.overlap.steps
-        return Steps(state.overlap.steps) if is_due else None
-
-    def steps_beside(self, state: DoubleSqueezeState) -> int:
-        """How many steps of the next round run beside its exchange, with `overlap`."""
-        return state.overlap.divide(self.local_steps)
-
-    def _is_training_due(self, state: DoubleSqueezeState) -> bool:
-        return self.is_first(state) and state.round < self.num_rounds
-
-    def send(
-        self, state: DoubleSqueezeState, receivers: Sequence[Rank], now: Seconds
-    ) -> list[Effect]:
-        if not self.is_first(state):
-            state.overlap.began = state.overlap.heard = now
-        return super().send(state, receivers, now)
-
-    def receive(
-        self, state: DoubleSqueezeState, sender: Rank, message: Message, now: Seconds
-    ) -> list[Effect]:
-        if not self.is_first(state) and self.exchange_of(message) == state.exchange:
-            state.overlap.heard = now
-        return super().receive(state, sender, message, now)
 
     def __post_init__(self) -> None:
         super().__post_init__()

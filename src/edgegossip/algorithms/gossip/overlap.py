@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from edgegossip.contract import Seconds, Trained
+from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
+from edgegossip.contract import (
+    Effect,
+    Message,
+    Rank,
+    RoundState,
+    Seconds,
+    Steps,
+    Trained,
+    Work,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,3 +68,65 @@ class Overlap:
         # A wrapper may have made fewer steps of `local_steps`, and cannot do less than one.
         needed = max(1, math.ceil(num_steps * self.seconds / train_seconds))
         return min(local_steps, math.ceil(local_steps * needed / num_steps))
+
+
+@dataclass(slots=True, kw_only=True)
+class OverlapState(RoundState):
+    """State of one worker.
+
+    Attributes:
+        overlap: The division of a round's steps.
+    """
+
+    overlap: Overlap = field(default_factory=Overlap)
+
+
+S = TypeVar("S", bound=OverlapState)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlapping(OwnedChunks[S], Generic[S]):
+    """Base of algorithms with owned chunks whose workers may train while they exchange.
+
+    `learn` must note what was trained in `OverlapState.overlap`.
+
+    Args:
+        overlap: Whether the last of a round's steps run beside its exchange, as few as take as
+            long.
+    """
+
+    overlap: bool = False
+
+    @property
+    def total_rounds(self) -> int:
+        # What was learned beside the last round's exchange is sent in one more.
+        return self.num_rounds + self.overlap
+
+    def work(self, state: S) -> Work | None:
+        if not self._is_training_due(state):
+            return None
+        if self.overlap:
+            state.overlap.steps = self.steps_beside(state)
+        before = self.local_steps - state.overlap.steps
+        return Steps(before) if before else None
+
+    def work_beside(self, state: S) -> Work | None:
+        is_due = self._is_training_due(state) and state.overlap.steps
+        return Steps(state.overlap.steps) if is_due else None
+
+    def steps_beside(self, state: S) -> int:
+        """How many steps of the next round run beside its exchange, with `overlap`."""
+        return state.overlap.divide(self.local_steps)
+
+    def _is_training_due(self, state: S) -> bool:
+        return self.is_first(state) and state.round < self.num_rounds
+
+    def send(self, state: S, receivers: Sequence[Rank], now: Seconds) -> list[Effect]:
+        if not self.is_first(state):
+            state.overlap.began = state.overlap.heard = now
+        return super().send(state, receivers, now)
+
+    def receive(self, state: S, sender: Rank, message: Message, now: Seconds) -> list[Effect]:
+        if not self.is_first(state) and self.exchange_of(message) == state.exchange:
+            state.overlap.heard = now
+        return super().receive(state, sender, message, now)
