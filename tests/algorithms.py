@@ -303,6 +303,11 @@ SYNCHRONOUS: dict[str, Synchronous[Any]] = {
     if isinstance(algorithm, Synchronous)
 }
 
+UNTIMED = {n: a for n, a in SYNCHRONOUS.items() if n != "double-squeeze-overlapping"}
+"""Those whose result does not depend on time: the other one trains beside its exchanges for as
+long as they take.
+"""
+
 ASYNCHRONOUS: dict[str, Asynchronous[Any]] = {
     name: algorithm
     for name, algorithm in ALGORITHMS.items()

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.double_squeeze import CHECK_EVERY, DoubleSqueeze
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.compression.sparse import RandomK, TopK
 from edgegossip.compression.values import Quantize
 from edgegossip.contract.protocol import (
@@ -298,3 +299,21 @@ def test_with_overlap_as_few_steps_are_late_as_an_exchange_takes(
     # Nothing is known before the first round, and a step takes a second.
     divided = [part for part in (3 - beside, beside) if part]
     assert steps == [3, *divided * (NUM_ROUNDS - 1)]
+
+
+def test_rounds_by_forecast_are_as_long_with_overlap_as_without() -> None:
+    found = []
+    for overlap in (False, True):
+        steps = [0] * NUM_WORKERS
+
+        def note(
+            state: WorkerState, event: Event, _now: Seconds, steps: list[int] = steps
+        ) -> None:
+            if isinstance(event, Trained):
+                steps[state.rank] += event.num_steps
+
+        balanced = EdgeGossip(inner=squeezed(local_steps=9, overlap=overlap))
+        make_world(Watched(balanced, after=note), platforms=UNEVEN).run()
+        found.append(steps)
+    assert found[0] == found[1]
+    assert len({*found[0]}) > 1

@@ -20,7 +20,7 @@ from tests.algorithms import (
     PLAIN,
     REGIONS,
     STAGES,
-    SYNCHRONOUS,
+    UNTIMED,
     AnyAlgorithm,
     AnyServer,
     each_algorithm,
@@ -176,10 +176,8 @@ def test_what_arrives_during_training_is_not_lost(name: str) -> None:
     require_that_arrivals_count(ASYNCHRONOUS[name])
 
 
-@pytest.mark.parametrize("name", sorted({*SYNCHRONOUS} - {"double-squeeze-overlapping"}))
-def test_speed_and_links_change_the_time_but_not_the_result(name: str) -> None:
-    # The other one trains beside its exchanges for as long as these take.
-    algorithm = SYNCHRONOUS[name]
+@pytest.mark.parametrize("algorithm", by_name(UNTIMED))
+def test_speed_and_links_change_the_time_but_not_the_result(algorithm: Algorithm[Any]) -> None:
     even = make_world(algorithm)
     uneven, _, params = uneven_run(algorithm)
     assert torch.equal(final_params(even), params)

@@ -168,6 +168,8 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
 
 
 def test_no_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="after must be at least 0, got -1"):
+        Steps(1, after=-1)
     with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
         Steps(0)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms import ALL, ALONE, NUM_WORKERS, SYNCHRONOUS
+from tests.algorithms import ALL, ALONE, NUM_WORKERS, UNTIMED
 from tests.parity import Replay, run_hosts, simulate
 from tests.tiers import by_name, thorough
 from tests.transports import OverZenoh
@@ -44,7 +44,7 @@ def test_hosts_over_sockets_end_with_the_simulators_bits(algorithm: Algorithm[An
 
 
 @thorough
-@pytest.mark.parametrize("algorithm", by_name(SYNCHRONOUS))
+@pytest.mark.parametrize("algorithm", by_name(UNTIMED))
 def test_synchronous_algorithms_need_no_trace_for_that(algorithm: Algorithm[Any]) -> None:
     _, states = simulate(algorithm)
     hosts = run_hosts(algorithm, MemoryNetwork().transport)

@@ -54,16 +54,21 @@ class Steps:
 
     Attributes:
         num_steps: Number of steps, at least 1.
+        after: Steps of the same round that were requested before, at least 0. A wrapper that
+            reduces steps may reduce both requests together.
 
     Raises:
-        ValueError: If `num_steps` is below 1.
+        ValueError: If a number is too small.
     """
 
     num_steps: int
+    after: int = 0
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}")
+        if self.after < 0:
+            raise ValueError(f"after must be at least 0, got {self.after}")
 
 
 @dataclass(frozen=True, slots=True)

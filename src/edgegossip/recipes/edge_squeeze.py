@@ -29,9 +29,10 @@ def edge_squeeze(
 
     It is `EdgeGossip` around a `DoubleSqueeze` that overlaps. In a round, each worker takes
     local steps in proportion to its forecast speed, the fastest one `local_steps`, so all
-    rounds take equally long. Meanwhile, what the workers learned in the round before is
-    compressed, combined by the owners of its chunks with Nesterov's momentum, and compressed
-    again. :doc:`EdgeSqueeze </docs/edge-squeeze>` derives it and has the ablations.
+    rounds take equally long. What the workers have learned is compressed, combined by the
+    owners of its chunks with Nesterov's momentum, and compressed again. Meanwhile they take the
+    last of the round's steps, as many as that takes. :doc:`EdgeSqueeze </docs/edge-squeeze>`
+    derives it and has the ablations.
 
     Args:
         num_workers: Number of workers, at least 1; all exchange with all.

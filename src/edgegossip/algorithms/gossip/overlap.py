@@ -111,8 +111,8 @@ class Overlapping(OwnedChunks[S], Generic[S]):
         return Steps(before) if before else None
 
     def work_beside(self, state: S) -> Work | None:
-        is_due = self._is_training_due(state) and state.overlap.steps
-        return Steps(state.overlap.steps) if is_due else None
+        steps = state.overlap.steps if self._is_training_due(state) else 0
+        return Steps(steps, after=self.local_steps - steps) if steps else None
 
     def steps_beside(self, state: S) -> int:
         """How many steps of the next round run beside its exchange, with `overlap`."""

@@ -17,7 +17,7 @@ from edgegossip.algorithms.wrappers.edge_gossip.forecasts import (
     with_forecast,
 )
 from edgegossip.algorithms.wrappers.edge_gossip.plan import Correction, EpochPlan
-from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState, StepsOfRound
+from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
 from edgegossip.algorithms.wrappers.edge_gossip.takeover import (
     choose_takeovers,
     claimed_by,
@@ -238,9 +238,10 @@ class EdgeGossip(Wrapper[BalancedState]):
                     # for each exchange would only cost time.
                     state.waiting = effect
                     state.is_predicting = not state.is_within_pass
-                    carried += (
-                        [Predict()] if state.is_predicting else self._train_steps(state, now)
-                    )
+                    if state.is_predicting:
+                        carried.append(Predict())
+                    else:
+                        carried += self._train_steps(state, now)
                 case Send() if self.spread == "gossip":
                     carried.append(state.fastest.piggyback(effect, state.seconds))
                 case _:
@@ -321,10 +322,13 @@ class EdgeGossip(Wrapper[BalancedState]):
     def _train_steps(self, state: BalancedState, now: Seconds) -> list[Effect]:
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
-        if state.steps.round != state.inner.round:
-            state.steps = StepsOfRound(state.inner.round)
         ratio = state.step_ratio * self.max_keep_ratio
-        num_steps = state.steps.take(train.work.num_steps, ratio)
+
+        def due(asked: int) -> int:
+            return max(1, round(ratio * asked)) if asked else 0
+
+        # A round that asks in two parts gets as many steps as one that asks at once.
+        num_steps = due(train.work.after + train.work.num_steps) - due(train.work.after)
         if not num_steps:
             return self._pass_on(state, Trained.skipped(train.params), now)
         return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]

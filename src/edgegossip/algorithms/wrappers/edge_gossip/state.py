@@ -20,29 +20,6 @@ from edgegossip.contract import (
 )
 
 
-@dataclass(slots=True)
-class StepsOfRound:
-    """Steps that a round of the inner algorithm has asked for, and those that were taken.
-
-    A round that asks in two parts gets as many as one that asks at once.
-
-    >>> divided = StepsOfRound()
-    >>> divided.take(5, 0.3), divided.take(3, 0.3)  # 8 at once would be 2
-    (2, 0)
-    """
-
-    round: int = 0
-    asked: int = 0
-    taken: int = 0
-
-    def take(self, asked: int, ratio: float) -> int:
-        """Steps to take for `asked` more; all so far are the share `ratio`, at least one."""
-        self.asked += asked
-        num_steps = max(0, max(1, round(ratio * self.asked)) - self.taken)
-        self.taken += num_steps
-        return num_steps
-
-
 @dataclass(slots=True, kw_only=True)
 class BalancedState(WrapperState):
     """State of one worker.
@@ -62,7 +39,6 @@ class BalancedState(WrapperState):
             for; 0 for a platform that does not rest.
         pass_left: Remainder of the pass before the next forecast, in training samples, for
             algorithms that train by steps.
-        steps: Steps of the inner algorithm's present round.
         forecasts: Last forecast of each platform (``spread="exact"``).
         fastest: The fastest known platform (``spread="gossip"``).
         lost: Workers that cannot be reached, as keys.
@@ -83,7 +59,6 @@ class BalancedState(WrapperState):
     step_cost: float = 0.0
     rest_seconds: Seconds = 0.0
     pass_left: float = 0.0
-    steps: StepsOfRound = field(default_factory=StepsOfRound)
     forecasts: dict[Rank, PlatformForecast] = field(default_factory=dict)
     fastest: Fastest = field(default_factory=Fastest)
     lost: dict[Rank, None] = field(default_factory=dict)
