@@ -3,11 +3,11 @@
     sudo python -m benchmarks.rolling_restart [--algorithm gosgd] [--seeds 10] [--json FILE]
 
 Four hosts of the lab, with 0.55 to 0.4 of a core and links of 2 Mbit/s, train a small MLP on
-16,000 pictures of MNIST (from $EDGEGOSSIP_DATA), each with an `edgegossip worker`. As in a rolling restart of a
-StatefulSet, the worker with the highest rank comes first. It gets SIGTERM, ends, and is started
-again with its folder; the next one follows as soon as /readyz of this one answers 200. The
-undisturbed run of the same seed is simulated, with speeds in the ratio of the quotas; for
-EpochGossip, they do not matter.
+16,000 pictures of MNIST (from $EDGEGOSSIP_DATA), each with an `edgegossip worker`. As in a
+rolling restart of a StatefulSet, the worker with the highest rank comes first. It gets SIGTERM,
+ends, and is started again with its folder; the next one follows as soon as /readyz of this one
+answers 200. The undisturbed run of the same seed is simulated, with speeds in the ratio of the
+quotas; for EpochGossip, they do not matter.
 
 Measured are exit codes, seconds until a worker is ready again, and the accuracy of the averaged
 model on the test pictures, in percentage points relative to the undisturbed run. Exits with 1
