@@ -355,6 +355,21 @@ def test_a_mesh_is_watched_over_one_worker_and_again_after_a_restart(
 
 
 @thorough
+def test_the_axis_of_a_single_measurement_begins_at_zero(
+    tmp_path: Path, browser: Browser
+) -> None:
+    [first, *_] = evaluations(rounds(4, has_barrier=False))
+    write(tmp_path / "events.jsonl", header("gossip"), {**first, "accuracy": 0.954})
+    with WatchServer(tmp_path) as server:
+        browser.call("Page.navigate", url=server.url)
+        browser.until("document.body?.dataset.live === 'yes'")
+        labels = "[...document.querySelectorAll('#metric text')].map(t => t.textContent)"
+        browser.until(f"{labels}.includes('95.4 %')")
+        percents = [each for each in browser.value(labels) if each.endswith("%")]
+        assert percents == ["0.0 %", "23.8 %", "47.7 %", "71.5 %", "95.4 %"]
+
+
+@thorough
 def test_a_killed_worker_is_shown_as_silent(tmp_path: Path, browser: Browser) -> None:
     folder = tmp_path / "run"
     trained = {"type": "trained", "num_steps": 1, "num_samples": 16, "loss": 0.5}
