@@ -1,6 +1,6 @@
 """Does a mesh lose anything when all its workers are restarted, one after another?
 
-    sudo python -m benchmarks.rolling_restart [--algorithm gosgd] [--seeds 10] [--json FILE]
+    sudo python -m benchmarks.rolling_restart [--algorithm gosgd] [--seeds 0 1 2] [--json FILE]
 
 Four hosts of the lab, with 0.55 to 0.4 of a core and links of 2 Mbit/s, train a small MLP on
 16,000 pictures of MNIST (from $EDGEGOSSIP_DATA), each with an `edgegossip worker`. As in a
@@ -182,7 +182,7 @@ def main() -> int:
     parser.add_argument(
         "--algorithm", choices=["epoch-gossip", "gosgd"], default="epoch-gossip"
     )
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*range(10)])
     parser.add_argument("--out", type=Path, help="kept there; by default, a folder that goes")
     parser.add_argument("--json", type=Path, help="file of the figures")
     options = parser.parse_args()
@@ -193,7 +193,7 @@ def main() -> int:
     found = {**about(options), "cores": CORES, "num_epochs": NUM_EPOCHS, "rows": []}
     with tempfile.TemporaryDirectory() as place:
         out = (options.out or Path(place)).absolute()
-        for seed in range(options.seeds):
+        for seed in options.seeds:
             found["rows"].append(pair(options.algorithm, seed, out / str(seed)))
             print(json.dumps(rounded(found["rows"][-1])), flush=True)
             if options.json:
