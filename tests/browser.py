@@ -92,7 +92,7 @@ class Browser:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def serious_findings(self, folder: Path) -> list[object]:
-        """What axe finds on the page at both widths, light and dark; skips without axe."""
+        """Serious findings of axe at both widths, light and dark; skips without axe."""
         if not (axe := os.environ.get("EDGEGOSSIP_AXE")):
             pytest.skip("set EDGEGOSSIP_AXE to axe.min.js, from `npm install axe-core`")
         self.value("document.querySelectorAll('details').forEach(each => each.open = true)")

@@ -26,7 +26,7 @@ PROMETHEUS = shutil.which("prometheus")
 
 
 def query(port: int, expression: str) -> list[dict[str, Any]]:
-    """What Prometheus answers; empty while it starts."""
+    """Answer of Prometheus; empty while it starts."""
     words = urllib.parse.urlencode({"query": expression})
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{words}") as page:
