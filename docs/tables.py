@@ -6,25 +6,30 @@ comment, and the table ends with another:
     <!-- recipes -->
     <!-- end -->
 
-The others are `studies`, `options`, `fields edgegossip.runs.events`, `rows`, and
+The others are `studies`, `options`, `fields edgegossip.runs.events`, `rows`, `names`, and
 `classes edgegossip.contract.Event`. A test finds pages that are older than the code.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from pydoc import locate
 from typing import get_args, get_type_hints
 
 from edgegossip.recipes.registry import RECIPES, Entry, studies
 
-KINDS = "recipes|studies|rows|options|fields|classes"
+KINDS = "recipes|studies|rows|options|fields|classes|names"
 ASKED = re.compile(
     rf"^(<!-- ({KINDS})(?: (\S+))? -->)$.*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL
+)
+SHOWN = re.compile(
+    r"^\.\. (auto(?:class|function|data)|currentmodule):: ([\w.]+)$", re.MULTILINE
 )
 PAGES = Path(__file__).parent
 MAKERS = {f"studies.{name}" for name in ("contest", "race", "servers")}
@@ -98,6 +103,8 @@ def _table(kind: str, name: str) -> Iterator[str]:
             yield from _options()
         case "rows":
             yield from _fields_of_rows()
+        case "names":
+            yield from _public_names()
         case "classes":
             kinds = get_args(locate(name))
             items = [(each.__name__, _first(inspect.getdoc(each) or "")) for each in kinds]
@@ -122,6 +129,43 @@ def _fields_of_rows() -> Iterator[str]:
         if "\nFields of a row" in _docstring(module):
             yield f"`{module.rpartition('.')[2]}`:\n"
             yield from _fields(module)
+
+
+def _public_names() -> Iterator[str]:
+    """The names of the API reference, with a table for each of its pages."""
+    index = (PAGES / "api" / "index.rst").read_text(encoding="utf-8")
+    for page in re.findall(r"^    (\w+)$", index.partition("toctree::")[2], re.MULTILINE):
+        text = (PAGES / "api" / f"{page}.rst").read_text(encoding="utf-8")
+        yield f"## {text.partition(chr(10))[0]}\n\n| Name | Meaning |\n| --- | --- |"
+        module = "edgegossip"
+        for kind, name in SHOWN.findall(text):
+            if kind == "currentmodule":
+                module = name
+            elif "." not in name:  # others are not public
+                yield _public_name(module, name)
+        yield ""
+
+
+def _public_name(module: str, name: str) -> str:
+    found = locate(f"{module}.{name}")
+    has_docstring = inspect.isclass(found) or inspect.isfunction(found)
+    meaning = _first(inspect.getdoc(found) or "") if has_docstring else ""
+    meaning = re.sub(":math:(?=`)", "", meaning).replace("|", "&#124;")
+    source = _sources(module)[name].relative_to(PAGES.parent).as_posix()
+    return f"| [`{name}`](../{source}) | {meaning} |"
+
+
+@cache
+def _sources(module: str) -> Mapping[str, Path]:
+    """The file of each public name of a package."""
+    folder = PAGES.parent / "src" / module.replace(".", "/")
+    found: dict[str, Path] = {}
+    for node in ast.parse((folder / "__init__.pyi").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            path = folder / node.module.replace(".", "/")
+            file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            found |= {alias.name: file for alias in node.names}
+    return found
 
 
 def _options() -> Iterator[str]:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -88,6 +90,30 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
+
+    def serious_findings(self, folder: Path) -> list[object]:
+        """Serious findings of axe at both widths, light and dark; skips without axe."""
+        if not (axe := os.environ.get("EDGEGOSSIP_AXE")):
+            pytest.skip("set EDGEGOSSIP_AXE to axe.min.js, from `npm install axe-core`")
+        self.value("document.querySelectorAll('details').forEach(each => each.open = true)")
+        self.value(Path(axe).read_text(encoding="utf-8") + "; 0")
+        serious: list[object] = []
+        for width, dark in ((400, False), (400, True), (1400, False), (1400, True)):
+            self.screenshot(folder / "shot.png", width, dark=dark)
+            self.value("window.found = null; axe.run().then(all => window.found = all); 0")
+            self.until("window.found !== null")
+            findings = json.loads(self.value("JSON.stringify(window.found.violations)"))
+            serious += [
+                (
+                    width,
+                    dark,
+                    each["id"],
+                    [node["failureSummary"] for node in each["nodes"]][:5],
+                )
+                for each in findings
+                if each["impact"] in ("serious", "critical")
+            ]
+        return serious
 
     def close(self) -> None:
         with suppress(AssertionError, OSError):

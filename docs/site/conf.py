@@ -85,6 +85,7 @@ Run folder <docs/run-folder>
 :maxdepth: 1
 
 docs/api/index
+docs/names
 ```
 
 ```{toctree}

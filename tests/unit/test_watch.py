@@ -253,27 +253,13 @@ def noticed(out: Path, rank: int, peer: int, what: str) -> float:
 
 @thorough
 def test_axe_finds_nothing_serious(tmp_path: Path, browser: Browser) -> None:
-    if not (axe := os.environ.get("EDGEGOSSIP_AXE")):
-        pytest.skip("set EDGEGOSSIP_AXE to axe.min.js, from `npm install axe-core`")
     events = rounds(20, has_barrier=False)
     lines = sorted(events + evaluations(events), key=lambda event: event["time"])
     write(tmp_path / "run" / "events.jsonl", header("gossip"), *lines, crash(3, 100.0))
     with WatchServer(tmp_path / "run") as server:
         browser.call("Page.navigate", url=server.url)
         browser.until(f"document.body?.dataset.live === 'yes' && {STATE} === 'lost'")
-        browser.value("document.querySelectorAll('details').forEach(each => each.open = true)")
-        browser.value(Path(axe).read_text(encoding="utf-8") + "; 0")
-        for width, dark in ((400, False), (400, True), (1400, False), (1400, True)):
-            browser.screenshot(tmp_path / "shot.png", width, dark=dark)
-            browser.value("window.found = null; axe.run().then(all => window.found = all); 0")
-            browser.until("window.found !== null")
-            findings = json.loads(browser.value("JSON.stringify(window.found.violations)"))
-            serious = [
-                (each["id"], [node["failureSummary"] for node in each["nodes"]][:5])
-                for each in findings
-                if each["impact"] in ("serious", "critical")
-            ]
-            assert serious == [], (width, dark)
+        assert browser.serious_findings(tmp_path) == []
 
 
 @contextmanager
@@ -352,6 +338,21 @@ def test_a_mesh_is_watched_over_one_worker_and_again_after_a_restart(
             browser.until(f"{STATE} === 'lost'")
     print("seconds from the notice to the page, over the network:", delay)
     assert delay < 1.5
+
+
+@thorough
+def test_the_axis_of_a_single_measurement_begins_at_zero(
+    tmp_path: Path, browser: Browser
+) -> None:
+    [first, *_] = evaluations(rounds(4, has_barrier=False))
+    write(tmp_path / "events.jsonl", header("gossip"), {**first, "accuracy": 0.954})
+    with WatchServer(tmp_path) as server:
+        browser.call("Page.navigate", url=server.url)
+        browser.until("document.body?.dataset.live === 'yes'")
+        labels = "[...document.querySelectorAll('#metric text')].map(t => t.textContent)"
+        browser.until(f"{labels}.includes('95.4 %')")
+        percents = [each for each in browser.value(labels) if each.endswith("%")]
+        assert percents == ["0.0 %", "23.8 %", "47.7 %", "71.5 %", "95.4 %"]
 
 
 @thorough
