@@ -88,6 +88,8 @@ class Ours:
 
     def disappeared(self, rank: Rank, incarnation: Incarnation) -> None: ...
 
+    def interrupted(self, rank: Rank, incarnation: Incarnation) -> None: ...
+
     def refused(self, rank: Rank | None, reason: str) -> None:
         raise AssertionError(reason)
 

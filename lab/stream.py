@@ -43,6 +43,9 @@ class Arrivals:
     def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
         raise RuntimeError(f"lost host {rank}")
 
+    def interrupted(self, rank: Rank, incarnation: Incarnation) -> None:
+        raise RuntimeError(f"lost messages to host {rank}")
+
     def refused(self, rank: Rank | None, reason: str) -> None:
         raise RuntimeError(f"refused what {rank} sent: {reason}")
 

@@ -51,7 +51,7 @@ class Member:
         kind, rank, what = event
         if kind == "refused":
             assert "a sign of life in run" in what
-        elif kind != "received":
+        elif kind not in ("received", "interrupted"):
             (self.here.add if kind == "appeared" else self.here.remove)(rank)
 
     def hears(self, frame: What, seconds: Seconds) -> bool:

@@ -26,6 +26,9 @@ class Printer:
     def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
         print("disappeared", rank, incarnation, flush=True)
 
+    def interrupted(self, rank: Rank, incarnation: Incarnation) -> None:
+        print("interrupted", rank, incarnation, flush=True)
+
     def refused(self, rank: Rank | None, reason: str) -> None:
         print("refused", rank, reason, flush=True)
 

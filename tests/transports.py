@@ -37,6 +37,9 @@ class Recorder:
     def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
         self._events.put(("disappeared", rank, incarnation))
 
+    def interrupted(self, rank: Rank, incarnation: Incarnation) -> None:
+        self._events.put(("interrupted", rank, incarnation))
+
     def refused(self, rank: Rank | None, reason: str) -> None:
         self._events.put(("refused", rank, reason))
 

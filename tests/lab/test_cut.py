@@ -24,6 +24,7 @@ class Listener:
     def refused(self, rank, reason): pass
     def appeared(self, rank, incarnation): print("appeared", rank, flush=True)
     def disappeared(self, rank, incarnation): print("disappeared", rank, flush=True)
+    def interrupted(self, rank, incarnation): print("interrupted", rank, flush=True)
 
 def talk(receiver):
     while True:

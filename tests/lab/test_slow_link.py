@@ -27,6 +27,7 @@ class Listener:
     def refused(self, rank, reason): print("refused", rank, reason, flush=True)
     def appeared(self, rank, incarnation): here.release()
     def disappeared(self, rank, incarnation): print("disappeared", rank, flush=True)
+    def interrupted(self, rank, incarnation): print("interrupted", rank, flush=True)
 
 def talk(receiver):
     for _ in range({NUM_FRAMES}):

@@ -72,6 +72,20 @@ def test_a_link_that_is_closed_and_one_with_a_router_are_not_dead(links: Followe
     assert links.found(99.0, [0, 1, 2, 3]) is None
 
 
+def test_the_end_of_one_of_two_links_to_a_process_is_told() -> None:
+    links, session, ended = Links(), Session(), list[int]()
+    links.follow(session, ended.append)  # type: ignore[arg-type]
+    zid = new_session_id(3, 17)
+    for session_id, ends in ((zid, ENDS), (zid, ENDS[::-1]), ("a" * 32, ENDS)):
+        session.open(session_id, ends)
+    session.close("a" * 32, ENDS)  # a router
+    assert ended == []
+    session.close(zid, ENDS)
+    assert ended == [17]
+    session.close(zid, ENDS[::-1])  # after the last one, the process is lost
+    assert ended == [17]
+
+
 def test_one_that_stays_mute_is_given_twice_as_long_each_time(links: Followed) -> None:
     links.session.open(new_session_id(3), ENDS)
     times = [0.0, 11.0, 22.0, 31.0, 32.0, 71.0, 72.0, 73.0]

@@ -25,9 +25,9 @@ from edgegossip.contract.trainer import TrainingResult
 from edgegossip.net.host.host import Host
 from edgegossip.net.streams import Stream
 from edgegossip.net.zenoh import direct, peer as module
-from edgegossip.net.zenoh.cuts import Cuts
 from edgegossip.net.zenoh.direct import DirectStreams
 from edgegossip.net.zenoh.links import Links, new_session_id
+from edgegossip.net.zenoh.order import FIRST
 from edgegossip.net.zenoh.peer import ZenohPeer
 from edgegossip.net.zenoh.transport import ZenohTransport
 
@@ -47,10 +47,10 @@ def peer_of(end: End) -> ZenohPeer:
     return peer
 
 
-def cut(peer: ZenohPeer) -> None:
-    """Let one end alone notice a cut."""
+def begin_turn(peer: ZenohPeer) -> None:
+    """Let one end notice that frames to the other one may be lost."""
     with peer._telling:
-        peer._begin_cut()
+        peer._begin_turn()
 
 
 def streams_of(end: End) -> DirectStreams:
@@ -112,7 +112,7 @@ def test_short_frames_open_no_stream(network: OverZenoh) -> None:
 
 
 @pytest.mark.parametrize("by", ["sender", "receiver"])
-def test_the_end_of_a_stream_is_a_cut_and_frames_find_a_way_again(
+def test_the_end_of_a_stream_is_told_and_frames_find_a_way_again(
     network: OverZenoh, by: str
 ) -> None:
     a, b = network.open_all()
@@ -121,10 +121,24 @@ def test_the_end_of_a_stream_is_a_cut_and_frames_find_a_way_again(
     ended = streams_of(a)._outgoing if by == "sender" else streams_of(b).incoming
     assert ended is not None
     ended.close()
-    assert a.events.take(2) == [("disappeared", 1, 101), ("appeared", 1, 101)]
-    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
+    assert a.events.next() == ("interrupted", 1, 101)
     switch(a, b, numbers)
     assert streams_of(a)._outgoing is not ended
+    assert b.events.is_empty
+
+
+def test_the_end_of_one_stream_leaves_the_other_way_alone(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    switch(a, b, itertools.count())
+    switch(b, a, itertools.count())
+    outgoing, ended = streams_of(b)._outgoing, streams_of(a)._outgoing
+    assert ended is not None
+    ended.close()
+    assert a.events.next() == ("interrupted", 1, 101)
+    switch(a, b, itertools.count())
+    b.send(0, frame(0))
+    assert a.events.next() == ("received", 1, frame(0))
+    assert streams_of(b)._outgoing is outgoing
 
 
 def test_a_frame_that_is_cut_off_is_lost_whole(network: OverZenoh) -> None:
@@ -135,87 +149,103 @@ def test_a_frame_that_is_cut_off_is_lost_whole(network: OverZenoh) -> None:
     assert outgoing is not None
     outgoing._write([memoryview((1000).to_bytes(8, "little") + b"part")])
     outgoing.close()
-    a.send(1, b"lost, or after the cut")
-    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
-    assert a.events.take(2) == [("disappeared", 1, 101), ("appeared", 1, 101)]
+    assert a.events.next() == ("interrupted", 1, 101)
     a.send(1, b"later")
-    assert b.events.until(("received", 0, b"later"))[:-1] in (
-        [],
-        [("received", 0, b"lost, or after the cut")],
-    )
+    assert b.events.next() == ("received", 0, b"later")
 
 
-@pytest.mark.parametrize("by", [0, 1])
-def test_a_cut_that_one_end_has_noticed_is_one_for_both(network: OverZenoh, by: int) -> None:
-    ends = network.open_all()
-    # Without a warning to the other side, and while both send.
-    for number in range(20):
-        for rank, end in enumerate(ends):
-            end.send(1 - rank, b"before", bytes([number]))
-    cut(peer_of(ends[by]))
-    for rank, end in enumerate(ends):
-        events = end.events.until(("appeared", 1 - rank, 101 - rank))
-        before, after = events[:-2], events[-2]
-        assert after == ("disappeared", 1 - rank, 101 - rank)
-        expected = [b"before" + bytes([number]) for number in range(20)]
-        assert [frame for _, _, frame in before] == expected[: len(before)]
-    for rank, end in enumerate(ends):
-        end.send(1 - rank, b"after")
-    for rank, end in enumerate(ends):
-        assert end.events.next() == ("received", 1 - rank, b"after")
-        assert end.events.is_empty
+# Pieces that are lost without a word.
 
 
-def test_a_cut_of_another_process_or_of_none_changes_nothing(network: OverZenoh) -> None:
+def lose(a: End, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Lose the next pieces over zenoh."""
+    peer, put, left = peer_of(a), peer_of(a).put, itertools.count(1)
+
+    def put_some(piece: bytes, place: int = 0) -> None:
+        if next(left) > number:
+            put(piece, place)
+
+    monkeypatch.setattr(peer, "put", put_some)
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_nothing_counts_that_follows_lost_pieces(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     a, b = network.open_all()
-    other = Cuts()
-    other.begin(100)
-    peer_of(a).take(other.word(100), None)
-    peer_of(a).take(other.word(100), new_session_id(1, 7))
-    b.send(0, b"hello")
-    assert a.events.next() == ("received", 1, b"hello")
-    assert b.events.is_empty
+    a.send(1, b"before")
+    lose(a, monkeypatch, 1)
+    a.send(1, frame(0, size))
+    a.send(1, frame(1, size))
+    assert a.events.next() == ("interrupted", 1, 101)
+    a.send(1, frame(2, size))
+    first, *between, _ = b.events.until(("received", 0, frame(2, size)))
+    assert first == ("received", 0, b"before")
+    # A long one takes so long that the next one may be of the next turn.
+    assert between in ([], [("received", 0, frame(1, size))][: size == LARGE])
+    assert a.events.is_empty
 
 
-def test_a_cut_that_was_not_heard_is_told_again(
+def test_the_first_piece_of_a_turn_may_be_lost_too(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = network.open_all()
+    a.send(1, b"before")
+    begin_turn(peer_of(a))
+    lose(a, monkeypatch, 1)
+    a.send(1, b"lost")
+    assert a.events.take(2) == [("interrupted", 1, 101)] * 2
+    a.send(1, b"after")
+    assert b.events.take(2) == [("received", 0, b"before"), ("received", 0, b"after")]
+
+
+def test_a_lost_request_is_repeated(
     network: OverZenoh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_REPEAT", 0.05)
     a, b = network.open_all()
-    hear, lost = peer_of(b)._hear_cut, threading.Semaphore(0)
-    monkeypatch.setattr(peer_of(b), "_hear_cut", lambda *_: lost.release())
-    cut(peer_of(a))
-    assert a.events.next() == ("disappeared", 1, 101)
-    for _ in range(3):
-        assert lost.acquire(timeout=10)
-    b.send(0, b"lost with the link")
-    monkeypatch.setattr(peer_of(b), "_hear_cut", hear)
-    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
-    assert a.events.next() == ("appeared", 1, 101)
-    b.send(0, b"hello")
-    assert a.events.next() == ("received", 1, b"hello")
+    hear, asked = peer_of(a)._hear_gap, threading.Semaphore(0)
+    monkeypatch.setattr(peer_of(a), "_hear_gap", lambda *_: asked.release())
+    lose(a, monkeypatch, 1)
+    num_asked, deadline = 0, time.monotonic() + 10
+    while num_asked < 2:
+        assert time.monotonic() < deadline
+        a.send(1, b"lost, or after a gap")
+        num_asked += asked.acquire(timeout=0.06)
+    monkeypatch.setattr(peer_of(a), "_hear_gap", hear)
+    while a.events.is_empty:
+        assert time.monotonic() < deadline
+        a.send(1, b"lost, or after a gap")
+        time.sleep(0.06)
+    assert a.events.next() == ("interrupted", 1, 101)
+    a.send(1, b"hello")
+    assert b.events.until(("received", 0, b"hello"))
 
 
-def test_a_second_cut_may_come_before_the_answer_to_the_first_has_left(
-    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, b = network.open_all()
-    may_leave, put = threading.Event(), peer_of(b)._put_cut
-
-    def put_late(process: int) -> None:
-        assert may_leave.wait(10)
-        put(process)
-
-    monkeypatch.setattr(peer_of(b), "_put_cut", put_late)
-    other = Cuts()
+def test_one_request_begins_one_turn_and_those_of_others_none(network: OverZenoh) -> None:
+    a, _ = network.open_all()
+    peer = peer_of(a)
+    a.send(1, b"hello")
+    request = module._GAP.pack(b"g", peer._number)
+    for process in (None, 7):
+        peer._hear_gap(request, process)
+    assert a.events.is_empty
     for _ in range(2):
-        other.begin(101)
-        peer_of(b)._hear_cut(other.word(101), 100)
-        assert peer_of(b)._cuts.told == 1
-    may_leave.set()
-    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
-    peer_of(b)._hear_cut(other.word(101), 100)
-    assert b.events.take(2) == [("disappeared", 0, 100), ("appeared", 0, 100)]
+        peer._hear_gap(request, 101)
+    a.send(1, b"of the next turn")
+    peer._hear_gap(request, 101)
+    assert a.events.next() == ("interrupted", 1, 101)
+    assert a.events.is_empty
+
+
+def test_a_process_that_does_not_speak_breaks_no_order(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    b.send(0, b"hello")
+    peer_of(a).take(FIRST, new_session_id(1, 7), 1)
+    peer_of(a).take(bytes(100), new_session_id(1, 7), 3)
+    b.send(0, b"again")
+    assert a.events.take(2) == [("received", 1, b"hello"), ("received", 1, b"again")]
+    assert b.events.is_empty
 
 
 def test_streams_that_end_again_and_again_are_given_up(
@@ -228,7 +258,7 @@ def test_streams_that_end_again_and_again_are_given_up(
         stream = streams_of(a)._outgoing
         assert stream is not None
         stream.close()
-        a.events.take(2), b.events.take(2)
+        assert a.events.next() == ("interrupted", 1, 101)
     for _ in range(20):
         number = next(numbers)
         a.send(1, frame(number))
@@ -236,7 +266,7 @@ def test_streams_that_end_again_and_again_are_given_up(
         time.sleep(0.005)
     assert streams_of(a)._outgoing is None
     assert streams_of(a)._connected is None
-    assert caplog.text.count("zenoh carries its messages from now on") == 2
+    assert caplog.text.count("zenoh carries its messages from now on") == 1
 
 
 # Other processes.
@@ -267,18 +297,16 @@ def test_a_restarted_sender_gets_a_stream_of_its_own(network: OverZenoh) -> None
     switch(again, a, numbers)
 
 
-def test_a_process_whose_stream_ends_with_it_disappears_once(
-    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_whose_stream_ends_with_it_disappears_once(network: OverZenoh) -> None:
     # Its sockets close one after the other, as those of a killed process do.
     a, b = network.open_all()
     switch(b, a, itertools.count())
-    monkeypatch.setattr(peer_of(b), "_put_cut", lambda *_: None)
     outgoing = streams_of(b)._outgoing
     assert outgoing is not None
     outgoing.close()
-    assert a.events.next() == ("disappeared", 1, 101)
+    assert b.events.next() == ("interrupted", 0, 100)
     b.transport.close()
+    assert a.events.next() == ("disappeared", 1, 101)
     again = network.open(1, incarnation=7)
     assert a.events.next() == ("appeared", 1, 7)
     assert again.events.next() == ("appeared", 0, 100)
@@ -310,11 +338,12 @@ def test_unknown_tokens_and_strange_pieces_change_nothing(network: OverZenoh) ->
     switch(a, b, itertools.count())
     of_b = streams_of(b)
     stream = of_b.incoming
-    assert of_b.take(direct._SWITCH.pack(b"s", bytes(16)), 100)
+    assert of_b.take_switch(direct._SWITCH.pack(b"s", bytes(16)))
     assert of_b.incoming is stream
-    assert of_b.take(direct._OFFER.pack(b"o", 1, bytes(16)), None)
+    assert of_b.take_offer(direct._OFFER.pack(b"o", 1, bytes(16)), None)
     for piece in (b"s", b"o" * 40, b"x" + bytes(16), bytes(30)):
-        assert not of_b.take(piece, 100)
+        assert not of_b.take_offer(piece, 100)
+        assert not of_b.take_switch(piece)
 
 
 # Ways back to zenoh.
@@ -468,7 +497,7 @@ def test_nothing_is_lost_or_used_twice_while_streams_end(
             for peer in cast("ZenohTransport", transport)._peers.values():
                 stream = None if peer.direct is None else peer.direct._outgoing
                 if num_ended % 3 == 2 and peer.incarnation is not None and num_ended < 30:
-                    cut(peer)
+                    begin_turn(peer)
                 elif stream is not None and num_ended < 30:
                     stream.close()
                 else:

@@ -201,6 +201,9 @@ class LinkMeter:
         with self._changed:
             self._here.discard(rank)
 
+    def interrupted(self, rank: Rank, incarnation: Incarnation) -> None:
+        """See `Listener`; the measurement times out."""
+
     def refused(self, rank: Rank | None, reason: str) -> None:
         """See `Listener`."""
         if reason == TWIN:

@@ -32,6 +32,9 @@ class Listener(Protocol):
     def disappeared(self, rank: Rank, incarnation: Incarnation) -> None:
         """Worker `rank` is lost, or the path to it is cut."""
 
+    def interrupted(self, rank: Rank, incarnation: Incarnation) -> None:
+        """Frames to a worker that is reachable may be lost; those sent from now on are not."""
+
     def refused(self, rank: Rank | None, reason: str) -> None:
         """Invalid input has arrived, apparently from `rank`; see also `TWIN`."""
 

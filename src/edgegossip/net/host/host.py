@@ -38,7 +38,7 @@ from edgegossip.contract.trainer import Trainer
 from edgegossip.net.guard.admission import Refused
 from edgegossip.net.host.meeting import Ending, Meeting
 from edgegossip.net.host.peers import Peers
-from edgegossip.net.host.receiving import Appeared, Disappeared, Frame, connect
+from edgegossip.net.host.receiving import Appeared, Disappeared, Frame, Interrupted, connect
 from edgegossip.net.host.settings import HostServices, HostSettings
 from edgegossip.net.host.status import Phase
 from edgegossip.net.host.timing import Alarms, Chores, Patience
@@ -325,7 +325,7 @@ class Host(Generic[State]):
     def _take_next(self, wake_at: Seconds) -> HostCoroutine[None]:
         """Wait for an item until `wake_at`, and handle it."""
         match item := (yield self._clock.began_at + wake_at):
-            case Frame() | Appeared() | Disappeared() | Refused():
+            case Frame() | Appeared() | Disappeared() | Interrupted() | Refused():
                 if self._should_stop:
                     return  # it is resent when the worker resumes from the checkpoint
                 for event in self.receiving.take(item, self.state.round, self.now):

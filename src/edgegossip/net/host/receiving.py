@@ -75,7 +75,14 @@ class Disappeared:
     incarnation: Incarnation
 
 
-Item: TypeAlias = Frame | Appeared | Disappeared | Refused
+@dataclass(slots=True)
+class Interrupted:
+    """Frames to a process that is reachable may be lost."""
+
+    rank: Rank
+
+
+Item: TypeAlias = Frame | Appeared | Disappeared | Interrupted | Refused
 
 
 class _Held(weakref.ref["np.ndarray"]):
@@ -230,6 +237,10 @@ class Receiving:
         self._sending.link_ended(rank)
         self._inbox.put(Disappeared(rank, incarnation))
 
+    def interrupted(self, rank: Rank, incarnation: Incarnation) -> None:
+        self._sending.link_ended(rank)
+        self._inbox.put(Interrupted(rank))
+
     def refused(self, rank: Rank | None, reason: str) -> None:
         refused = Refused(rank, reason)
         with self._lock:
@@ -268,6 +279,9 @@ class Receiving:
             case Disappeared(rank, incarnation):
                 self._sending.disappeared(rank, incarnation)
                 return self._peers.disappeared(rank, incarnation, self._clock.read())
+            case Interrupted(rank):
+                self._sending.interrupted(rank)
+                return []
             case Refused(rank, reason):
                 if (rank, reason) == (self._peers.rank, TWIN):
                     raise NetworkError(

@@ -403,6 +403,15 @@ class Sending:
         """Introduce this worker to a process of `rank`, which has become reachable."""
         clock = self._clock.read()
         self._tell_link(rank, self._links.found(rank, incarnation, clock), is_up=True)
+        self._introduce(rank)
+
+    def interrupted(self, rank: Rank) -> None:
+        """Send again what `rank` lacks, as soon as it has reported what has arrived."""
+        self._end_link(rank)
+        self._introduce(rank)
+
+    def _introduce(self, rank: Rank) -> None:
+        clock = self._clock.read()
         if self._peers.has_begun:
             self._relinked[rank] = clock + _HOLD
             self._held_from[rank] = self._peers[rank].sent + 1
@@ -416,6 +425,9 @@ class Sending:
         phase = None if status is None else status.phase
         reason = self._links.lost(rank, incarnation, phase, self._clock.read())
         self._tell_link(rank, reason, is_up=False)
+        self._end_link(rank)
+
+    def _end_link(self, rank: Rank) -> None:
         # From here on, the host acts in the knowledge of the loss, so its frames are for the
         # next link. What was on its way may have arrived, so nothing can be added to it.
         self._last.pop(rank, None)

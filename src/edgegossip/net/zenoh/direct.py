@@ -36,7 +36,7 @@ class Owner(Protocol):
     """The peer whose streams these are; all calls come from other threads than its own."""
 
     def put(self, piece: bytes) -> None:
-        """Send a piece over zenoh, after all earlier ones."""
+        """Send a piece over zenoh."""
 
     def stream_received(self, stream: Stream, frame: memoryview) -> bool:
         """Receive a frame; return false if `stream` is not the current one any more."""
@@ -44,8 +44,11 @@ class Owner(Protocol):
     def stream_refused(self, reason: str) -> None:
         """Receive the reason for a rejected frame."""
 
-    def stream_ended(self, stream: Stream) -> None:
-        """Receive the end of a stream; see `DirectStreams.drop`."""
+    def outgoing_ended(self, stream: Stream) -> None:
+        """Receive the end of a stream to the peer; see `DirectStreams.drop`."""
+
+    def incoming_ended(self, stream: Stream) -> None:
+        """Receive the end of a stream from the peer, which has not finished it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class DirectStreams:
     the token as its last piece on zenoh's path, and all its frames take the stream. The
     receiver begins to read the stream when it has received this piece, and so all frames that
     were sent before it. Order is thus kept; only short frames may overtake a long one, over
-    zenoh. The owner tells the peer of a stream that has ended, before the next frame.
+    zenoh. If a stream ends, the next turn (`ZenohPeer`) begins over zenoh.
 
     Streams belong to the process that speaks for the rank, and to one appearance of it: `turn`
     ends all. Without an offer, or if no connection can be made, zenoh carries everything.
@@ -148,28 +151,47 @@ class DirectStreams:
                 stream.close()
 
     def drop(self, stream: Stream) -> bool:
-        """Drop a stream that has ended; return whether frames may have been lost with it."""
+        """Drop a stream to the peer that has ended; return whether it was in use."""
         with self._lock:
             if self._connected is not None and self._connected[1] is stream:
                 self._connected = None
-            was_used = stream in (self._outgoing, self._incoming)
+            was_used = stream is self._outgoing
         stream.close()
         return was_used
 
-    def count_cut(self) -> None:
-        """Take note of a cut, before the owner turns from the process."""
+    def leave_stream(self) -> None:
+        """Send the frames of a new turn over zenoh, until there is another stream."""
         with self._lock:
-            if self._is_finished or self._outgoing is self._incoming is None:
-                return
-            self._ends.append(time.monotonic())
-            if not self._may_open():
-                _LOG.warning(
-                    "direct streams with worker %d have ended %d times within %.0f minutes; "
-                    "zenoh carries its messages from now on",
-                    self._rank,
-                    _MOST_ENDS,
-                    _ENDS_WITHIN / 60,
-                )
+            if self._outgoing is not None and not self._is_finished:
+                self._count_end()
+            connected = None if self._connected is None else self._connected[1]
+            ended = [each for each in (connected, self._outgoing) if each is not None]
+            self._connected = self._outgoing = None
+            self._has_been_read.set()
+        for stream in ended:
+            stream.close()
+
+    def renew(self) -> None:
+        """Offer another stream, because the peer has left this one for a new turn."""
+        with self._lock:
+            accepted = None if self._accepted is None else self._accepted[1]
+            ended = [each for each in (accepted, self._incoming) if each is not None]
+            self._accepted = self._incoming = None
+        for stream in ended:
+            stream.close()
+        if ended and self._incarnation is not None:
+            self._offer(self._incarnation)
+
+    def _count_end(self) -> None:
+        self._ends.append(time.monotonic())
+        if not self._may_open():
+            _LOG.warning(
+                "direct streams to worker %d have ended %d times within %.0f minutes; zenoh "
+                "carries its messages from now on",
+                self._rank,
+                _MOST_ENDS,
+                _ENDS_WITHIN / 60,
+            )
 
     def _forget(self) -> list[Stream]:
         self._streams.withdraw(self._rank)
@@ -186,23 +208,30 @@ class DirectStreams:
 
     # To the peer.
 
-    def send(self, frame: Sequence[Buffer], *, may_open: bool = True) -> bool:
+    def send(
+        self,
+        frame: Sequence[Buffer],
+        put: Callable[[bytes], object],
+        *,
+        may_open: bool = True,
+    ) -> bool:
         """Send a frame, if a stream can take it; one thread at a time may call this.
 
         Args:
             frame: Frame in parts.
-            may_open: Whether a stream may be opened for it.
+            put: Sends a piece over zenoh, after all earlier frames.
+            may_open: Whether a stream may be opened for the frame.
         """
         stream = self._outgoing
         if stream is None and may_open and sum(map(len, frame)) >= _LEAST:
-            stream = self._switch()
+            stream = self._switch(put)
         if stream is None:
             return False
         try:
             stream.send(frame)
         except OSError:
             # Before any other frame is sent, so that none arrives without this one.
-            self._owner.stream_ended(stream)
+            self._owner.outgoing_ended(stream)
         return True
 
     def finish(self) -> None:
@@ -225,7 +254,7 @@ class DirectStreams:
         """Wait until the peer has read all frames, after `finish`."""
         self._has_been_read.wait(seconds)
 
-    def _switch(self) -> Stream | None:
+    def _switch(self, put: Callable[[bytes], object]) -> Stream | None:
         """Leave zenoh's path; None while no stream is connected."""
         with self._lock:
             found = self._connected
@@ -234,7 +263,7 @@ class DirectStreams:
                 return None
             self._connected = None
             token, self._outgoing = found
-        self._owner.put(_SWITCH.pack(_SWITCHES, token))
+        put(_SWITCH.pack(_SWITCHES, token))
         return found[1]
 
     def _connect_soon(self) -> None:
@@ -274,23 +303,26 @@ class DirectStreams:
         # An earlier stream may end late, while the peer still reads this one.
         if stream is self._outgoing:
             self._has_been_read.set()
-        self._owner.stream_ended(stream)
+        self._owner.outgoing_ended(stream)
 
     # From the peer.
 
-    def take(self, piece: bytes, process: Incarnation | None) -> bool:
-        """Receive a piece over zenoh; return whether it belongs to an agreement."""
-        kind = piece[:1]
-        if kind == _OFFERS and len(piece) == _OFFER.size:
-            _, port, token = _OFFER.unpack(piece)
-            host = None if process is None else self._host_of(process)
-            if process is not None and host is not None:
-                with self._lock:
-                    self._offered = _Offered(process, host, port, token)
-        elif kind == _SWITCHES and len(piece) == _SWITCH.size:
-            self._read(_SWITCH.unpack(piece)[1])
-        else:
+    def take_offer(self, piece: bytes, process: Incarnation | None) -> bool:
+        """Receive a piece over zenoh; return whether it offers a stream."""
+        if piece[:1] != _OFFERS or len(piece) != _OFFER.size:
             return False
+        _, port, token = _OFFER.unpack(piece)
+        host = None if process is None else self._host_of(process)
+        if process is not None and host is not None:
+            with self._lock:
+                self._offered = _Offered(process, host, port, token)
+        return True
+
+    def take_switch(self, piece: bytes) -> bool:
+        """Receive a piece after all earlier ones; return whether a stream follows."""
+        if piece[:1] != _SWITCHES or len(piece) != _SWITCH.size:
+            return False
+        self._read(_SWITCH.unpack(piece)[1])
         return True
 
     @property
@@ -300,7 +332,7 @@ class DirectStreams:
 
     def _offer(self, incarnation: Incarnation) -> None:
         with self._lock:
-            if self._is_closed or not self._streams.port or not self._may_open():
+            if self._is_closed or not self._streams.port:
                 return
             if self._host_of(incarnation) is None:
                 return
@@ -343,7 +375,7 @@ class DirectStreams:
                     return
                 del frame  # or it would be held until the next one arrives
         except OSError:
-            self._owner.stream_ended(stream)
+            self._owner.incoming_ended(stream)
             return
         with self._lock:
             if self._incoming is stream:

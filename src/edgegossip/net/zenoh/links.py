@@ -44,10 +44,22 @@ class Links:
 
     def __init__(self) -> None:
         self.leaving: dict[Ends, bool] = {}
+        self._ended: Callable[[Incarnation], object] = lambda _: None
 
-    def follow(self, session: zenoh.Session) -> None:
-        """Follow `session` until it is closed or another one is followed."""
-        self.leaving = {}
+    def follow(
+        self, session: zenoh.Session, ended: Callable[[Incarnation], object] = lambda _: None
+    ) -> None:
+        """Follow `session` until it is closed or another one is followed.
+
+        Workers that call each other have two links. zenoh uses one at a time, counts only the
+        incoming ones (`max_links`), and does not tell of what was lost with one of two.
+
+        Args:
+            session: The session.
+            ended: Called with the process at the other end of a link that has ended, if there
+                is another link to it.
+        """
+        self.leaving, self._ended = {}, ended
         _follow(session, self._linked)
 
     def leave_machine(self, session_id: str | None) -> bool:
@@ -81,6 +93,9 @@ class Links:
         if is_open:
             leaving[ends] = not _is_within(*ends[1:])
         self.leaving = leaving
+        process, is_left = process_of(ends[0]), any(other == ends[0] for other, *_ in leaving)
+        if not is_open and is_left and process is not None:
+            self._ended(process)
 
 
 class _Linked(Protocol):

@@ -20,9 +20,9 @@ from edgegossip.net.pacing import UNLIMITED, Pace, UploadLimit
 from edgegossip.net.runtime import TokenBucket
 from edgegossip.net.streams import Stream, Streams
 from edgegossip.net.transport import Incarnation, Listener
-from edgegossip.net.zenoh.cuts import Cuts, Next, is_word
 from edgegossip.net.zenoh.direct import DirectStreams
 from edgegossip.net.zenoh.links import Links, process_of
+from edgegossip.net.zenoh.order import FIRST, Arrival, Order, following, is_since
 from edgegossip.net.zenoh.pieces import HEADER, Assembler, split
 from edgegossip.net.zenoh.session import CHUNK_BYTES
 from edgegossip.net.zenoh.twins import Claim, Claims
@@ -33,7 +33,7 @@ _MAX_HELD = 64
 itself.
 """
 _REPEAT: Seconds = 2.0
-"""Seconds after which a cut is told again that the other worker has not answered."""
+"""Seconds after which a worker asks again for a new turn that has not begun."""
 _SIGNS = (1.0, 64)
 """Sustained rate, per second, and burst of signs of life."""
 
@@ -45,6 +45,9 @@ _FAREWELL = b""
 _FAST = 500_000
 """Bytes per second that a path must have carried before a direct stream takes it."""
 _MARK = struct.Struct("<Q")
+# Asks for a new turn; names a piece after the missing ones, or the last one before them.
+_GAP = struct.Struct("<cI")
+_GAPS = b"g"
 
 
 class ZenohPeer:
@@ -54,8 +57,9 @@ class ZenohPeer:
     its lease ends. It has to wait for `settle` seconds, in which an older process that still
     lives claims the rank (see `Twins`). If that process ends, it speaks at once.
 
-    The end of a stream is a *cut*, with which frames may be lost. Both workers then take each
-    other for lost, until both have said so over zenoh; see `Cuts`.
+    Frames are lost when a stream ends, or one of two zenoh links to the same process. The
+    sender notices this, or is told by the receiver, which counts pieces (`Order`). It then
+    begins a new *turn*, and the listener sends the frames again.
 
     Args:
         rank: The other worker.
@@ -91,10 +95,13 @@ class ZenohPeer:
         self._alive: list[Incarnation] = []
         self._may_speak: set[Incarnation] = set()
         self._claims = Claims()
-        self._cuts = Cuts()
-        self._num_turns = 0
+        # Turns begun, the last one with a piece, and the number of its first and last piece.
+        self._num_turns = self._turn = 0
+        self._first = self._number = 0
         self._putting = threading.Lock()
-        self._held: defaultdict[Incarnation, list[bytes]] = defaultdict(list)
+        self._order = Order(None)
+        self._ask_at = 0.0
+        self._held: defaultdict[Incarnation, list[tuple[bytes, int]]] = defaultdict(list)
         self._signs = TokenBucket(*_SIGNS)
         self._rank = rank
         self._max_bytes = max_bytes
@@ -115,56 +122,94 @@ class ZenohPeer:
     def send(self, frame: Sequence[Buffer]) -> None:
         """Send a frame, unless no process speaks for the rank."""
         is_short = sum(map(len, frame)) <= _SHORT
+        # With the lock, because whoever has been told of a turn sends in this turn.
+        with self._telling:
+            turn = self._num_turns
         if is_short and self._is_sending_long:
             # From another thread: it neither waits for the end of the long one, nor follows it
             # in a stream.
-            self._send_in_pieces(frame, is_short)
+            self._send_in_pieces(frame, turn, is_short)
             return
         with self._sending:
             self._is_sending_long = not is_short
             try:
-                if not self._send_directly(frame):
-                    self._send_in_pieces(frame, is_short)
+                if not self._send_directly(frame, turn):
+                    self._send_in_pieces(frame, turn, is_short)
             finally:
                 self._is_sending_long = False
 
-    def _send_directly(self, frame: Sequence[Buffer]) -> bool:
+    def _send_directly(self, frame: Sequence[Buffer], turn: int) -> bool:
         """Send a frame over a direct stream; return whether there is one."""
-        if self.direct is None or self.incarnation is None:
+        if self.direct is None or not self._goes_on(turn):
             return False
         # A slow path is left to `Pace`: a stream would fill its buffers for seconds.
         is_fast = (self._pace.rate or 0.0) >= _FAST and math.isinf(self._upload.rate)
-        if not self.direct.send(frame, may_open=is_fast):
+        if not self.direct.send(
+            frame, lambda piece: self._put_in_order(piece, turn), may_open=is_fast
+        ):
             return False
         if self._links.leave_machine(self._session_id):
             self.bytes_sent += sum(map(len, frame))
         return True
 
-    def _send_in_pieces(self, frame: Sequence[Buffer], is_short: bool) -> None:
-        turn = self._num_turns
-
-        def goes_on() -> bool:
-            return self.incarnation is not None and self._num_turns == turn
-
+    def _send_in_pieces(self, frame: Sequence[Buffer], turn: int, is_short: bool) -> None:
         def leave(num_bytes: int) -> int:
             delay = self._upload.delay(num_bytes)
             if not is_short:
-                self._pace.wait(num_bytes, delay, goes_on)
+                self._pace.wait(num_bytes, delay, lambda: self._goes_on(turn))
             return self._pace.sent(num_bytes)
 
         pieces = split(next(self._serials), frame, lambda: self._pace.piece_bytes, leave)
         for piece in pieces:
-            # No piece may follow the word of a cut that it came before.
-            with self._putting:
-                # The end of a frame is useless to a process that missed its beginning.
-                if not goes_on():
-                    return
-                self.put(piece)
+            # The end of a frame is useless to a process that missed its beginning.
+            if not self._put_in_order(piece, turn):
+                return
             if self._links.leave_machine(self._session_id):
                 self.bytes_sent += len(piece)
 
-    def take(self, piece: bytes, session_id: str | None) -> None:
-        """Receive a piece of a frame."""
+    def _goes_on(self, turn: int) -> bool:
+        return self.incarnation is not None and self._num_turns == turn
+
+    def _put_in_order(self, piece: bytes, turn: int) -> bool:
+        """Send a piece unless its turn is over; return whether it was sent."""
+        with self._putting:
+            if not self._goes_on(turn):
+                return False
+            if self._turn != turn:
+                self._first = self._put_next(FIRST)
+                self._turn = turn
+            self._put_next(piece)
+        return True
+
+    def _put_next(self, piece: bytes) -> int:
+        self._number = following(self._number)
+        self.put(piece, self._number)
+        return self._number
+
+    def _begin_turn(self) -> None:
+        """Begin a new turn, because frames may be lost."""
+        if self._is_closing or self.incarnation is None:
+            return
+        self._listener.interrupted(self._rank, self.incarnation)
+        self._num_turns += 1
+        self._pace.reset()
+        if self.direct is not None:
+            self.direct.leave_stream()
+
+    def link_ended(self, process: Incarnation) -> None:
+        """Take note of the end of one of several zenoh links to `process`."""
+        with self._telling:
+            if process == self.incarnation:
+                self._begin_turn()
+
+    def take(self, piece: bytes, session_id: str | None, number: int = 0) -> None:
+        """Receive a piece of a frame.
+
+        Args:
+            piece: The piece.
+            session_id: Session that has sent it.
+            number: Its place in the order of pieces; 0 for none.
+        """
         if piece == _FAREWELL:
             self._has_answered.set()
             return
@@ -172,31 +217,65 @@ class ZenohPeer:
             self._pace.acknowledged(*_MARK.unpack(piece))
             return
         process = process_of(session_id)
-        if is_word(piece):
-            self._hear_cut(piece, process)
+        if len(piece) == _GAP.size and piece[:1] == _GAPS:
+            self._hear_gap(piece, process)
             return
-        if self.direct is not None and self.direct.take(piece, process):
+        if self.direct is not None and self.direct.take_offer(piece, process):
             return
         if len(piece) >= HEADER.size and (mark := HEADER.unpack_from(piece)[-1]):
-            self._acknowledge(mark)
+            self._acknowledge(_MARK.pack(mark))
         with self._telling:
             if self._links.leave_machine(session_id):
                 self.bytes_received += len(piece)
-            if self._cuts.is_before(process):
-                return
             # A process that has appeared, but does not speak for the rank yet: its pieces wait
             # until it does, because the listener must hear of a process before its frames.
             if process is not None and process != self.incarnation and process in self._alive:
                 if len(self._held[process]) < _MAX_HELD:
-                    self._held[process].append(piece)
+                    self._held[process].append((piece, number))
                 return
             self._session_id = session_id
-            self._add(piece)
+            self._add(piece, process, number)
 
-    def _add(self, piece: bytes) -> None:
+    def _add(self, piece: bytes, process: Incarnation | None, number: int) -> None:
+        if number and process is not None and not self._is_in_order(piece, process, number):
+            return
+        if number and piece == FIRST:
+            self._ask_at = 0.0
+            self._assembler.reset()
+            if self.direct is not None:
+                self.direct.renew()
+            return
+        if self.direct is not None and self.direct.take_switch(piece):
+            return
         frame = self._assembler.add(piece)
         if frame is not None:
             self._listener.received(self._rank, frame)
+
+    def _is_in_order(self, piece: bytes, process: Incarnation, number: int) -> bool:
+        """Whether all pieces before this one have arrived; if not, ask for a new turn."""
+        if process != self._order.process:
+            if self.incarnation not in (None, process):
+                return False  # it speaks no more, or not yet
+            self._order = Order(process)
+        arrival = self._order.take(number, is_first=piece == FIRST)
+        if arrival == Arrival.AFTER_A_GAP:
+            self._ask_for_a_turn(number)
+        return arrival == Arrival.IN_ORDER
+
+    def _ask_for_a_turn(self, number: int) -> None:
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + _REPEAT
+            self._acknowledge(_GAP.pack(_GAPS, number))
+
+    def _hear_gap(self, piece: bytes, process: Incarnation | None) -> None:
+        _, number = _GAP.unpack(piece)
+        with self._telling:
+            if process is None or process != self.incarnation or not self._may_sign():
+                return
+            # Unless another turn has begun meanwhile.
+            if self._turn == self._num_turns and is_since(number, self._first):
+                self._begin_turn()
 
     def stream_received(self, stream: Stream, frame: memoryview) -> bool:
         """See `direct.Owner`."""
@@ -212,59 +291,19 @@ class ZenohPeer:
         """See `direct.Owner`."""
         self._listener.refused(self._rank, reason)
 
-    def stream_ended(self, stream: Stream) -> None:
-        """Treat the end of a stream as a cut of the link; see `direct.Owner`."""
+    def outgoing_ended(self, stream: Stream) -> None:
+        """See `direct.Owner`."""
         with self._telling:
             if self.direct is not None and self.direct.drop(stream):
-                self._begin_cut()
+                self._begin_turn()
 
-    def _begin_cut(self, *, is_waiting: bool = True) -> None:
-        process = self.incarnation
-        if self._is_closing or process is None:
-            return
-        self._cuts.begin(process, is_waiting=is_waiting)
-        if self.direct is not None:
-            self.direct.count_cut()
-        self._turn_to(None)
-        # In a thread of its own, because a reading thread of zenoh must not wait until another
-        # worker reads.
-        words = (process, self._cuts.told)
-        threading.Thread(target=self._tell_cut, args=words, daemon=True).start()
-
-    def _tell_cut(self, process: Incarnation, number: int) -> None:
-        """Tell `process` of a cut until it has answered."""
-        while True:
-            self._put_cut(process)
-            with self._telling:
-                if self._cuts.process != process or self._cuts.told != number:
-                    return
-                if not self._cuts.is_waiting:
-                    self._end_cut()
-                    return
-            time.sleep(_REPEAT)
-
-    def _put_cut(self, process: Incarnation) -> None:
-        with self._putting:
-            self.put(self._cuts.word(process))
-
-    def _end_cut(self) -> None:
-        self._cuts.end()
-        self._choose()
-
-    def _hear_cut(self, word: bytes, process: Incarnation | None) -> None:
+    def incoming_ended(self, stream: Stream) -> None:
+        """See `direct.Owner`."""
         with self._telling:
-            known = process in (self.incarnation, self._cuts.process)
-            if process is None or not known or self._is_closing or not self._may_sign():
-                return
-            if self.incarnation is None and not self._cuts.is_waiting:
-                return  # the answer to an earlier cut has not left; this word is repeated
-            match self._cuts.hear(word, process):
-                case Next.BEGIN:
-                    self._begin_cut(is_waiting=False)
-                case Next.RETURN:
-                    self._end_cut()
-                case Next.ANSWER:
-                    threading.Thread(target=self._put_cut, args=(process,), daemon=True).start()
+            is_current = self.direct is not None and stream is self.direct.incoming
+            if is_current and self._order.last is not None:
+                self._order.break_off()
+                self._ask_for_a_turn(self._order.last)
 
     def appear(self, incarnation: Incarnation) -> None:
         """Receive a sign of life."""
@@ -299,8 +338,6 @@ class ZenohPeer:
                 return
             if incarnation in self._alive:
                 self._alive.remove(incarnation)
-            if incarnation == self._cuts.process:  # if it appears again, its links are new
-                self._cuts.end()
             self._held.pop(incarnation, None)
             # Nobody else can claim the rank now, so the remaining ones need not wait.
             if not self._may_speak.intersection(self._alive):
@@ -362,7 +399,6 @@ class ZenohPeer:
                 self._rank, streams, self._links.host, self, self._max_bytes
             )
             self._assembler.reset()
-            self._cuts.end()
             self._is_closing = False
 
     def await_farewell(self, deadline: Seconds) -> None:
@@ -371,18 +407,19 @@ class ZenohPeer:
         if self._answer is not None:
             self._answer.join(until(deadline))
 
-    def put(self, piece: bytes) -> None:
-        """Send a piece over zenoh."""
+    def put(self, piece: bytes, number: int = 0) -> None:
+        """Send a piece over zenoh, with its place in the order of pieces."""
         with suppress(zenoh.ZError):  # the session has been closed
-            # The source tells the receiver which link the frame came over.
-            source = zenoh.SourceInfo(self.publisher.id, 0)
+            # The source tells the receiver which process the piece is of.
+            source = zenoh.SourceInfo(self.publisher.id, number)
             self.publisher.put(piece, source_info=source)
 
-    def _acknowledge(self, mark: int) -> None:
+    def _acknowledge(self, answer: bytes) -> None:
         # Dropped if the link is congested, because a reading thread of zenoh must not wait. The
         # next one says it, too.
         with suppress(zenoh.ZError):
-            self.acknowledger.put(_MARK.pack(mark))
+            source = zenoh.SourceInfo(self.acknowledger.id, 0)
+            self.acknowledger.put(answer, source_info=source)
 
     def _may_sign(self) -> bool:
         """Whether another sign of life is accepted now."""
@@ -402,11 +439,7 @@ class ZenohPeer:
         if self._is_closing:
             return
         self._may_speak.intersection_update(self._alive)
-        ready = [
-            each
-            for each in self._alive
-            if each in self._may_speak and each != self._cuts.process
-        ]
+        ready = [each for each in self._alive if each in self._may_speak]
         # If all are beaten (claims of liars), the youngest speaks, as without claims.
         unclaimed = [each for each in ready if not self._claims.is_beaten(each, self._alive)]
         chosen = next(reversed(unclaimed or ready), None)
@@ -420,6 +453,7 @@ class ZenohPeer:
         self._assembler.reset()
         self._pace.reset()
         if before is not None:
+            self._order.break_off()
             self._listener.disappeared(self._rank, before)
         if incarnation is not None:
             self._listener.appeared(self._rank, incarnation)
@@ -427,8 +461,8 @@ class ZenohPeer:
         if self.direct is not None:
             self.direct.turn(incarnation)
         if incarnation is not None:
-            for piece in self._held.pop(incarnation, []):
-                self._add(piece)
+            for piece, number in self._held.pop(incarnation, []):
+                self._add(piece, incarnation, number)
 
 
 def until(deadline: Seconds) -> Seconds:

@@ -178,7 +178,7 @@ class ZenohTransport:
         return open_session(settings, self._address, self._num_workers, keep_trying)
 
     def _enter(self, session: zenoh.Session) -> None:
-        self._links.follow(session)
+        self._links.follow(session, self._link_ended)
         self._dead_links.start_over()
         self._expired_links.follow(session)
         self._streams = self._open_streams()
@@ -258,6 +258,10 @@ class ZenohTransport:
             for peer in self._peers.values():
                 peer.close_streams()
 
+    def _link_ended(self, process: Incarnation) -> None:
+        for peer in self._peers.values():
+            peer.link_ended(process)
+
     def _lose(self) -> None:
         for peer in self._peers.values():
             peer.lose()
@@ -277,8 +281,11 @@ class ZenohTransport:
         if peer is None:
             self._listener.refused(None, "a piece from no other worker of the run")
         else:
-            source = sample.source_info
-            peer.take(sample.payload.to_bytes(), source and str(source.source_id.zid))
+            piece, source = sample.payload.to_bytes(), sample.source_info
+            if source is None:
+                peer.take(piece, None)
+            else:
+                peer.take(piece, str(source.source_id.zid), source.source_sn)
 
     def _take_token(self, sample: zenoh.Sample) -> None:
         *_, rank_text, name = str(sample.key_expr).split("/")
