@@ -40,8 +40,8 @@ class Overlap:
         began, heard: When the second part of the last exchange began, and when the last message
             of it arrived.
 
-    >>> overlap = Overlap(seconds=3.0, num_steps=10, train_seconds=20.0)
-    >>> overlap.divide(10)  # two of ten steps take 4 seconds
+    >>> overlap = Overlap(heard=1.5, num_steps=10, train_seconds=20.0)
+    >>> overlap.divide(10)  # an exchange takes 3 seconds, and two of ten steps take 4
     2
     """
 
