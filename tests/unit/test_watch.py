@@ -377,3 +377,26 @@ def test_a_killed_worker_is_shown_as_silent(tmp_path: Path, browser: Browser) ->
         alarms = browser.value("document.querySelector('#alarms').innerText")
         assert "Worker 3 has been silent" in alarms
     assert browser.complaints == []
+
+
+@thorough
+def test_a_page_that_was_left_is_told_nothing_until_it_is_back(
+    tmp_path: Path, browser: Browser
+) -> None:
+    trained = {"type": "trained", "rank": 0, "num_steps": 1, "num_samples": 16, "loss": 0.5}
+    log = tmp_path / "events.jsonl"
+    write(log, header("gossip"))
+    with WatchServer(tmp_path) as server:
+        browser.call("Page.navigate", url=server.url)
+        browser.until("document.body?.dataset.live === 'yes'")
+        browser.call("Page.navigate", url="about:blank")
+        deadline, at = time.monotonic() + 8, 0.0
+        while server.is_watched:  # until a line cannot be told
+            assert time.monotonic() < deadline
+            at += 1.0
+            write(log, {**trained, "start": at - 1.0, "time": at})
+            time.sleep(0.1)
+        browser.value("history.back()")
+        browser.until("document.body?.dataset.live === 'yes'")
+        browser.until(f"total(run.workers.get(0).samples, 1e9) === {16 * at:.0f}")
+        assert server.is_watched
