@@ -24,7 +24,11 @@ from tests.worlds import (
 from torch import Tensor
 
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
-from edgegossip.algorithms.gossip.double_squeeze import CHECK_EVERY, DoubleSqueeze
+from edgegossip.algorithms.gossip.double_squeeze import (
+    CHECK_EVERY,
+    DoubleSqueeze,
+    DoubleSqueezeState,
+)
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.compression.sparse import RandomK, TopK
 from edgegossip.compression.values import Quantize
@@ -317,3 +321,22 @@ def test_rounds_by_forecast_are_as_long_with_overlap_as_without() -> None:
         found.append(steps)
     assert found[0] == found[1]
     assert len({*found[0]}) > 1
+
+
+def test_with_overlap_a_long_wait_is_used_for_the_next_round() -> None:
+    steps, ahead = [0] * NUM_WORKERS, set()
+
+    def note(state: WorkerState, event: Event, _now: Seconds) -> None:
+        assert isinstance(state, DoubleSqueezeState)
+        if isinstance(event, Trained):
+            steps[state.rank] += event.num_steps
+            if state.is_exchanging and state.overlap.is_ahead:
+                ahead.add(state.rank)
+
+    world = make_world(Watched(overlapped(), after=note), platforms=UNEVEN)
+    after = final_params(world)
+    assert all(torch.equal(each, after[0]) for each in after)
+    assert steps == [NUM_ROUNDS * 3] * NUM_WORKERS
+    speeds = [each.throughput for each in UNEVEN]
+    assert speeds.index(max(speeds)) in ahead
+    assert speeds.index(min(speeds)) not in ahead

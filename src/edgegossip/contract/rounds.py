@@ -199,6 +199,10 @@ class Synchronous(Algorithm[S], Generic[S]):
         """Number of exchanges in a round."""
         return 1
 
+    def wait(self, state: S, now: Seconds) -> list[Effect]:
+        """React to a wait for an exchange after the work beside it; nothing by default."""
+        return []
+
     def work_beside(self, state: S) -> Work | None:
         """Training that begins together with the next exchange; None by default.
 
@@ -253,8 +257,8 @@ class Synchronous(Algorithm[S], Generic[S]):
                 if self._is_behind(state):
                     return self._skip(state, now)
                 if was_beside:
-                    if state.is_exchanging:
-                        return self._set_timeout(now)  # from here on, it waits
+                    if state.is_exchanging:  # from here on, it waits
+                        return [*self._set_timeout(now), *self.wait(state, now)]
                     return self._begin_round(state, now)
                 return [*self._exchange(state, now), *self._mix_if_complete(state, now)]
             case Received():

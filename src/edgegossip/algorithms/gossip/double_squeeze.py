@@ -159,7 +159,7 @@ class DoubleSqueeze(Overlapping[DoubleSqueezeState]):
         return state.params + state.error
 
     def learn(self, state: DoubleSqueezeState, trained: Trained) -> None:
-        state.overlap.note(trained)
+        state.overlap.note(trained.num_steps, trained.seconds)
         if trained.has_gone_back:
             # Nobody else went back, so all chunks are asked for.
             state.params = trained.params

@@ -10,12 +10,15 @@ from typing import Generic, TypeVar
 from edgegossip.algorithms.gossip.owned_chunks import OwnedChunks
 from edgegossip.contract import (
     Effect,
+    Event,
     Message,
     Rank,
     RoundState,
     Seconds,
+    SetTimer,
     Steps,
-    Trained,
+    TimerFired,
+    Train,
     Work,
 )
 
@@ -39,6 +42,8 @@ class Overlap:
         num_steps, train_seconds: What this worker has trained since the round began.
         began, heard: When the second part of the last exchange began, and when the last message
             of it arrived.
+        round_seconds: How long the last round's training took.
+        is_ahead: Whether the steps before the next exchange are done or under way.
 
     >>> overlap = Overlap(heard=1.5, num_steps=10, train_seconds=20.0)
     >>> overlap.divide(10)  # an exchange takes 3 seconds, and two of ten steps take 4
@@ -51,11 +56,13 @@ class Overlap:
     train_seconds: Seconds = 0.0
     began: Seconds = 0.0
     heard: Seconds = 0.0
+    round_seconds: Seconds = 0.0
+    is_ahead: bool = False
 
-    def note(self, trained: Trained) -> None:
+    def note(self, num_steps: int, seconds: Seconds) -> None:
         """Note training of this round."""
-        self.num_steps += trained.num_steps
-        self.train_seconds += trained.seconds
+        self.num_steps += num_steps
+        self.train_seconds += seconds
 
     def divide(self, local_steps: int) -> int:
         """Choose how many of the next round's `local_steps` run beside its exchange."""
@@ -65,6 +72,7 @@ class Overlap:
         self.num_steps, self.train_seconds = 0, 0.0
         if not train_seconds:
             return local_steps  # not known yet: nobody waits
+        self.round_seconds = train_seconds
         # A wrapper may have made fewer steps of `local_steps`, and cannot do less than one.
         needed = max(1, math.ceil(num_steps * self.seconds / train_seconds))
         return min(local_steps, math.ceil(local_steps * needed / num_steps))
@@ -88,7 +96,9 @@ S = TypeVar("S", bound=OverlapState)
 class Overlapping(OwnedChunks[S], Generic[S]):
     """Base of algorithms with owned chunks whose workers may train while they exchange.
 
-    `learn` must note what was trained in `OverlapState.overlap`.
+    A worker that has waited for as long as a round's training takes, as for one that is lost,
+    takes the steps before its next exchange meanwhile. `learn` must note what was trained in
+    `OverlapState.overlap`.
 
     Args:
         overlap: Whether the last of a round's steps run beside its exchange, as few as take as
@@ -102,9 +112,20 @@ class Overlapping(OwnedChunks[S], Generic[S]):
         # What was learned beside the last round's exchange is sent in one more.
         return self.num_rounds + self.overlap
 
+    def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
+        if event == TimerFired("ahead"):
+            return self._train_ahead(state)
+        return super().handle(state, event, now)
+
     def work(self, state: S) -> Work | None:
         if not self._is_training_due(state):
             return None
+        if state.overlap.is_ahead:
+            state.overlap.is_ahead = False
+            return None
+        return self._work_before(state)
+
+    def _work_before(self, state: S) -> Work | None:
         if self.overlap:
             state.overlap.steps = self.steps_beside(state)
         before = self.local_steps - state.overlap.steps
@@ -113,6 +134,20 @@ class Overlapping(OwnedChunks[S], Generic[S]):
     def work_beside(self, state: S) -> Work | None:
         steps = state.overlap.steps if self._is_training_due(state) else 0
         return Steps(steps, after=self.local_steps - steps) if steps else None
+
+    def wait(self, state: S, now: Seconds) -> list[Effect]:
+        if state.overlap.steps == self.local_steps:
+            return []  # it takes all of the next round's steps beside the exchange, too
+        return [SetTimer("ahead", now + state.overlap.round_seconds)]
+
+    def _train_ahead(self, state: S) -> list[Effect]:
+        is_waiting = state.is_exchanging and not state.is_training
+        if not is_waiting or state.overlap.is_ahead or state.round + 1 >= self.num_rounds:
+            return []
+        if (work := self._work_before(state)) is None:
+            return []
+        state.overlap.is_ahead = state.is_training = True
+        return [Train(self.start(state), work)]
 
     def steps_beside(self, state: S) -> int:
         """How many steps of the next round run beside its exchange, with `overlap`."""
