@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import zenoh
@@ -202,7 +203,12 @@ class ZenohTransport:
         own = f"{self._prefix}/alive/{self.rank}"
         # zenoh withdraws a token when nothing refers to it any more.
         self._claims = claims = list[zenoh.LivelinessToken]()
-        self._twins.enter(lambda c: claims.append(liveliness.declare_token(f"{own}/{c}")))
+
+        def claim(name: str) -> None:
+            with suppress(zenoh.ZError):  # a thread of its own may find the session closed
+                claims.append(liveliness.declare_token(f"{own}/{name}"))
+
+        self._twins.enter(claim)
         liveliness.declare_subscriber(
             f"{self._prefix}/alive/*/*", _direct(self._take_token), history=True
         )
