@@ -164,19 +164,14 @@ class DirectStreams:
         with self._lock:
             if self._outgoing is not None and not self._is_finished:
                 self._count_end()
-            connected = None if self._connected is None else self._connected[1]
-            ended = [each for each in (connected, self._outgoing) if each is not None]
-            self._connected = self._outgoing = None
-            self._has_been_read.set()
+            ended = self._forget_outgoing()
         for stream in ended:
             stream.close()
 
     def renew(self) -> None:
         """Offer another stream, because the peer has left this one for a new turn."""
         with self._lock:
-            accepted = None if self._accepted is None else self._accepted[1]
-            ended = [each for each in (accepted, self._incoming) if each is not None]
-            self._accepted = self._incoming = None
+            ended = self._forget_incoming()
         for stream in ended:
             stream.close()
         if ended and self._incarnation is not None:
@@ -196,10 +191,19 @@ class DirectStreams:
     def _forget(self) -> list[Stream]:
         self._streams.withdraw(self._rank)
         self._token = None
-        pairs = [each[1] for each in (self._connected, self._accepted) if each is not None]
-        ended = [*pairs, *(each for each in (self._outgoing, self._incoming) if each)]
-        self._connected = self._accepted = self._outgoing = self._incoming = None
+        return [*self._forget_outgoing(), *self._forget_incoming()]
+
+    def _forget_outgoing(self) -> list[Stream]:
+        connected = None if self._connected is None else self._connected[1]
+        ended = [each for each in (connected, self._outgoing) if each is not None]
+        self._connected = self._outgoing = None
         self._has_been_read.set()
+        return ended
+
+    def _forget_incoming(self) -> list[Stream]:
+        accepted = None if self._accepted is None else self._accepted[1]
+        ended = [each for each in (accepted, self._incoming) if each is not None]
+        self._accepted = self._incoming = None
         return ended
 
     def _may_open(self) -> bool:
