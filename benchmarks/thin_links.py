@@ -6,7 +6,8 @@ Three workers train the embedded digits, each on a host of the lab, behind a cab
 
 - `thin`: carries 64 kbit/s each way, with a round trip of 600 ms to each other worker;
 - `lossy`: carries 1 Mbit/s with 50 ms, and loses 5 % of all frames, each way;
-- `rare`: carries 1 Mbit/s with 50 ms, but only for ten seconds of each minute;
+- `rare`: carries 1 Mbit/s with 50 ms, but only for ten seconds of each minute, in six times as
+  long a run, because the others are over before the first minute is;
 - `lte`: follows a trace, with 50 ms. FILE.npz:UP:DOWN names two series of packets of 1500 bytes
   per 100 ms. Each worker begins at another place in it.
 
@@ -54,6 +55,8 @@ NUM_WORKERS = 3
 MODEL_BYTES = 4 * (64 * 512 + 512 + 512 * 10 + 10)
 SECONDS = 60.0
 """Training of algorithms that do not count rounds."""
+LONGER = {"rare": 6}
+"""How many times as long a run is, by kind of link."""
 METRICS = 9100
 _EVERY = 0.1
 _PACKET = 1500
@@ -61,20 +64,21 @@ _APART = 300
 """Slots between the places in a trace at which two workers begin."""
 
 
-def experiment(name: str) -> eg.Experiment:
+def experiment(name: str, longer: int) -> eg.Experiment:
     """The experiment of an algorithm; settings of the network are the defaults."""
     graph = eg.complete(NUM_WORKERS)
-    gossip = eg.EpochGossip(topology=graph, num_rounds=5)
+    rounds, seconds = 5 * longer, SECONDS * longer
+    gossip = eg.EpochGossip(topology=graph, num_rounds=rounds)
     algorithms: dict[str, Any] = {
         "epoch-gossip": gossip,
         "edge-gossip": eg.EdgeGossip(inner=gossip),
-        "diloco": eg.DiLoCo(topology=graph, num_rounds=5, local_steps=20),
+        "diloco": eg.DiLoCo(topology=graph, num_rounds=rounds, local_steps=20),
         "gosgd": eg.GoSGD(topology=graph, num_rounds=eg.UNTIL_CUT_OFF),
         "adsp": eg.ADSP(
             num_workers=NUM_WORKERS - 1,
             num_rounds=eg.UNTIL_CUT_OFF,
-            window=SECONDS / 4,
-            min_interval=SECONDS / 40,
+            window=seconds / 4,
+            min_interval=seconds / 40,
         ),
     }
     model = partial(eg.mlp, input_shape=(1, 8, 8), num_classes=10, hidden=(512,))
@@ -83,7 +87,7 @@ def experiment(name: str) -> eg.Experiment:
         task=eg.Task(dataset=eg.hold_out(eg.digits()), model=model, batch_size=16),
         algorithm=algorithms[name],
         platforms=(eg.Platform(throughput=1000.0),) * NUM_WORKERS,
-        max_seconds=SECONDS if is_timed else None,
+        max_seconds=seconds if is_timed else None,
         name=name,
     )
 
@@ -91,9 +95,9 @@ def experiment(name: str) -> eg.Experiment:
 ALGORITHMS = ("epoch-gossip", "edge-gossip", "diloco", "gosgd", "adsp")
 
 
-def recipe(algorithm: str = "epoch-gossip") -> eg.Experiment:
+def recipe(algorithm: str = "epoch-gossip", longer: int = 1) -> eg.Experiment:
     """One algorithm on thin links."""
-    return experiment(algorithm)
+    return experiment(algorithm, longer)
 
 
 def slots(megabits: float) -> tuple[int, ...]:
@@ -187,6 +191,7 @@ def begin(link: str, algorithm: str, trace: str | None, folder: Path, stack: Exi
     for rank in range(NUM_WORKERS):
         others = [*endpoints[:rank], *endpoints[rank + 1 :]]
         words = ["worker", f"{__file__}:recipe", "--algorithm", algorithm, "--rank", str(rank)]
+        words += ["--longer", str(LONGER.get(link, 1))]
         words += ["--insecure", "--listen", endpoints[rank], "--metrics", str(METRICS)]
         words += ["--connect", *others]
         words += ["--out", str(folder / str(rank)), "--parent", str(os.getpid())]
