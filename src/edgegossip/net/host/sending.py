@@ -82,6 +82,8 @@ class Outbox:
         # Ended links, and the links that the caller knows, by receiver.
         self._ended: Counter[Rank] = Counter()
         self._known: Counter[Rank] = Counter()
+        # The last number that has begun to leave, by receiver.
+        self._begun: Counter[Rank] = Counter()
         self._senders: dict[str, Background] = {}
 
     @property
@@ -106,6 +108,11 @@ class Outbox:
         """Number of frames with a number that wait for `receiver`, or are being sent."""
         with self._lock:
             return sum(each.number > 0 for each in self._waiting[receiver])
+
+    def last_begun(self, receiver: Rank) -> int:
+        """The last number of a frame that has begun to leave for `receiver`."""
+        with self._lock:
+            return self._begun[receiver]
 
     def put(
         self,
@@ -211,6 +218,8 @@ class Outbox:
             item.has_begun = True
             if item.link != self._ended[receiver]:
                 return
+            if item.number:
+                self._begun[receiver] = item.number
         try:
             self._transport.send(receiver, item.frame)
         except Exception:  # the thread must go on to send the next messages
@@ -277,7 +286,7 @@ class Sending:
         self._on_link = on_link
         self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime, share)
         self._joined = joined
-        # The last message to each receiver, and its number, while a link is up.
+        # The last message to each receiver, and its number, unless it left for a lost link.
         self._last: dict[Rank, tuple[int, Message]] = {}
         self._told: dict[Rank, WorkerStatus] = {}
         # Statuses that keep their place among the messages, until they have left.
@@ -286,7 +295,7 @@ class Sending:
         # worker lacks messages, so it gets no new one before it has reported which. Otherwise
         # the new one would prove the older ones lost. By worker: the time when this ends.
         self._relinked: dict[Rank, Seconds] = {}
-        # The first number that such a worker cannot have got. By worker.
+        # The first number that a worker whose link has ended cannot have got, until it reports.
         self._held_from: dict[Rank, int] = {}
 
     @property
@@ -414,7 +423,7 @@ class Sending:
         clock = self._clock.read()
         if self._peers.has_begun:
             self._relinked[rank] = clock + _HOLD
-            self._held_from[rank] = self._peers[rank].sent + 1
+            self._held_from.setdefault(rank, self._peers[rank].sent + 1)
         self._post(rank, self._introduction)
         self._told.pop(rank, None)
         self.tell(rank)
@@ -429,9 +438,13 @@ class Sending:
 
     def _end_link(self, rank: Rank) -> None:
         # From here on, the host acts in the knowledge of the loss, so its frames are for the
-        # next link. What was on its way may have arrived, so nothing can be added to it.
-        self._last.pop(rank, None)
+        # next link.
         self.outbox.resume(rank)
+        # What was on its way may have arrived, so nothing can be added to it. What had not
+        # begun to leave has not: a link that is often lost does not let pushes pile up.
+        self._held_from[rank] = self.outbox.last_begun(rank) + 1
+        if self._held_from[rank] > self._peers[rank].sent:
+            self._last.pop(rank, None)
 
     def _tell_link(self, rank: Rank, reason: str | None, *, is_up: bool) -> None:
         # Before the run begins, there is no time of the run.
