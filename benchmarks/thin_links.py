@@ -6,8 +6,8 @@ Three workers train the embedded digits, each on a host of the lab, behind a cab
 
 - `thin`: carries 64 kbit/s each way, with a round trip of 600 ms to each other worker;
 - `lossy`: carries 1 Mbit/s with 50 ms, and loses 5 % of all frames, each way;
-- `rare`: carries 1 Mbit/s with 50 ms, but only for ten seconds of each minute, in six times as
-  long a run, because the others are over before the first minute is;
+- `rare`: carries 1 Mbit/s with 50 ms, but only for ten seconds of each minute; here all
+  algorithms train for six minutes, because the others' runs are over before the first one is;
 - `lte`: follows a trace, with 50 ms. FILE.npz:UP:DOWN names two series of packets of 1500 bytes
   per 100 ms. Each worker begins at another place in it.
 
@@ -55,8 +55,7 @@ NUM_WORKERS = 3
 MODEL_BYTES = 4 * (64 * 512 + 512 + 512 * 10 + 10)
 SECONDS = 60.0
 """Training of algorithms that do not count rounds."""
-LONGER = {"rare": 6}
-"""How many times as long a run is, by kind of link."""
+LONG = 6 * SECONDS
 METRICS = 9100
 _EVERY = 0.1
 _PACKET = 1500
@@ -64,10 +63,13 @@ _APART = 300
 """Slots between the places in a trace at which two workers begin."""
 
 
-def experiment(name: str, longer: int) -> eg.Experiment:
+def experiment(name: str, seconds: float | None) -> eg.Experiment:
     """The experiment of an algorithm; settings of the network are the defaults."""
     graph = eg.complete(NUM_WORKERS)
-    rounds, seconds = 5 * longer, SECONDS * longer
+    rounds = 5 if seconds is None else eg.UNTIL_CUT_OFF
+    if seconds is None and name in ("gosgd", "adsp"):
+        seconds = SECONDS
+    limit = seconds or SECONDS
     gossip = eg.EpochGossip(topology=graph, num_rounds=rounds)
     algorithms: dict[str, Any] = {
         "epoch-gossip": gossip,
@@ -77,17 +79,16 @@ def experiment(name: str, longer: int) -> eg.Experiment:
         "adsp": eg.ADSP(
             num_workers=NUM_WORKERS - 1,
             num_rounds=eg.UNTIL_CUT_OFF,
-            window=seconds / 4,
-            min_interval=seconds / 40,
+            window=limit / 4,
+            min_interval=limit / 40,
         ),
     }
     model = partial(eg.mlp, input_shape=(1, 8, 8), num_classes=10, hidden=(512,))
-    is_timed = name in ("gosgd", "adsp")
     return eg.Experiment(
         task=eg.Task(dataset=eg.hold_out(eg.digits()), model=model, batch_size=16),
         algorithm=algorithms[name],
         platforms=(eg.Platform(throughput=1000.0),) * NUM_WORKERS,
-        max_seconds=seconds if is_timed else None,
+        max_seconds=seconds,
         name=name,
     )
 
@@ -95,9 +96,9 @@ def experiment(name: str, longer: int) -> eg.Experiment:
 ALGORITHMS = ("epoch-gossip", "edge-gossip", "diloco", "gosgd", "adsp")
 
 
-def recipe(algorithm: str = "epoch-gossip", longer: int = 1) -> eg.Experiment:
-    """One algorithm on thin links."""
-    return experiment(algorithm, longer)
+def recipe(algorithm: str = "epoch-gossip", seconds: float | None = None) -> eg.Experiment:
+    """One algorithm on thin links, for so long or, by default, five rounds or a minute."""
+    return experiment(algorithm, seconds)
 
 
 def slots(megabits: float) -> tuple[int, ...]:
@@ -191,7 +192,7 @@ def begin(link: str, algorithm: str, trace: str | None, folder: Path, stack: Exi
     for rank in range(NUM_WORKERS):
         others = [*endpoints[:rank], *endpoints[rank + 1 :]]
         words = ["worker", f"{__file__}:recipe", "--algorithm", algorithm, "--rank", str(rank)]
-        words += ["--longer", str(LONGER.get(link, 1))]
+        words += ["--seconds", str(LONG)] if link == "rare" else []
         words += ["--insecure", "--listen", endpoints[rank], "--metrics", str(METRICS)]
         words += ["--connect", *others]
         words += ["--out", str(folder / str(rank)), "--parent", str(os.getpid())]
