@@ -11,6 +11,7 @@ import torch
 from tests.oracles import ViolationError
 
 from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds
+from edgegossip.net.guard.envelope import Envelope
 from edgegossip.net.host.host import Host
 from edgegossip.net.runtime import Life
 
@@ -41,6 +42,7 @@ class Deliveries:
         unsent: Messages to workers that nothing could be sent to.
         last: By process, the last number handed over on each way.
         gaps: Numbers that were passed over.
+        again: Ways and numbers of messages that came although they had arrived.
     """
 
     clock: Callable[[], Seconds]
@@ -52,6 +54,7 @@ class Deliveries:
     last: dict[int, dict[Way, int]] = field(default_factory=lambda: defaultdict(dict))
     handed_over: set[tuple[Way, int]] = field(default_factory=set)
     gaps: list[Gap] = field(default_factory=list)
+    again: list[tuple[Way, int]] = field(default_factory=list)
 
     def watch(
         self,
@@ -109,7 +112,19 @@ class Deliveries:
                     self.report(violation)
             return events
 
+        read = host.receiving._read
+
+        def reads(
+            sender: Rank, envelope: Envelope, message: Message, now: Seconds
+        ) -> list[Event]:
+            way = (sender, envelope.sender_life, peers.rank, envelope.receiver_life)
+            is_current = (peers[sender].life, peers.life) == (way[1], way[3])
+            if is_current and 0 < envelope.number <= peers[sender].received:
+                self.again.append((way, envelope.number))
+            return read(sender, envelope, message, now)
+
         host.receiving.take = takes  # type: ignore[method-assign]
+        host.receiving._read = reads  # type: ignore[method-assign]
 
     def _hand_over(self, process: int, way: Way, number: int, messages: list[Message]) -> None:
         sender, _, receiver, _ = way

@@ -213,6 +213,8 @@ class Run:
             case "cut" | "one way cut":
                 a, b = each.ranks
                 network.cut(a, b, each.seconds, one_way=each.kind != "cut")
+            case "interruption":
+                network.interrupt(*each.ranks)
             case "partition":
                 for a in each.ranks:
                     for b in everyone:

@@ -111,15 +111,20 @@ def draw_resuming_world(seed: int) -> World:
 
 
 def draw_cut_world(seed: int) -> World:
-    """The world of `seed` whose links are cut again and again, around a lease long."""
+    """The world of `seed` whose links are cut again and again, around a lease long.
+
+    In some, what is in a link is lost again and again, but no link ends.
+    """
     draw, world = random.Random(f"{seed} cuts"), _draw_core_world(seed)
+    is_interrupted = draw.random() < 0.3
+    kinds = ["cut", "cut", "one way cut", "pause", "partition", "interruption"]
     found, at = [], draw.uniform(0.5, 3.0)
-    for _ in range(draw.randint(2, 5)):
-        kind = draw.choice(["cut", "cut", "one way cut", "pause", "partition"])
+    for _ in range(draw.randint(2, 5) * (2 if is_interrupted else 1)):
+        kind = "interruption" if is_interrupted else draw.choice(kinds)
         disturbance = _draw_disturbance(draw, kind, at, world.num_workers)
         seconds = draw.choice([0.3, 1.0, 2.0, 3.0, 6.0])
         found.append(replace(disturbance, seconds=seconds))
-        at += draw.uniform(0.3, 4.0)
+        at += draw.uniform(0.1, 1.0) if is_interrupted else draw.uniform(0.3, 4.0)
     # Over thin links, messages still wait for the old link when there is a new one.
     bandwidth = draw.choice([world.wire.bandwidth, 2e3])
     wire = replace(world.wire, bandwidth=bandwidth)
@@ -444,7 +449,7 @@ def _draw_disturbance(
     ranks: Sequence[Rank] = draw.sample(everyone, 1)
     if kind == "partition":
         ranks = draw.sample(everyone, draw.randint(1, 2))
-    elif kind in ("cut", "one way cut"):
+    elif kind in ("cut", "one way cut", "interruption"):
         ranks = draw.sample(everyone, 2)
     elif kind == "kill":
         ranks = draw.sample(everyone, draw.choice([1, 1, 2]))

@@ -22,7 +22,8 @@ class Disturbance:
     """Something that goes wrong.
 
     Args:
-        kind: "pause", "cut", "one way cut", "partition", "kill", "leave", "stop", "stop all".
+        kind: "pause", "cut", "one way cut", "partition", "interruption" (end of one link),
+            "kill", "leave", "stop", "stop all".
         at: When.
         ranks: Whom it befalls; of a partition, one half.
         seconds: For how long; one that is killed or stopped is started again after it, with
@@ -114,10 +115,15 @@ class World:
         )
 
     @property
+    def hits(self) -> tuple[Disturbance, ...]:
+        """What may make workers lose each other; what an interruption loses is sent again."""
+        return tuple(each for each in self.disturbances if each.kind != "interruption")
+
+    @property
     def disturbed(self) -> set[Rank]:
         """Workers that something happens to; one side of a partition."""
         late = {rank for rank, at in enumerate(self.start_at) if at > 0}
-        hit = {rank for each in self.disturbances for rank in each.ranks}
+        hit = {rank for each in self.hits for rank in each.ranks}
         # One that began alone waits for the others: what it says of the run nobody confirms.
         is_alone = len(late) == self.num_workers - 1
         alone = set(range(self.num_workers)) if is_alone else set()
