@@ -48,7 +48,11 @@ LEAVING: Seconds = 15.0
 UNFOUND: Seconds = 5.0
 """Two that reach each other, and run, know of each other after at most so long."""
 UNHEARD: Seconds = 12.0
-"""The same if one lacks messages of the other, so that the second return is delayed."""
+"""The same if one lacks messages of the other, which delays its second return, or hears none
+until the other's long training ends.
+"""
+UNSENT: Seconds = 8.0
+"""Something of what waits for a link that is up arrives within this time."""
 LATER: Seconds = 30.0
 """The same where messages are lost, take long, or are lies, and in other worlds than peers'."""
 
@@ -189,12 +193,13 @@ class Oracles:
                 and self._reach_each_other(process, there)
                 and {there.host.sending.phase, process.host.sending.phase} == {Phase.RUNNING}
             )
+            is_silent = peer.num_returns > 0 or other in self._told_by(process).given_up
             is_unseen = other not in reachable and not peer.is_lost
             for what, limit, holds in (
                 ("counts as present, although it cannot reach it, worker", UNSEEN, is_unseen),
                 (
                     "counts as lost, although it can reach it, worker",
-                    LATER if is_hard else UNHEARD if peer.num_returns else UNFOUND,
+                    LATER if is_hard else UNHEARD if is_silent else UNFOUND,
                     is_both and peer.is_lost,
                 ),
             ):
@@ -211,6 +216,7 @@ class Oracles:
             and here.rank in self.run.transports[there.rank].alive
             and there.is_running
             and not there.is_paused
+            and self.run.busy_until[there.rank] + EACH < self.run.time.now
             and there.host.peers.has_begun
             and there.rank != self.run.world.liar
         )
@@ -235,10 +241,10 @@ class Oracles:
                 self.since.pop(key, None)
             if num_left <= 0 or peer.sent <= last:
                 self.since.pop(key, None)
-            elif now - self.since.setdefault(key, now) > UNHEARD:
+            elif now - self.since.setdefault(key, now) > UNSENT:
                 raise ViolationError(
                     f"worker {other} has got none of {num_left} messages of worker "
-                    f"{process.rank} for {UNHEARD} s"
+                    f"{process.rank} for {UNSENT} s"
                 )
 
     def _watch_refusing(self, host: Any) -> None:  # noqa: ANN401
@@ -319,7 +325,7 @@ class Oracles:
                 continue
             on_its_disk = self.kept[other].received if other in self.kept else {}
             has = on_its_disk.get((rank, peers.life, other, peer.life), 0)
-            if first > has + 1:
+            if first > has + 1 and not self.run.world.forgets:
                 raise ViolationError(
                     f"worker {rank} keeps messages from {first} on for worker {other}, whose "
                     f"checkpoint has those up to {has}"
@@ -344,16 +350,41 @@ def _ignore(_: ViolationError) -> None:
 
 
 def require_handed_over(oracles: Oracles) -> None:
-    """Where no frame is lost and nobody lies, no message is passed over."""
+    """Where no frame is lost and nobody lies, no message is passed over.
+
+    Where some are forgotten, a resumed worker that lacks those of several others begins anew.
+    """
     world = oracles.run.world
     if world.loses or world.liar is not None:
         return
-    for gap in oracles.deliveries.passed_over():
+    if world.forgets:
+        require_new_life(oracles)
+        return
+    for gap in oracles.deliveries.gaps:
         sender, _, receiver, _ = gap.way
         raise ViolationError(
             f"worker {receiver} was handed message {gap.before} of worker {sender} "
             f"after {gap.after}, at {gap.at:.2f} s"
         )
+
+
+def require_new_life(oracles: Oracles) -> None:
+    """No worker goes on from a checkpoint after which it lacks messages of several others."""
+    for process, told in oracles.told:
+        if not told.is_resumed:
+            continue
+        rank, life = process.rank, process.host.peers.life
+        lacking = {
+            gap.way[0]
+            for gap in oracles.deliveries.gaps
+            if gap.way[2:] == (rank, life)
+            and gap.process == process.incarnation
+            and gap.is_first
+        }
+        if len(lacking) > 1:
+            raise ViolationError(
+                f"worker {rank} goes on, and lacks messages of workers {sorted(lacking)}"
+            )
 
 
 def require_nothing_lost(oracles: Oracles) -> None:

@@ -12,6 +12,7 @@ from tests.virtual_network import Wire
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.net.host.settings import HostSettings
 from edgegossip.net.host.timing import Patience
 
 SIZE = 4
@@ -23,6 +24,7 @@ class Disturbance:
 
     Args:
         kind: "pause", "cut", "one way cut", "partition", "interruption" (end of one link),
+            "stall" (training takes so much longer), "full" (no memory for what arrives),
             "kill", "leave", "stop", "stop all".
         at: When.
         ranks: Whom it befalls; of a partition, one half.
@@ -52,6 +54,7 @@ class World:
     meet_seconds: Seconds
     checkpoint_seconds: Seconds
     disk_fails: float = 0.0
+    log_bytes: int = HostSettings.max_log_bytes
     liar: Rank | None = None
     lie: str = ""
     is_open: bool = False
@@ -64,7 +67,12 @@ class World:
     @property
     def loses(self) -> bool:
         """Frames are lost without a word, so that somebody waits for a deadline."""
-        return self.wire.lost > 0
+        return self.wire.lost > 0 or any(each.kind == "full" for each in self.disturbances)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether messages are forgotten that are in no checkpoint."""
+        return self.log_bytes < HostSettings.max_log_bytes
 
     @property
     def is_of_peers(self) -> bool:

@@ -51,10 +51,14 @@ class _Link:
     receiver: VirtualTransport
     latency: Seconds
     is_seen: bool = False
-    is_broken: bool = False
-    turn: int = 0
+    num_breaks: int = 0
+    turn: int = 0  # the last break that the sender has been told of
     last_arrival: Seconds = 0.0
     stalled: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_broken(self) -> bool:
+        return self.turn != self.num_breaks
 
 
 class VirtualNetwork:
@@ -117,16 +121,15 @@ class VirtualNetwork:
         for way in _ways(a, b, False):
             link = self._links.get(way)
             if link is not None and link.is_seen:
-                link.is_broken = True
+                link.num_breaks += 1
                 link.stalled.clear()
-                begin = partial(self._begin_turn, link)
+                begin = partial(self._begin_turn, link, link.num_breaks)
                 link.sender.process.after(self.draw.uniform(0.0, 0.5), begin)
 
-    def _begin_turn(self, link: _Link) -> None:
+    def _begin_turn(self, link: _Link, turn: int) -> None:
         rank, process = link.receiver.rank, link.receiver.process
-        if self._links.get((link.sender.rank, rank)) is link:
-            link.is_broken = False
-            link.turn += 1
+        if self._links.get((link.sender.rank, rank)) is link and turn == link.num_breaks:
+            link.turn = turn
             link.sender.listener.interrupted(rank, process.incarnation)
 
     def pause(self, rank: Rank, seconds: Seconds) -> None:
