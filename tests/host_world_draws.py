@@ -119,7 +119,7 @@ def draw_cut_world(seed: int) -> World:
     end has no memory then, so that it does not even hear what the other lacks.
     """
     draw, world = random.Random(f"{seed} cuts"), _draw_core_world(seed)
-    style = draw.choice(["cuts"] * 4 + ["interruptions"] * 2 + ["unheard"])
+    style = draw.choice(["cuts"] * 3 + ["interruptions"] * 3 + ["unheard"])
     kinds = ["cut", "cut", "one way cut", "pause", "partition", "interruption", "stall"]
     found, at = [], draw.uniform(0.5, 3.0)
     for _ in range(draw.randint(2, 5) * (1 if style == "cuts" else 2)):
@@ -132,7 +132,7 @@ def draw_cut_world(seed: int) -> World:
             found.append(
                 Disturbance(kind="full", at=at, ranks=disturbance.ranks[:1], seconds=1.5)
             )
-        at += draw.uniform(0.3, 4.0) if style == "cuts" else draw.uniform(0.1, 1.0)
+        at += draw.uniform(0.3, 4.0) if style == "cuts" else draw.uniform(0.1, 2.0)
     # Over thin links, messages still wait for the old link when there is a new one.
     bandwidth = draw.choice([world.wire.bandwidth, 2e3])
     wire = replace(world.wire, bandwidth=bandwidth)
