@@ -193,7 +193,9 @@ class Oracles:
                 and self._reach_each_other(process, there)
                 and {there.host.sending.phase, process.host.sending.phase} == {Phase.RUNNING}
             )
-            is_silent = peer.num_returns > 0 or other in self._told_by(process).given_up
+            is_silent = peer.is_lost and (
+                peer.num_returns > 0 or other in self._told_by(process).given_up
+            )
             is_unseen = other not in reachable and not peer.is_lost
             for what, limit, holds in (
                 ("counts as present, although it cannot reach it, worker", UNSEEN, is_unseen),
@@ -231,15 +233,18 @@ class Oracles:
             if there is None:
                 continue
             key = (process.incarnation, there.incarnation)
-            num_left = _num_under_way(process, there)
             # Messages that were sent while it was down may be lost.
             last = self.arrived.get(key, 0)
+            if peer.sent <= last:
+                self.since.pop(key, None)
+                continue
+            num_left = _num_under_way(process, there)
             if not self._reach_each_other(process, there):
                 self.arrived[key], num_left = peer.sent, 0
             elif peer.sent - num_left > last:
                 self.arrived[key] = peer.sent - num_left
                 self.since.pop(key, None)
-            if num_left <= 0 or peer.sent <= last:
+            if num_left <= 0:
                 self.since.pop(key, None)
             elif now - self.since.setdefault(key, now) > UNSENT:
                 raise ViolationError(

@@ -124,7 +124,7 @@ class World:
 
     @property
     def hits(self) -> tuple[Disturbance, ...]:
-        """What may make workers lose each other; what an interruption loses is sent again."""
+        """Disturbances for which workers may lose each other, as they do not for interruptions."""
         return tuple(each for each in self.disturbances if each.kind != "interruption")
 
     @property
