@@ -124,7 +124,7 @@ class World:
 
     @property
     def hits(self) -> tuple[Disturbance, ...]:
-        """Disturbances for which workers may lose each other, as they do not for interruptions."""
+        """Disturbances that may make workers lose each other; interruptions do not."""
         return tuple(each for each in self.disturbances if each.kind != "interruption")
 
     @property
