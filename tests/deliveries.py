@@ -11,6 +11,7 @@ import torch
 from tests.oracles import ViolationError
 
 from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds
+from edgegossip.net.guard.envelope import Envelope
 from edgegossip.net.host.host import Host
 from edgegossip.net.runtime import Life
 
@@ -20,8 +21,10 @@ Way: TypeAlias = tuple[Rank, Life, Rank, Life]
 
 @dataclass
 class Gap:
-    """Numbers that a receiver has not got before one that it has."""
+    """Numbers that a process has not got before one that it has, which may be its first."""
 
+    process: int
+    is_first: bool
     way: Way
     after: int
     before: int
@@ -40,7 +43,12 @@ class Deliveries:
         sent: What went under a number; workers that resume may send it again, or another.
         unsent: Messages to workers that nothing could be sent to.
         last: By process, the last number handed over on each way.
-        gaps: Numbers that were passed over.
+        heard: Processes and ways on which something was handed over.
+        processes: By rank, its last process.
+        resumed: Processes that have resumed.
+        sent_by: By way and number, the process that sent the message.
+        gaps: Numbers that were passed over, although something was sent under them.
+        again: Ways and numbers of messages that came although they had arrived.
     """
 
     clock: Callable[[], Seconds]
@@ -51,7 +59,12 @@ class Deliveries:
     unsent: list[Message] = field(default_factory=list)
     last: dict[int, dict[Way, int]] = field(default_factory=lambda: defaultdict(dict))
     handed_over: set[tuple[Way, int]] = field(default_factory=set)
+    heard: set[tuple[int, Way]] = field(default_factory=set)
+    processes: dict[Rank, int] = field(default_factory=dict)
+    resumed: set[int] = field(default_factory=set)
+    sent_by: dict[tuple[Way, int], int] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
+    again: list[tuple[Way, int]] = field(default_factory=list)
 
     def watch(
         self,
@@ -66,7 +79,9 @@ class Deliveries:
         """
         self._watch_sending(host)
         self._watch_receiving(host, process, taken)
+        self.processes[host.rank] = process
         if kept is not None:
+            self.resumed.add(process)
             self.last[process] = dict(kept)
 
     def _watch_sending(self, host: Host[Any]) -> None:
@@ -86,6 +101,7 @@ class Deliveries:
                 return False
             way = (peers.rank, peers.life, receiver, peer.life)
             self.sent[way][peer.sent].append(message)
+            self.sent_by[way, peer.sent] = self.processes[peers.rank]
             return is_sent
 
         host.sending.send = sends  # type: ignore[method-assign]
@@ -109,11 +125,24 @@ class Deliveries:
                     self.report(violation)
             return events
 
+        read = host.receiving._read
+
+        def reads(
+            sender: Rank, envelope: Envelope, message: Message, now: Seconds
+        ) -> list[Event]:
+            way = (sender, envelope.sender_life, peers.rank, envelope.receiver_life)
+            is_current = (peers[sender].life, peers.life) == (way[1], way[3])
+            if is_current and 0 < envelope.number <= peers[sender].received:
+                self.again.append((way, envelope.number))
+            return read(sender, envelope, message, now)
+
         host.receiving.take = takes  # type: ignore[method-assign]
+        host.receiving._read = reads  # type: ignore[method-assign]
 
     def _hand_over(self, process: int, way: Way, number: int, messages: list[Message]) -> None:
         sender, _, receiver, _ = way
-        last = self.last[process].get(way, 0)
+        last, is_first = self.last[process].get(way, 0), (process, way) not in self.heard
+        self.heard.add((process, way))
         if number - last < len(messages):
             raise ViolationError(
                 f"worker {receiver} was handed message {number} of worker {sender} after {last}"
@@ -123,8 +152,13 @@ class Deliveries:
         if len(messages) > 1:  # nobody could judge them before, so their numbers are not known
             self.handed_over.update((way, each) for each in range(last + 1, number))
             return
-        if number > last + 1:
-            self.gaps.append(Gap(way, last, number, self.clock()))
+        missing = [each for each in range(last + 1, number) if each in self.sent[way]]
+        if process in self.resumed and is_first:
+            # The sender was killed before, and the receiver's checkpoint is older.
+            now = self.processes[sender]
+            missing = [each for each in missing if self.sent_by[way, each] == now]
+        if missing:
+            self.gaps.append(Gap(process, is_first, way, last, number, self.clock()))
         if not any(is_same(messages[0], each) for each in self.sent[way].get(number, [])):
             raise ViolationError(
                 f"worker {receiver} was handed as message {number} of worker {sender} what "
@@ -137,14 +171,6 @@ class Deliveries:
             for number, messages in numbers.items():
                 if (way, number) not in self.handed_over:
                     yield way, number, messages[-1]
-
-    def passed_over(self) -> list[Gap]:
-        """Gaps of numbers under which something was sent."""
-        return [
-            gap
-            for gap in self.gaps
-            if any(each in self.sent[gap.way] for each in range(gap.after + 1, gap.before))
-        ]
 
 
 def is_same(one: Message, other: Message) -> bool:

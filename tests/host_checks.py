@@ -200,7 +200,8 @@ def require_progress(run: Run) -> None:
             noticing = sum(
                 NOTICED + 1.0 for at in onsets if before - 2 * NOTICED <= at <= after
             )
-            allowed = world.longest_wait + SLACK + noticing + world.deadline
+            stalls = sum(each.seconds for each in world.disturbances if each.kind == "stall")
+            allowed = world.longest_wait + SLACK + noticing + stalls + world.deadline
             if after - before > allowed:
                 raise ViolationError(
                     f"worker {rank} stood still from {before:.2f} to {after:.2f} s: "

@@ -45,8 +45,14 @@ UNSEEN: Seconds = 5.0
 """A worker that cannot be reached counts as lost after at most so long."""
 LEAVING: Seconds = 15.0
 """Workers leave so soon after their end, unless one that lies keeps them."""
-UNFOUND: Seconds = 12.0
+UNFOUND: Seconds = 5.0
 """Two that reach each other, and run, know of each other after at most so long."""
+UNHEARD: Seconds = 12.0
+"""The same if one lacks messages of the other, which delays its second return, or hears none
+until the other's long training ends.
+"""
+UNSENT: Seconds = 8.0
+"""Something of what waits for a link that is up arrives within this time."""
 LATER: Seconds = 30.0
 """The same where messages are lost, take long, or are lies, and in other worlds than peers'."""
 
@@ -79,6 +85,7 @@ class Oracles:
     resumed: set[int] = field(default_factory=set)
     kept: dict[Rank, Kept] = field(default_factory=dict)
     since: dict[tuple[object, ...], Seconds] = field(default_factory=dict)
+    arrived: dict[tuple[int, int], int] = field(default_factory=dict)
     rounds: RoundModels = field(default_factory=RoundModels)
 
     def __post_init__(self) -> None:
@@ -127,6 +134,7 @@ class Oracles:
             raise self.violation
         require_handed_over(self)
         require_nothing_lost(self)
+        require_nothing_again(self)
         require_leaving(self)
         require_nobody_given_up(self)
         require_weights(self)
@@ -149,6 +157,7 @@ class Oracles:
             for process in self._running():
                 self._require_clock(process)
                 self._require_views(process)
+                self._require_arrivals(process)
                 self._require_log(process)
                 self._told_by(process).require_timers(process.host.now)
         except ViolationError as violation:
@@ -181,20 +190,18 @@ class Oracles:
             there = self.run.processes.get(other)
             is_both = (
                 there is not None
-                and other in reachable
-                and process.rank in self.run.transports[other].alive
-                and there.is_running
-                and not there.is_paused
-                and there.host.peers.has_begun
-                and other != self.run.world.liar
+                and self._reach_each_other(process, there)
                 and {there.host.sending.phase, process.host.sending.phase} == {Phase.RUNNING}
+            )
+            is_silent = peer.is_lost and (
+                peer.num_returns > 0 or other in self._told_by(process).given_up
             )
             is_unseen = other not in reachable and not peer.is_lost
             for what, limit, holds in (
                 ("counts as present, although it cannot reach it, worker", UNSEEN, is_unseen),
                 (
                     "counts as lost, although it can reach it, worker",
-                    LATER if is_hard else UNFOUND,
+                    LATER if is_hard else UNHEARD if is_silent else UNFOUND,
                     is_both and peer.is_lost,
                 ),
             ):
@@ -203,6 +210,47 @@ class Oracles:
                     self.since.pop(key, None)
                 elif now - self.since.setdefault(key, now) > limit:
                     raise ViolationError(f"worker {process.rank} {what} {other}, for {limit} s")
+
+    def _reach_each_other(self, here: Process, there: Process) -> bool:
+        """Whether `there` takes part, too, and their link is up at both ends."""
+        return (
+            there.rank in self.run.transports[here.rank].alive
+            and here.rank in self.run.transports[there.rank].alive
+            and there.is_running
+            and not there.is_paused
+            and self.run.busy_until[there.rank] + EACH < self.run.time.now
+            and there.host.peers.has_begun
+            and there.rank != self.run.world.liar
+        )
+
+    def _require_arrivals(self, process: Process) -> None:
+        """While a link is up, messages arrive, also those that waited for it."""
+        world, now = self.run.world, self.run.time.now
+        if world.liar is not None or world.wire.lost:
+            return
+        for other, peer in process.host.peers:
+            there = self.run.processes.get(other)
+            if there is None:
+                continue
+            key = (process.incarnation, there.incarnation)
+            # Messages that were sent while it was down may be lost.
+            last = self.arrived.get(key, 0)
+            if peer.sent <= last:
+                self.since.pop(key, None)
+                continue
+            num_left = _num_under_way(process, there)
+            if not self._reach_each_other(process, there):
+                self.arrived[key], num_left = peer.sent, 0
+            elif peer.sent - num_left > last:
+                self.arrived[key] = peer.sent - num_left
+                self.since.pop(key, None)
+            if num_left <= 0:
+                self.since.pop(key, None)
+            elif now - self.since.setdefault(key, now) > UNSENT:
+                raise ViolationError(
+                    f"worker {other} has got none of {num_left} messages of worker "
+                    f"{process.rank} for {UNSENT} s"
+                )
 
     def _watch_refusing(self, host: Any) -> None:  # noqa: ANN401
         """Nobody waits for the message that was a lie."""
@@ -219,13 +267,15 @@ class Oracles:
         host.receiving._refuse = refuses
 
     def _require_staying(self, process: Process) -> None:
-        """Nobody leaves while one that it knows of, and can reach, goes on."""
+        """Nobody leaves while one that it can reach goes on, or before the other's messages."""
         run, host = self.run, process.host
         # Those who take ten times as long as this one has trained are waited for no longer.
         is_late = host.now > 10 * host._ending._finished_at
         has_finished = process.reason == "finished" and not is_late
         if not has_finished or not run.world.is_of_peers or run.world.liar is not None:
             return
+        # Messages that take longer count as lost.
+        has_settled = host.now - host._ending._changed_at > host._settings.settle_seconds
         reachable = run.transports[process.rank].alive
         for other in host.peers.active:
             there = run.processes.get(other)
@@ -236,6 +286,15 @@ class Oracles:
                 self.report(
                     ViolationError(f"worker {process.rank} leaves before worker {other}")
                 )
+            status = host.peers[other].status
+            # It need not know of messages that were sent at the last moment.
+            is_told = (
+                status is not None and status.sent[process.rank] > host.peers[other].received
+            )
+            if is_told and not has_settled and not run.world.loses:
+                num_left = _num_under_way(there, process)
+                what = f"while {num_left} messages of worker {other} are under way to it"
+                self.report(ViolationError(f"worker {process.rank} leaves {what}"))
 
     def _told_by(self, process: Process) -> Told:
         return next(told for each, told in reversed(self.told) if each is process)
@@ -271,11 +330,21 @@ class Oracles:
                 continue
             on_its_disk = self.kept[other].received if other in self.kept else {}
             has = on_its_disk.get((rank, peers.life, other, peer.life), 0)
-            if first > has + 1:
+            if first > has + 1 and not self.run.world.forgets:
                 raise ViolationError(
                     f"worker {rank} keeps messages from {first} on for worker {other}, whose "
                     f"checkpoint has those up to {has}"
                 )
+
+
+def _num_under_way(sender: Process, receiver: Process) -> int:
+    """Number of messages that were sent, and have not arrived."""
+    there, here = sender.host.peers, receiver.host.peers
+    way_there, way_here = there[receiver.rank], here[sender.rank]
+    if way_there.life != here.life or way_here.life != there.life:
+        return 0
+    num_left: int = way_there.sent - way_here.received
+    return num_left
 
 
 def _ignore(_: ViolationError) -> None:
@@ -286,16 +355,41 @@ def _ignore(_: ViolationError) -> None:
 
 
 def require_handed_over(oracles: Oracles) -> None:
-    """Where no frame is lost and nobody lies, no message is passed over."""
+    """Where no frame is lost and nobody lies, no message is passed over.
+
+    Where some are forgotten, a resumed worker that lacks those of several others begins anew.
+    """
     world = oracles.run.world
     if world.loses or world.liar is not None:
         return
-    for gap in oracles.deliveries.passed_over():
+    if world.forgets:
+        require_new_life(oracles)
+        return
+    for gap in oracles.deliveries.gaps:
         sender, _, receiver, _ = gap.way
         raise ViolationError(
             f"worker {receiver} was handed message {gap.before} of worker {sender} "
             f"after {gap.after}, at {gap.at:.2f} s"
         )
+
+
+def require_new_life(oracles: Oracles) -> None:
+    """No worker goes on from a checkpoint after which it lacks messages of several others."""
+    for process, told in oracles.told:
+        if not told.is_resumed:
+            continue
+        rank, life = process.rank, process.host.peers.life
+        lacking = {
+            gap.way[0]
+            for gap in oracles.deliveries.gaps
+            if gap.way[2:] == (rank, life)
+            and gap.process == process.incarnation
+            and gap.is_first
+        }
+        if len(lacking) > 1:
+            raise ViolationError(
+                f"worker {rank} goes on, and lacks messages of workers {sorted(lacking)}"
+            )
 
 
 def require_nothing_lost(oracles: Oracles) -> None:
@@ -315,6 +409,17 @@ def require_nothing_lost(oracles: Oracles) -> None:
         raise ViolationError(
             f"message {number} of worker {sender} to worker {receiver} is lost though nothing "
             f"has happened: {message.kind} of round {message.round}"
+        )
+
+
+def require_nothing_again(oracles: Oracles) -> None:
+    """Where links go on, only what was lost is sent again."""
+    world = oracles.run.world
+    is_quiet = not (world.hits or any(world.start_at) or world.loses or world.wire.twice)
+    if is_quiet and world.liar is None and (again := oracles.deliveries.again):
+        way, number = again[0]
+        raise ViolationError(
+            f"worker {way[2]} gets message {number} of worker {way[0]} again, which had arrived"
         )
 
 
@@ -343,7 +448,7 @@ def require_leaving(oracles: Oracles) -> None:
 def require_nobody_given_up(oracles: Oracles) -> None:
     """Where nothing happens to anybody, no slow worker is taken for a lost one."""
     world = oracles.run.world
-    has_trouble = world.disturbances or any(world.start_at) or world.loses
+    has_trouble = world.hits or any(world.start_at) or world.loses
     if has_trouble or world.liar is not None:
         return
     for process, told in oracles.told:

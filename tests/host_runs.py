@@ -39,17 +39,16 @@ FUTURE = 10**6
 
 
 class Timed(ManySamples):
-    """Training that takes virtual time."""
+    """Training that takes virtual time, and longer while its machine is busy otherwise."""
 
-    def __init__(
-        self, rank: Rank, time: VirtualTime, step_seconds: Seconds, offset: float
-    ) -> None:
+    def __init__(self, run: Run, rank: Rank, step_seconds: Seconds, offset: float) -> None:
         super().__init__(rank, LR, SIZE, offset)
         self._rank = rank
-        self._time, self._step_seconds = time, step_seconds
+        self._run, self._step_seconds = run, step_seconds
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
-        self._time.sleep(self.cost(request) * self._step_seconds)
+        busy_seconds = max(0.0, self._run.busy_until[self._rank] - self._run.time.now)
+        self._run.time.sleep(busy_seconds + self.cost(request) * self._step_seconds)
         return super().train(request, progress)
 
 
@@ -116,6 +115,7 @@ class Run:
     disks: dict[Rank, tuple[Json, dict[str, torch.Tensor]]] = field(default_factory=dict)
     starts: list[tuple[Seconds, Rank]] = field(default_factory=list)
     gone: set[Rank] = field(default_factory=set)
+    busy_until: dict[Rank, Seconds] = field(default_factory=lambda: defaultdict(float))
     num_due: int = 0  # processes that are still to be started
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class Run:
             trainer = TimedStage(self, rank, step_seconds, stages, life)
         else:
             make_trainer = Timed if self.ledger is None else Tally
-            trainer = make_trainer(rank, self.time, step_seconds, world.offset)
+            trainer = make_trainer(self, rank, step_seconds, world.offset)
         if rank == world.liar and world.lie == "furthest":
             algorithm = Furthest(algorithm)
         algorithm = self.oracles.around(process, algorithm)
@@ -182,6 +182,7 @@ class Run:
                 checkpoint_seconds=min(world.checkpoint_seconds, 1e6),
                 quiet_seconds=0.25,  # or statuses at the end would be most of the work
                 max_waiting_bytes=2**20,
+                max_log_bytes=world.log_bytes,
                 runtime=process,
             ),
             services=HostServices(
@@ -213,6 +214,12 @@ class Run:
             case "cut" | "one way cut":
                 a, b = each.ranks
                 network.cut(a, b, each.seconds, one_way=each.kind != "cut")
+            case "full":
+                self._fill(each)
+            case "stall":
+                self.busy_until[each.ranks[0]] = each.at + each.seconds
+            case "interruption":
+                network.interrupt(*each.ranks)
             case "partition":
                 for a in each.ranks:
                     for b in everyone:
@@ -227,6 +234,22 @@ class Run:
             case "stop all":
                 for process in [*self.processes.values()]:
                     self._stop(process, each)
+
+    def _fill(self, each: Disturbance) -> None:
+        """Let a worker have no memory for what arrives."""
+        [rank] = each.ranks
+        process = self.processes.get(rank)
+        if process is None or self.time.now < self.busy_until[rank]:
+            return
+        budget = process.host.receiving.budget
+        share, budget.share = budget.share, -1
+        most, budget.max_bytes = budget.max_bytes, -1
+        self.busy_until[rank] = each.at + each.seconds
+
+        def has_room() -> None:
+            budget.share, budget.max_bytes = share, most
+
+        self.time.at(each.at + each.seconds, has_room)
 
     def _kill(self, rank: Rank, each: Disturbance) -> None:
         process = self.processes.get(rank)

@@ -107,19 +107,32 @@ def draw_resuming_world(seed: int) -> World:
         disturbances=tuple(found),
         checkpoint_seconds=draw.choice([0.3, 1.0, 2.0]),
         disk_fails=draw.choice([0.0, 0.0, 0.3]),
+        # Sometimes for one message, or none: each takes 1 kB and its payload.
+        log_bytes=draw.choice([2**26] * 6 + [1200, 500]),
     )
 
 
 def draw_cut_world(seed: int) -> World:
-    """The world of `seed` whose links are cut again and again, around a lease long."""
+    """The world of `seed` whose links are cut again and again, around a lease long.
+
+    In some, what is in a link is lost again and again, but no link ends. In some of these, one
+    end has no memory then, so that it does not even hear what the other lacks.
+    """
     draw, world = random.Random(f"{seed} cuts"), _draw_core_world(seed)
+    style = draw.choice(["cuts"] * 3 + ["interruptions"] * 3 + ["unheard"])
+    kinds = ["cut", "cut", "one way cut", "pause", "partition", "interruption", "stall"]
     found, at = [], draw.uniform(0.5, 3.0)
-    for _ in range(draw.randint(2, 5)):
-        kind = draw.choice(["cut", "cut", "one way cut", "pause", "partition"])
+    for _ in range(draw.randint(2, 5) * (1 if style == "cuts" else 2)):
+        kind = draw.choice(kinds) if style == "cuts" else "interruption"
         disturbance = _draw_disturbance(draw, kind, at, world.num_workers)
-        seconds = draw.choice([0.3, 1.0, 2.0, 3.0, 6.0])
+        # The others give up on one that stalls after about 14 s.
+        seconds = draw.choice([15.0, 20.0] if kind == "stall" else [0.3, 1.0, 2.0, 3.0, 6.0])
         found.append(replace(disturbance, seconds=seconds))
-        at += draw.uniform(0.3, 4.0)
+        if style == "unheard":
+            found.append(
+                Disturbance(kind="full", at=at, ranks=disturbance.ranks[:1], seconds=1.5)
+            )
+        at += draw.uniform(0.3, 4.0) if style == "cuts" else draw.uniform(0.1, 2.0)
     # Over thin links, messages still wait for the old link when there is a new one.
     bandwidth = draw.choice([world.wire.bandwidth, 2e3])
     wire = replace(world.wire, bandwidth=bandwidth)
@@ -444,7 +457,7 @@ def _draw_disturbance(
     ranks: Sequence[Rank] = draw.sample(everyone, 1)
     if kind == "partition":
         ranks = draw.sample(everyone, draw.randint(1, 2))
-    elif kind in ("cut", "one way cut"):
+    elif kind in ("cut", "one way cut", "interruption"):
         ranks = draw.sample(everyone, 2)
     elif kind == "kill":
         ranks = draw.sample(everyone, draw.choice([1, 1, 2]))

@@ -12,6 +12,7 @@ from tests.virtual_network import Wire
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Rank, Seconds
+from edgegossip.net.host.settings import HostSettings
 from edgegossip.net.host.timing import Patience
 
 SIZE = 4
@@ -22,7 +23,9 @@ class Disturbance:
     """Something that goes wrong.
 
     Args:
-        kind: "pause", "cut", "one way cut", "partition", "kill", "leave", "stop", "stop all".
+        kind: "pause", "cut", "one way cut", "partition", "interruption" (end of one link),
+            "stall" (training takes so much longer), "full" (no memory for what arrives),
+            "kill", "leave", "stop", "stop all".
         at: When.
         ranks: Whom it befalls; of a partition, one half.
         seconds: For how long; one that is killed or stopped is started again after it, with
@@ -51,6 +54,7 @@ class World:
     meet_seconds: Seconds
     checkpoint_seconds: Seconds
     disk_fails: float = 0.0
+    log_bytes: int = HostSettings.max_log_bytes
     liar: Rank | None = None
     lie: str = ""
     is_open: bool = False
@@ -63,7 +67,12 @@ class World:
     @property
     def loses(self) -> bool:
         """Frames are lost without a word, so that somebody waits for a deadline."""
-        return self.wire.lost > 0
+        return self.wire.lost > 0 or any(each.kind == "full" for each in self.disturbances)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether messages are forgotten that are in no checkpoint."""
+        return self.log_bytes < HostSettings.max_log_bytes
 
     @property
     def is_of_peers(self) -> bool:
@@ -114,10 +123,15 @@ class World:
         )
 
     @property
+    def hits(self) -> tuple[Disturbance, ...]:
+        """Disturbances that may make workers lose each other; interruptions do not."""
+        return tuple(each for each in self.disturbances if each.kind != "interruption")
+
+    @property
     def disturbed(self) -> set[Rank]:
         """Workers that something happens to; one side of a partition."""
         late = {rank for rank, at in enumerate(self.start_at) if at > 0}
-        hit = {rank for each in self.disturbances for rank in each.ranks}
+        hit = {rank for each in self.hits for rank in each.ranks}
         # One that began alone waits for the others: what it says of the run nobody confirms.
         is_alone = len(late) == self.num_workers - 1
         alone = set(range(self.num_workers)) if is_alone else set()

@@ -63,6 +63,7 @@ class Told(Inside):
         has_news: Whether it was told of a loss or a return.
         taken: Messages that the host has taken, and not handed over yet.
         given_up: Workers that it was told to have lost while their links were up and they ran.
+        has_begun: Whether it was told anything.
         early: Messages that were taken before it began.
         is_of_peers: As in `World`.
     """
@@ -79,12 +80,15 @@ class Told(Inside):
     has_news: bool = False
     taken: list[Received] = field(default_factory=list)
     given_up: set[Rank] = field(default_factory=set)
+    has_begun: bool = False
     early: list[Received] = field(default_factory=list)
     is_of_peers: bool = False
     peers: Peers = field(init=False)
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         before = state.round
+        if not self.has_begun:
+            self.has_begun, self.early = True, [*self.taken]
         if self.is_resumed and not self.peers.is_resumed:  # it rejoins with a new state
             self.is_resumed, self.memory = False, Memory()
         try:
@@ -118,7 +122,7 @@ class Told(Inside):
 
     def _start(self, event: Started) -> None:
         rank, life = self.peers.rank, self.peers.life
-        self.has_rejoined, self.early = event.has_rejoined, [*self.taken]
+        self.has_rejoined = event.has_rejoined
         # The only one that can be reached is believed.
         self.is_alone = sum(peer.is_reachable for _, peer in self.peers) < 2
         present = [rank for rank, _ in self.peers if rank not in self.memory.lost]

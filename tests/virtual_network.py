@@ -51,8 +51,14 @@ class _Link:
     receiver: VirtualTransport
     latency: Seconds
     is_seen: bool = False
+    num_breaks: int = 0
+    turn: int = 0  # the last break that the sender has been told of
     last_arrival: Seconds = 0.0
     stalled: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_broken(self) -> bool:
+        return self.turn != self.num_breaks
 
 
 class VirtualNetwork:
@@ -107,6 +113,25 @@ class VirtualNetwork:
         """Whether nothing gets from one to the other in at least one direction."""
         return bool(self._cuts[a, b] or self._cuts[b, a])
 
+    def interrupt(self, a: Rank, b: Rank) -> None:
+        """One of two links between `a` and `b` ends: what is in it is lost, and both are told.
+
+        Until one is, what it sends is lost, too; see `net/zenoh/order.py`.
+        """
+        for way in _ways(a, b, False):
+            link = self._links.get(way)
+            if link is not None and link.is_seen:
+                link.num_breaks += 1
+                link.stalled.clear()
+                begin = partial(self._begin_turn, link, link.num_breaks)
+                link.sender.process.after(self.draw.uniform(0.0, 0.5), begin)
+
+    def _begin_turn(self, link: _Link, turn: int) -> None:
+        rank, process = link.receiver.rank, link.receiver.process
+        if self._links.get((link.sender.rank, rank)) is link and turn == link.num_breaks:
+            link.turn = turn
+            link.sender.listener.interrupted(rank, process.incarnation)
+
     def pause(self, rank: Rank, seconds: Seconds) -> None:
         """A process stands still, as with SIGSTOP; longer than the lease, its links close."""
         process = self._open[rank].process if rank in self._open else None
@@ -157,6 +182,8 @@ class VirtualNetwork:
         link = self._links.get((sender.rank, receiver))
         if link is None or link.sender is not sender or not link.is_seen:
             return  # a worker that has not appeared gets nothing
+        if link.is_broken:
+            return
         if self._cuts[sender.rank, receiver] or link.receiver.process.is_paused:
             link.stalled.append(frame)
         else:
@@ -171,10 +198,11 @@ class VirtualNetwork:
         )
         at = max(left_at + delay, link.last_arrival)  # in the order sent
         link.last_arrival = at
-        way = (link.sender.rank, to.rank)
+        way, turn = (link.sender.rank, to.rank), link.turn
 
         def arrive() -> None:
-            if self._links.get(way) is link:
+            is_on_link = link.turn == turn and not link.is_broken
+            if is_on_link and self._links.get(way) is link:
                 data = memoryview(bytearray(frame))
                 to.process.act(lambda: to.listener.received(way[0], data))
 

@@ -69,3 +69,14 @@ def test_timers_and_what_they_ask_for_keep_nobody() -> None:
     assert ending.is_over(7.1)  # 2 s, and 5 s to settle
     ending.changed(7.1, WorkerJoined(1))
     assert not ending.is_over(7.1)
+
+
+def test_one_that_stays_repeats_its_report_which_may_have_been_lost() -> None:
+    ending = finished(num_workers=2, num_unfinished=1)
+    assert [ending.repeats(now) for now in (6.9, 7.0, 7.1, 11.9, 12.0)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]

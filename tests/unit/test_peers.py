@@ -83,6 +83,14 @@ def test_a_resumed_worker_rejoins_if_what_it_lacks_is_not_kept_any_more() -> Non
         assert peers.must_rejoin == must_rejoin
 
 
+def test_a_resumed_worker_rejoins_if_what_it_lacks_was_passed_over_before_it_begins() -> None:
+    peers = resumed(received=3)
+    peers[1].has_lost_some = True  # message 6 came after message 3
+    peers[1].heard(6, 0.0)
+    peers.told(1, status(is_resumed=True, oldest=6), 0.0)
+    assert peers.must_rejoin
+
+
 def resumed(received: int, *, takes_repeats: bool = False) -> Peers:
     earlier = make_peers()
     earlier.begin()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.zenoh_workers import wait_until
 
 from edgegossip.algorithms.gossip.gosgd import _LARGEST, GoSGD
 from edgegossip.contract.codec import Buffer
@@ -206,11 +207,8 @@ def test_a_status_overtakes_a_model_and_does_not_count_it_as_left(rig: Rig) -> N
     rig.push(1.0, 0.25)
     assert rig.link.has_begun.acquire(timeout=10)
     rig.sending.tell(1, again=True)
-    deadline = time.monotonic() + 10
-    while (told := rig.told()).sent != (0, 1):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert told.left == 0
+    wait_until(lambda: rig.told().sent == (0, 1))
+    assert rig.told().left == 0
     assert rig.pushes(1)
 
 
@@ -220,10 +218,7 @@ def test_a_status_with_a_new_phase_keeps_its_place(rig: Rig) -> None:
     rig.sending.phase = Phase.FINISHED
     rig.sending.tell_all()
     assert rig.pushes(1)
-    deadline = time.monotonic() + 10
-    while rig.told().phase != Phase.FINISHED:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: rig.told().phase == Phase.FINISHED)
     assert [m.kind for _, m in rig.link.sent[-2:]] == ["push", STATUS]
 
 
@@ -250,12 +245,27 @@ def test_a_status_claims_nothing_that_it_may_overtake(rig: Rig) -> None:
         if not number:
             assert rig.pushes(1)
     rig.sending.tell(1, again=True)
-    deadline = time.monotonic() + 10
-    while (told := rig.told()).sent != (0, 2):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert told.left == 0
+    wait_until(lambda: rig.told().sent == (0, 2))
+    assert rig.told().left == 0
     assert rig.pushes(2)
+
+
+def test_what_was_lost_with_one_of_two_links_is_no_gap_before_it_is_sent_again(
+    rig: Rig,
+) -> None:
+    rig.push(1.0, 0.25)
+    assert rig.pushes(1)
+    rig.sending.link_ended(1)
+    rig.sending.interrupted(1)
+    rig.sending.tell(1, again=True)
+    wait_until(lambda: rig.told().sent == (0, 1))
+    assert rig.told().left == 0  # the other does not have it yet
+    rig.peers.told(1, status(received=(0, 0)), 0.0)
+    rig.sending.reported(1)
+    assert rig.pushes(2)
+    wait_until(lambda: rig.sending.is_idle)
+    rig.sending.tell(1, again=True)
+    wait_until(lambda: rig.told().left == 1)
 
 
 def test_messages_that_wait_at_their_sender_are_no_gap(rig: Rig) -> None:

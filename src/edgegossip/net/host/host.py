@@ -359,7 +359,7 @@ class Host(Generic[State]):
             if self.sending.phase == Phase.RUNNING and self.meeting.has_too_few(now):
                 self.stop()
         if self.sending.phase == Phase.FINISHED and now >= self._ending.tell_at:
-            self.sending.tell_all()
+            self.sending.tell_all(again=self._ending.repeats(now))
 
     def _wake_at(self) -> Seconds:
         moments = [self._alarms.next_at, self._latest_end, self._chores.next_at]

@@ -207,6 +207,7 @@ class Ending:
         self._finished_at: Seconds = math.inf
         self._trained_at: Seconds = math.inf
         self._changed_at: Seconds = math.inf
+        self._repeat_at: Seconds = math.inf
 
     def changed(self, now: Seconds, event: Event | None = None) -> None:
         """Record the time of an event; timers, evaluations and forecasts do not count."""
@@ -219,11 +220,19 @@ class Ending:
         """Record that the worker has no work of its own left."""
         # A wait between its last training and its end is a part of the wait for the others.
         self.has_finished, self._finished_at = True, min(now, self._trained_at)
+        self._repeat_at = now + self._settings.settle_seconds
 
     @property
     def tell_at(self) -> Seconds:
         """Time of the next report of counts, unless an event comes first."""
         return self._changed_at + self._settings.quiet_seconds
+
+    def repeats(self, now: Seconds) -> bool:
+        """Whether to report again what the others know, unless that report was lost."""
+        is_due = now >= self._repeat_at
+        if is_due:
+            self._repeat_at = now + self._settings.settle_seconds
+        return is_due
 
     def is_over(self, now: Seconds) -> bool:
         """Whether no other worker needs this one any more."""

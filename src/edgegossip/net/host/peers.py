@@ -434,7 +434,9 @@ class Peers:
         peer, status = self[rank], self[rank].status
         if status is None or not self.is_resumed:
             return False
-        return peer.known_life == status.life and status.oldest > peer.received + 1
+        # A later message may have arrived already, before this worker begins.
+        is_gap = peer.has_lost_some or status.oldest > peer.received + 1
+        return peer.known_life == status.life and is_gap
 
     def live_anew(self, life: Life) -> None:
         """Begin as a new worker, whose algorithm knows no other worker."""

@@ -495,7 +495,8 @@ class Sending:
         if not self._peers[rank].is_reachable:
             return
         elapsed = 0.0 if self.phase == Phase.WAITING else self._clock.now
-        num_waiting = self.outbox.num_numbered(rank)
+        # Before its report, nobody knows what was lost with the link, and is to be sent again.
+        num_waiting = self.outbox.num_numbered(rank) + (rank in self._relinked)
         status = self._peers.status_for(rank, self.phase, elapsed, num_waiting)
         told = self._told.get(rank)
         if again or status.is_news(told):

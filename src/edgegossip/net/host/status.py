@@ -41,7 +41,8 @@ class WorkerStatus:
             more than the last number if there is none.
         kept: The highest number of the receiver's messages in the worker's checkpoint.
         left: The number of the last message to the receiver, all of which arrive before this
-            status; 0 if some wait to be sent, because the status may overtake them.
+            status; 0 if some wait to be sent, or sent again, because the status may overtake
+            them.
         sent: [num_workers] number of the last message to each worker.
         received: [num_workers] number of the last message from each worker.
     """
