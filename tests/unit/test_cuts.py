@@ -147,7 +147,9 @@ class AtOnce(RealRuntime):
         pass
 
 
-def test_one_that_is_back_gets_nothing_new_before_what_it_lacks() -> None:
+@pytest.mark.parametrize("has_restarted", [False, True])
+def test_one_that_is_back_gets_nothing_new_before_what_it_lacks(has_restarted: bool) -> None:
+    """It may know only an earlier life of this worker, and has then got nothing of this one."""
     host = make_host(PUSHING, 0, MemoryNetwork(), settings=replace(SETTINGS, runtime=AtOnce()))
     sending, receiving, peers = host.sending, host.receiving, host.peers
     sent, reported = list[int](), list[int]()
@@ -158,8 +160,8 @@ def test_one_that_is_back_gets_nothing_new_before_what_it_lacks() -> None:
 
     host._transport.send = note  # type: ignore[method-assign]
 
-    def say(status: WorkerStatus) -> None:
-        frame = pack(Envelope(SETTINGS.run, 1, 7, peers.life, 0), status.message())
+    def say(status: WorkerStatus, earlier: int = 0) -> None:
+        frame = pack(Envelope(SETTINGS.run, 1, 7, peers.life + earlier, 0), status.message())
         receiving.take(Frame(1, memoryview(bytearray().join(frame))), 0, 1.0)
 
     def push() -> None:
@@ -177,9 +179,10 @@ def test_one_that_is_back_gets_nothing_new_before_what_it_lacks() -> None:
     receiving.take(Disappeared(1, 5), 0, 1.0)
     receiving.take(Appeared(1, 5), 0, 1.0)
     push()
-    say(replace(running, received=(1, *running.received[1:])))
+    say(replace(running, received=(1, *running.received[1:])), earlier=int(has_restarted))
     push()
-    assert [number for number in sent if number] == [1, 2, 3, 2, 3, 4, 5]  # 0 are accounts
+    again = [1, 2, 3, 4] if has_restarted else [2, 3, 4]
+    assert [number for number in sent if number] == [1, 2, 3, *again, 5]  # 0 are accounts
     assert reported == [1, 2, 3, 4, 5]
 
 

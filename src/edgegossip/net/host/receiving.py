@@ -333,7 +333,7 @@ class Receiving:
             self._sending.tell(sender, again=True)
             return []
         if message.kind == STATUS:
-            return self._read_status(sender, message, now)
+            return self._read_status(sender, envelope, message, now)
         peer = self._peers[sender]
         # Numbers count between two lives, so the lives come before the number.
         if envelope.sender_life != peer.life or envelope.receiver_life != self._peers.life:
@@ -350,8 +350,13 @@ class Receiving:
         found = self._peers.find(sender) if is_there else []
         return [*found, Received(sender, message)]
 
-    def _read_status(self, sender: Rank, message: Message, now: Seconds) -> list[Event]:
+    def _read_status(
+        self, sender: Rank, envelope: Envelope, message: Message, now: Seconds
+    ) -> list[Event]:
         status = WorkerStatus.parse(message)
+        if envelope.receiver_life != self._peers.life:
+            # It counts what an earlier life of this worker has sent, and nothing of this one.
+            status = status.without_receipts(self._peers.rank)
         events = self._peers.told(sender, status, self._clock.read())
         if self._peers[sender].status is not status:
             return events  # from a superseded life

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
 import torch
 
-from edgegossip.contract.protocol import Message, Seconds
+from edgegossip.contract.protocol import Message, Rank, Seconds
 from edgegossip.contract.schema import MessageSpec, TensorSpec
 from edgegossip.net.runtime import Life
 
@@ -86,6 +86,11 @@ class WorkerStatus:
             told.life,
             told.begun_with,
         )
+
+    def without_receipts(self, sender: Rank) -> WorkerStatus:
+        """The same status, in which no message of `sender` has arrived."""
+        received = (*self.received[:sender], 0, *self.received[sender + 1 :])
+        return replace(self, received=received)
 
     @classmethod
     def parse(cls, message: Message) -> WorkerStatus:
