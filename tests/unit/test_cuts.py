@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.algorithms import NUM_WORKERS
 from tests.host_checks import check
+from tests.host_runs import Run
 from tests.host_worlds import Disturbance, World
 from tests.hosts import LONG, Checkpoints, Running, make_host
 from tests.parity import SETTINGS, SIZE
@@ -20,6 +21,8 @@ from tests.tiers import by_name, first, thorough
 from tests.virtual_network import Wire
 from tests.worlds import NUM_PARAMS, ManySamples
 
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.contract.protocol import Message, Rank, Seconds
 from edgegossip.contract.topology import complete
@@ -28,6 +31,7 @@ from edgegossip.net.host.host import Host
 from edgegossip.net.host.link_log import LinkLog
 from edgegossip.net.host.peers import SentLog
 from edgegossip.net.host.receiving import Appeared, Disappeared, Frame
+from edgegossip.net.host.sending import Outbox
 from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
 from edgegossip.net.runtime import Background, RealRuntime
@@ -292,3 +296,29 @@ def test_a_link_that_comes_and_goes_is_told_in_pairs_and_seldom() -> None:
     assert [each is None for each in losses[:-1]] == [each is None for each in returns]
     assert losses[:20].count(None) == 0
     assert 1000 - losses.count(None) == 20 + 10
+
+
+@thorough
+@pytest.mark.parametrize("name", ["epoch-gossip", "double-squeeze"])
+def test_rounds_do_not_run_away_from_messages_on_a_slow_link_that_is_back(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a link is cut, workers go on alone, and many rounds take as long as a message."""
+    most, put = [0], Outbox.put
+
+    def watched(outbox: Outbox, receiver: Rank, *given: Any, **named: Any) -> bool:  # noqa: ANN401
+        is_queued = put(outbox, receiver, *given, **named)
+        most.append(outbox.num_numbered(receiver))
+        return is_queued
+
+    monkeypatch.setattr(Outbox, "put", watched)
+    graph = complete(NUM_WORKERS)
+    algorithms = {
+        "epoch-gossip": EpochGossip(topology=graph, num_rounds=150),
+        "double-squeeze": DoubleSqueeze(topology=graph, num_rounds=150, local_steps=1),
+    }
+    fast = (0.005,) * NUM_WORKERS
+    alone = (Disturbance(kind="partition", at=1.0, ranks=(0,), seconds=3.0),)
+    given = {"name": name, "algorithm": algorithms[name], "step_seconds": fast}
+    Run(replace(SLOW, **given, disturbances=alone)).to_the_end()
+    assert max(most) <= 8

@@ -47,6 +47,8 @@ from edgegossip.net.runtime import HostCoroutine, RunClock, drive
 from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.net")
+_CONGESTED: Seconds = 0.1
+"""Seconds between two looks at what waits to be sent, before a round may begin."""
 
 
 @dataclass(slots=True, eq=False)
@@ -346,6 +348,8 @@ class Host(Generic[State]):
         for name in self._alarms.pop_due(self.now):
             self._handle(TimerFired(name))
         self._chores.do_due(self.now)
+        if self._pending:
+            self._handle_pending()
         now = self.now
         if now >= self._checkpoint_at and not self._work.is_busy:
             self._keep()
@@ -373,6 +377,8 @@ class Host(Generic[State]):
             ]
         if not self._work.is_busy:
             moments.append(self._checkpoint_at)
+        if self._pending:
+            moments.append(self.now + _CONGESTED)
         if self.sending.phase == Phase.FINISHED:
             moments.append(self.now + self._settings.quiet_seconds)
         return min(moments)
@@ -471,8 +477,19 @@ class Host(Generic[State]):
         self._pending.append(event)
         if self.now >= self._checkpoint_at:
             self._keep()
-        if not self._should_stop:  # else it stays pending for the last checkpoint
-            self._pending.clear()
+        self._handle_pending()
+
+    def _handle_pending(self) -> None:
+        """Handle the result of a training, unless it has to wait."""
+        if self._should_stop:
+            return  # it stays pending for the last checkpoint
+        # While links are cut, rounds do not wait for each other. When they are back, no worker
+        # may begin rounds faster than its links carry their messages, or those that the others
+        # need to join it would come ever later.
+        if self._traits.is_synchronous and self.sending.is_congested:
+            return
+        events, self._pending = self._pending, []
+        for event in events:
             self._handle(event)
 
     def _send(self, receiver: Rank, message: Message) -> None:
@@ -500,6 +517,7 @@ class Host(Generic[State]):
         is_waiting = (
             not self._work.is_busy
             and not self._work.has_questions
+            and not self._pending
             and self.sending.phase == Phase.RUNNING
             and self._alarms.next_at in (self._settings.max_seconds, math.inf)
         )

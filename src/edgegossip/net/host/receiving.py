@@ -38,7 +38,7 @@ from edgegossip.net.guard.plausibility import Plausibility
 from edgegossip.net.guard.seals import Seals, with_seals
 from edgegossip.net.host.introduction import INTRODUCTION, SPEC, Introductions
 from edgegossip.net.host.peers import Peers
-from edgegossip.net.host.sending import Sending
+from edgegossip.net.host.sending import SHARE, Sending
 from edgegossip.net.host.settings import HostSettings, OnLink
 from edgegossip.net.host.status import STATUS, Phase, WorkerStatus, spec
 from edgegossip.net.runtime import REFUSED_COST, STATUS_COST, RunClock, Sink, TokenBucket
@@ -47,7 +47,6 @@ from edgegossip.net.transport import TWIN, Incarnation, Transport
 _LOG = logging.getLogger("edgegossip.net")
 _OVERHEAD = 512  # bytes that even the shortest frame takes
 _GIB = 2**30
-_SHARE = 3
 _ROOM = 4096  # for the headers around the payload
 
 
@@ -115,7 +114,7 @@ class ReceiveBudget:
         if max_bytes is None:
             max_bytes = max(8 * largest, min(_GIB, psutil.virtual_memory().total // 8))
         self.max_bytes = max_bytes
-        self.share = _SHARE * (largest + _ROOM)
+        self.share = SHARE * (largest + _ROOM)
         self._lock = threading.Lock()
         self._held: Counter[Rank] = Counter()
         self._accepted: Counter[Rank] = Counter()

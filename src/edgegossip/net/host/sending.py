@@ -23,6 +23,8 @@ from edgegossip.net.runtime import Background, RunClock, Runtime
 from edgegossip.net.transport import Incarnation, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
+SHARE = 3
+"""Messages of each sender for which a receiver always has room; see `ReceiveBudget`."""
 _HOLD: Seconds = 3.0
 """Seconds for which messages wait for the report of a worker whose link is back."""
 
@@ -302,6 +304,14 @@ class Sending:
     def is_idle(self) -> bool:
         """Whether everything has been handed to the transport."""
         return self.outbox.is_empty
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether more messages wait for a reachable worker than it has room for."""
+        waiting = (
+            self.outbox.num_numbered(rank) for rank, peer in self._peers if peer.is_known
+        )
+        return any(number > SHARE for number in waiting)
 
     def close(self, seconds: Seconds = 10.0) -> None:
         """Send what waits, for at most `seconds`."""
