@@ -24,6 +24,7 @@ from tests.worlds import NUM_PARAMS, ManySamples
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
+from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Message, Rank, Seconds
 from edgegossip.contract.topology import complete
 from edgegossip.net.guard.envelope import Envelope, pack, unpack
@@ -313,12 +314,12 @@ def test_rounds_do_not_run_away_from_messages_on_a_slow_link_that_is_back(
 
     monkeypatch.setattr(Outbox, "put", watched)
     graph = complete(NUM_WORKERS)
-    algorithms = {
+    algorithms: dict[str, Algorithm[Any]] = {
         "epoch-gossip": EpochGossip(topology=graph, num_rounds=150),
         "double-squeeze": DoubleSqueeze(topology=graph, num_rounds=150, local_steps=1),
     }
     fast = (0.005,) * NUM_WORKERS
     alone = (Disturbance(kind="partition", at=1.0, ranks=(0,), seconds=3.0),)
-    given = {"name": name, "algorithm": algorithms[name], "step_seconds": fast}
-    Run(replace(SLOW, **given, disturbances=alone)).to_the_end()
+    world = replace(SLOW, name=name, algorithm=algorithms[name], step_seconds=fast)
+    Run(replace(world, disturbances=alone)).to_the_end()
     assert max(most) <= 8

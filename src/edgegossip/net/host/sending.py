@@ -307,11 +307,11 @@ class Sending:
 
     @property
     def is_congested(self) -> bool:
-        """Whether more messages wait for a reachable worker than it has room for."""
-        waiting = (
-            self.outbox.num_numbered(rank) for rank, peer in self._peers if peer.is_known
-        )
-        return any(number > SHARE for number in waiting)
+        """Whether a reachable worker's messages are held, or more wait than it has room for."""
+        if self._held:
+            return True
+        known = (rank for rank, peer in self._peers if peer.is_known)
+        return any(self.outbox.num_numbered(rank) > SHARE for rank in known)
 
     def close(self, seconds: Seconds = 10.0) -> None:
         """Send what waits, for at most `seconds`."""
