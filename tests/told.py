@@ -63,7 +63,7 @@ class Told(Inside):
         has_news: Whether it was told of a loss or a return.
         taken: Messages that the host has taken, and not handed over yet.
         given_up: Workers that it was told to have lost while their links were up and they ran.
-        has_begun: Whether it was told anything.
+        began_at: When it was first told anything; None before.
         early: Messages that were taken before it began.
         is_of_peers: As in `World`.
     """
@@ -80,19 +80,19 @@ class Told(Inside):
     has_news: bool = False
     taken: list[Received] = field(default_factory=list)
     given_up: set[Rank] = field(default_factory=set)
-    has_begun: bool = False
+    began_at: Seconds | None = None
     early: list[Received] = field(default_factory=list)
     is_of_peers: bool = False
     peers: Peers = field(init=False)
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         before = state.round
-        if not self.has_begun:
-            self.has_begun, self.early = True, [*self.taken]
+        if self.began_at is None:
+            self.began_at, self.early = now, [*self.taken]
         if self.is_resumed and not self.peers.is_resumed:  # it rejoins with a new state
             self.is_resumed, self.memory = False, Memory()
         try:
-            self._hear(event, before)
+            self._hear(event, before, now)
         except ViolationError as violation:
             self.report(violation)
         effects = self.inner.handle(state, event, now)
@@ -103,12 +103,13 @@ class Told(Inside):
             self.rounds.note(state, before, self.furthest())
         return effects
 
-    def _hear(self, event: Event, round: int) -> None:
+    def _hear(self, event: Event, round: int, now: Seconds) -> None:
         match event:
             case Started():
                 self._start(event)
             case WorkerLost():
-                self._lose(event)
+                # Who is not there when it begins counts as lost, even if just stopped.
+                self._lose(event, is_beginning=now == self.began_at)
             case WorkerJoined():
                 self._join(event)
             case TimerFired(name):
@@ -135,7 +136,7 @@ class Told(Inside):
             raise ViolationError(f"worker {rank} begins anew with a life that it had before")
         self.begun.add((rank, life))
 
-    def _lose(self, event: WorkerLost) -> None:
+    def _lose(self, event: WorkerLost, *, is_beginning: bool) -> None:
         if event.rank in self.memory.lost and not event.has_lied:
             raise ViolationError(f"worker {self.peers.rank} loses worker {event.rank} twice")
         self.memory.lost.add(event.rank)
@@ -143,6 +144,7 @@ class Told(Inside):
         phase = None if status is None else status.phase
         if (
             self.is_of_peers
+            and not is_beginning
             and phase == Phase.LEAVING
             and 0.0 <= self.since_end(event.rank) < STOPPED
         ):
