@@ -12,6 +12,7 @@ import torch
 from tests.tiers import thorough
 from tests.worlds import TARGETS, Recorder
 
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
@@ -126,6 +127,23 @@ def epochs(num_workers: int = 4, num_rounds: int = 5) -> EpochGossip:
 def test_each_unit_is_visited_once_per_epoch(speeds: tuple[float, ...]) -> None:
     _, visits, _ = run(epochs(len(speeds)), speeds)
     visits.require_once(5)
+
+
+@pytest.mark.parametrize("speeds", [SPEEDS, (1.0, 0.3, 0.3, 0.05)])
+def test_rounds_that_ask_in_two_parts_get_as_many_units(speeds: tuple[float, ...]) -> None:
+    def units(*, overlap: bool) -> Counter[Rank]:
+        inner = DoubleSqueeze(
+            topology=complete(4), num_rounds=20, local_steps=32, overlap=overlap
+        )
+        _, visits, _ = run(inner, speeds)
+        done = Counter[Rank]()
+        for (_, rank), number in visits.by.items():
+            done[rank] += number
+        return done
+
+    # Not exactly, because epochs end within other rounds, and gifts differ.
+    whole, parts = units(overlap=False), units(overlap=True)
+    assert all(abs(parts[j] - whole[j]) <= 0.25 * whole[j] for j in whole)
 
 
 def test_one_worker_alone_does_plain_epochs() -> None:
