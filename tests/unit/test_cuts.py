@@ -191,6 +191,36 @@ def test_one_that_is_back_gets_nothing_new_before_what_it_lacks(has_restarted: b
     assert reported == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("by", ["message", "status"])
+def test_one_that_is_found_is_told_so(by: str) -> None:
+    """Each may have lost the other, and have nothing more to send."""
+    host = make_host(PUSHING, 0, MemoryNetwork(), settings=replace(SETTINGS, runtime=AtOnce()))
+    receiving, peers = host.receiving, host.peers
+    told = list[Message]()
+    host._transport.send = lambda rank, frame: told.append(unpack(b"".join(frame))[1])  # type: ignore[method-assign]
+    running = replace(peers.status_for(1, Phase.RUNNING, 0.0), life=7, begun_with=peers.life)
+
+    def take(message: Message, number: int = 0) -> None:
+        frame = pack(Envelope(SETTINGS.run, 1, 7, peers.life, number), message)
+        receiving.take(Frame(1, memoryview(bytearray().join(frame))), 0, 1.0)
+
+    receiving.take(Appeared(1, 5), 0, 0.0)
+    take(running.message())
+    peers.begin()
+    take(running.message())
+    host.sending.tell(1)
+    peers.lose(1)
+    told.clear()
+    if by == "message":
+        push = Message("push", 0, {"params": torch.zeros(NUM_PARAMS)}, {"weight": 0.1})
+        take(push, number=1)
+    else:
+        take(running.message())
+    assert not peers[1].is_lost
+    (status,) = told
+    assert WorkerStatus.parse(status).received[1] == (by == "message")
+
+
 class Clocked(AtOnce):
     """Its clock shows what it is told to."""
 

@@ -347,6 +347,8 @@ class Receiving:
         peer.heard(envelope.number, now)
         is_there = self._peers.has_begun and peer.is_reachable  # else it is old
         found = self._peers.find(sender) if is_there else []
+        if found:
+            self._tell_of_presence(sender)
         return [*found, Received(sender, message)]
 
     def _read_status(
@@ -368,10 +370,13 @@ class Receiving:
         if waits or (phase == Phase.FINISHED and status.phase == Phase.RUNNING):
             self._sending.tell(sender, again=True)
         elif any(isinstance(event, WorkerJoined) for event in events):
-            # It may count this worker as lost, and learn of its presence only from the next
-            # message, which may never come.
-            self._sending.tell(sender)
+            self._tell_of_presence(sender)
         return events
+
+    def _tell_of_presence(self, found: Rank) -> None:
+        # It may have lost this worker after the last status, although that holds still, and
+        # learn of its presence only from the next message, which may never come.
+        self._sending.tell(found, again=True)
 
     def reconsider(self, own_round: int, now: Seconds) -> list[Event]:
         """Events for the algorithm from messages that were undecided.
