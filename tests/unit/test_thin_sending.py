@@ -79,6 +79,8 @@ class Rig:
         )
         self.sending.phase = Phase.RUNNING
         self.appear(1)
+        self.lose_link()  # before the run begins, which has no effect on it
+        self.appear(1)
         self.peers.begin()
 
     def appear(self, incarnation: int) -> None:

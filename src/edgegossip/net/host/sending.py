@@ -450,6 +450,8 @@ class Sending:
         # From here on, the host acts in the knowledge of the loss, so its frames are for the
         # next link.
         self.outbox.resume(rank)
+        if not self._peers.has_begun:
+            return
         # What was on its way may have arrived, so nothing can be added to it. What had not
         # begun to leave has not: a link that is often lost does not let pushes pile up.
         self._held_from[rank] = self.outbox.last_begun(rank) + 1
