@@ -197,7 +197,11 @@ def test_one_that_is_found_is_told_so(by: str) -> None:
     host = make_host(PUSHING, 0, MemoryNetwork(), settings=replace(SETTINGS, runtime=AtOnce()))
     receiving, peers = host.receiving, host.peers
     told = list[Message]()
-    host._transport.send = lambda rank, frame: told.append(unpack(b"".join(frame))[1])  # type: ignore[method-assign]
+
+    def note(receiver: Rank, frame: Any) -> None:  # noqa: ANN401
+        told.append(unpack(b"".join(frame))[1])
+
+    host._transport.send = note  # type: ignore[method-assign]
     running = replace(peers.status_for(1, Phase.RUNNING, 0.0), life=7, begun_with=peers.life)
 
     def take(message: Message, number: int = 0) -> None:
