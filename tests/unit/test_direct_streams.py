@@ -206,6 +206,8 @@ def test_a_lost_request_is_repeated(
     a, b = network.open_all()
     hear, asked = peer_of(a)._hear_gap, threading.Semaphore(0)
     monkeypatch.setattr(peer_of(a), "_hear_gap", lambda *_: asked.release())
+    a.send(1, b"before")
+    assert b.events.take(1) == [("received", 0, b"before")]
     lose(a, monkeypatch, 1)
     num_asked, deadline = 0, time.monotonic() + 10
     while num_asked < 2:
