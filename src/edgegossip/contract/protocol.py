@@ -70,6 +70,20 @@ class Steps:
         if self.after < 0:
             raise ValueError(f"after must be at least 0, got {self.after}")
 
+    def scaled(self, ratio: float) -> int:
+        """The number of these steps if the round's are multiplied by `ratio`; it may be 0.
+
+        A round that asks in two parts gets as many as one that asks at once, at least one.
+
+        >>> [Steps(3).scaled(0.5), Steps(1, after=3).scaled(0.5), Steps(4).scaled(0.5)]
+        [2, 0, 2]
+        """
+
+        def due(asked: int) -> int:
+            return max(1, round(ratio * asked)) if asked else 0
+
+        return due(self.after + self.num_steps) - due(self.after)
+
 
 @dataclass(frozen=True, slots=True)
 class Epochs:

@@ -63,9 +63,9 @@ class ClaimedWork(Wrapper[ClaimedState]):
     - `Epochs` become the worker's units, done a few at a time, and end when all units of all
       workers are done. All workers so finish an epoch together.
     - `Steps(n)` become the whole number of units nearest to :math:`n` steps, at least one in
-      each round, also if a round asks twice. If
-      workers wait for each other, :math:`n` is first scaled with the worker's relative speed.
-      A worker that owns nothing more begins the next epoch at once.
+      each round, also if a round asks twice. If workers wait for each other, :math:`n` is first
+      scaled with the worker's relative speed. A worker that owns nothing more begins the next
+      epoch at once.
 
     After each of these trainings, a worker tells the others what it has done and its newest
     forecast. If it will not finish its units by the time at which all could, it gives the
@@ -228,7 +228,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
             self._enter(state)
         effects: list[Effect] = []
         work = state.progress.train.work
-        if isinstance(work, Steps) and not self._num_wanted(state):
+        if isinstance(work, Steps) and not self._num_units(state, work):
             return self._answer(state, now)
         while True:
             ledger, units, told = self._claim(state, now)
@@ -337,20 +337,19 @@ class ClaimedWork(Wrapper[ClaimedState]):
                 return ledger, tuple(own[: self._num_wanted(state, len(own))]), effects
         return ledger, (), effects
 
-    def _num_wanted(self, state: ClaimedState, num_left: int = 0) -> int:
+    def _num_wanted(self, state: ClaimedState, num_left: int) -> int:
         """Number of units before the next report."""
         assert state.progress is not None
         work = state.progress.train.work
         if not isinstance(work, Steps):
             return max(1, round(self.block_share * num_left))
+        return self._num_units(state, work)
+
+    def _num_units(self, state: ClaimedState, work: Steps) -> int:
+        """Number of units that take as long as these steps."""
         fastest = max(rate for j, rate in state.rates.items() if j not in state.lost)
         ratio = state.rates[state.rank] / fastest if self.traits.is_synchronous else 1.0
-
-        def due(asked: int) -> int:
-            return max(1, round(ratio * asked / (state.unit_steps or math.inf))) if asked else 0
-
-        # A round that asks in two parts gets as many units as one that asks at once.
-        return due(work.after + work.num_steps) - due(work.after)
+        return work.scaled(ratio / (state.unit_steps or math.inf))
 
     def _give(self, state: ClaimedState, ledger: Ledger, now: Seconds) -> bool:
         """Give units away; return whether there were any."""

@@ -322,13 +322,7 @@ class EdgeGossip(Wrapper[BalancedState]):
     def _train_steps(self, state: BalancedState, now: Seconds) -> list[Effect]:
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
-        ratio = state.step_ratio * self.max_keep_ratio
-
-        def due(asked: int) -> int:
-            return max(1, round(ratio * asked)) if asked else 0
-
-        # A round that asks in two parts gets as many steps as one that asks at once.
-        num_steps = due(train.work.after + train.work.num_steps) - due(train.work.after)
+        num_steps = train.work.scaled(state.step_ratio * self.max_keep_ratio)
         if not num_steps:
             return self._pass_on(state, Trained.skipped(train.params), now)
         return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
