@@ -347,8 +347,8 @@ class Receiving:
         peer.heard(envelope.number, now)
         is_there = self._peers.has_begun and peer.is_reachable  # else it is old
         found = self._peers.find(sender) if is_there else []
-        if found:
-            self._tell_of_presence(sender)
+        if found:  # it may have lost this worker, too, and hear nothing more of it
+            self._sending.tell(sender, again=True)
         return [*found, Received(sender, message)]
 
     def _read_status(
@@ -364,19 +364,14 @@ class Receiving:
         self.spoke_at[sender] = now
         self._sending.reported(sender)
         # It may have missed the message it waits for, or count a worker as lost that has
-        # nothing more to send.
+        # nothing more to send: that one may be this worker, also since its last status.
         phase = self._sending.phase
         waits = phase >= Phase.RUNNING and status.phase == Phase.WAITING
-        if waits or (phase == Phase.FINISHED and status.phase == Phase.RUNNING):
+        goes_on = phase == Phase.FINISHED and status.phase == Phase.RUNNING
+        is_back = any(isinstance(event, WorkerJoined) for event in events)
+        if waits or goes_on or is_back:
             self._sending.tell(sender, again=True)
-        elif any(isinstance(event, WorkerJoined) for event in events):
-            self._tell_of_presence(sender)
         return events
-
-    def _tell_of_presence(self, found: Rank) -> None:
-        # It may have lost this worker after the last status, although that holds still, and
-        # learn of its presence only from the next message, which may never come.
-        self._sending.tell(found, again=True)
 
     def reconsider(self, own_round: int, now: Seconds) -> list[Event]:
         """Events for the algorithm from messages that were undecided.
