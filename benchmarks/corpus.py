@@ -37,6 +37,7 @@ SENT = [
         life=SENDER_LIFE,
         begun_with=OWN_LIFE,
         elapsed=7.5,
+        silence=16.0,
         is_resumed=False,
         oldest=1,
         kept=0,

@@ -38,6 +38,24 @@ def test_all_that_a_round_trains_counts_together() -> None:
     assert patience.deadline == 13.0
 
 
+def test_nobody_is_given_up_before_the_silence_that_another_asks_for() -> None:
+    slow, fast = after_a_round(20.0), after_a_round(1.0)
+    assert 61.0 <= slow.asks <= 2 * 61.0
+    assert fast.deadline == 4.0
+    fast.asked = slow.asks
+    assert fast.deadline == slow.asks
+    fast.asked = math.inf
+    assert fast.deadline == 3600.0
+
+
+def test_one_that_has_not_trained_yet_asks_for_a_long_silence_unless_it_waits() -> None:
+    patience = Patience(first=600.0)
+    patience.next_round(0.0)  # while its first training goes on
+    assert patience.asks >= 600.0
+    patience.watch(True, 1.0)
+    assert patience.asks < 20.0
+
+
 def test_one_that_says_how_it_is_is_given_up_much_later() -> None:
     patience = after_a_round(2.0)
     patience.watch(True, 100.0)

@@ -22,6 +22,7 @@ def status(**changes: Any) -> WorkerStatus:  # noqa: ANN401
         "life": OTHER,
         "begun_with": 0,
         "elapsed": 0.0,
+        "silence": 0.0,
         "is_resumed": False,
         "oldest": 1,
         "kept": 0,

@@ -56,6 +56,7 @@ def status(**changes: Any) -> WorkerStatus:  # noqa: ANN401
             "life": 5,
             "begun_with": 7,
             "elapsed": 1.0,
+            "silence": 0.0,
             "is_resumed": False,
             "oldest": 1,
             **counts,

@@ -165,6 +165,7 @@ class Host(Generic[State]):
         self._ending = Ending(settings, self.sending, peers)
         self._alarms = Alarms()
         self._patience = Patience()
+        peers.silence = self._patience.asks
         self.trainings = Trainings()
         self._chores = Chores(services.chores)
         self._should_stop = self._should_leave = False
@@ -433,6 +434,9 @@ class Host(Generic[State]):
         self._watch_for_waiting()
         if self.state.round != round_before:
             self._patience.next_round(self.now)
+        if self.peers.silence != self._patience.asks:
+            self.peers.silence = self._patience.asks
+            self.sending.tell_all()
 
     # Effects and their results.
 
@@ -527,6 +531,7 @@ class Host(Generic[State]):
         """Give up on workers that are silent past the deadline or whose messages were lost."""
         now, patience = self.now, self._patience
         patience.check_again(now)
+        patience.asked = self.peers.asked_silence
         # First its own status: the others may wait for the same silent worker, and must not
         # take this one for silent, too.
         self.sending.tell_all(again=True)

@@ -163,6 +163,9 @@ class Peers:
         ended: Workers that have already finished; the others do not wait for them.
         takes_repeats: As in the algorithm's `Traits`.
         is_open: As in `HostSettings`.
+
+    Attributes:
+        silence: Seconds for which this worker asks the others to bear its silence.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class Peers:
         self.life = life
         self.is_resumed = False
         self.has_begun = False
+        self.silence: Seconds = 0.0
         self._ended = frozenset(ended)
         self._takes_repeats = takes_repeats
         self.is_open = is_open
@@ -201,6 +205,12 @@ class Peers:
     def active(self) -> list[Rank]:
         """Workers that the algorithm considers present."""
         return [rank for rank, peer in self if not peer.is_lost]
+
+    @property
+    def asked_silence(self) -> Seconds:
+        """The longest silence that a present worker with work left asks for, in seconds."""
+        statuses = (self[rank].status for rank in self.active)
+        return max((x.silence for x in statuses if x and x.phase == Phase.RUNNING), default=0.0)
 
     @property
     def trusted(self) -> tuple[Rank, ...]:
@@ -500,6 +510,7 @@ class Peers:
             life=self.life,
             begun_with=peer.known_life if self.has_begun and not peer.is_lost else 0,
             elapsed=elapsed,
+            silence=self.silence,
             is_resumed=self.is_resumed,
             oldest=peer.log.entries[0][0] if peer.log.entries else peer.sent + 1,
             kept=peer.kept,

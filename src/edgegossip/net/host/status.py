@@ -36,6 +36,7 @@ class WorkerStatus:
         life: Life of the worker.
         begun_with: The receiver's life with which the worker has begun; 0 without one.
         elapsed: Seconds since the run began, by the worker's clock; 0 while it waits.
+        silence: Seconds for which the worker may be silent while it works; see `Patience`.
         is_resumed: Whether the worker resumes from a checkpoint.
         oldest: The lowest number of a message to the receiver that can still be resent; one
             more than the last number if there is none.
@@ -51,6 +52,7 @@ class WorkerStatus:
     life: Life
     begun_with: Life
     elapsed: Seconds
+    silence: Seconds
     is_resumed: bool
     oldest: int
     kept: int
@@ -65,6 +67,7 @@ class WorkerStatus:
             "life": self.life,
             "begun_with": self.begun_with,
             "elapsed": float(self.elapsed),
+            "silence": float(self.silence),
             "is_resumed": int(self.is_resumed),
             "oldest": self.oldest,
             "kept": self.kept,
@@ -97,7 +100,8 @@ class WorkerStatus:
         """Read a status from a message; see `spec`.
 
         >>> status = WorkerStatus(phase=Phase.RUNNING, life=7, begun_with=8, elapsed=1.5,
-        ...     kept=0, left=2, is_resumed=False, oldest=3, sent=(0, 2), received=(0, 1))
+        ...     silence=16.0, is_resumed=False, oldest=3, kept=0, left=2, sent=(0, 2),
+        ...     received=(0, 1))
         >>> WorkerStatus.parse(status.message()) == status
         True
         """
@@ -110,7 +114,7 @@ class WorkerStatus:
 
 def _content(status: WorkerStatus) -> tuple[object, ...]:
     counts = (status.kept, status.sent, status.received)
-    return (status.phase, status.life, status.begun_with, *counts)
+    return (status.phase, status.life, status.begun_with, status.silence, *counts)
 
 
 def spec(num_workers: int) -> MessageSpec:
@@ -122,6 +126,7 @@ def spec(num_workers: int) -> MessageSpec:
             "life": range(1, 2**63),
             "begun_with": range(2**63),
             "elapsed": (0.0, MAX_ELAPSED),
+            "silence": (0.0, MAX_ELAPSED),
             "is_resumed": range(2),
             "oldest": range(2**63),
             "kept": range(2**63),

@@ -100,11 +100,19 @@ class Patience:
     for the same silent worker do not consider this one silent, too. After `factor` deadlines,
     announcements no longer count: a message was lost, and workers wait for each other.
 
+    Only a worker itself knows how long its work takes: partners that have not waited for it
+    lately would give it up. So each asks the others for a silence, and the longest one that is
+    asked for is the least deadline.
+
     Args:
         factor: At least 1.
         slack: Seconds, above 0.
         first: Seconds to wait during the first round; also the limit up to which waits raise
             the deadline.
+        most: Longest silence that is granted to others.
+
+    Attributes:
+        asked: Longest silence that another worker asks for, in seconds.
 
     >>> patience = Patience(factor=3.0, slack=1.0)
     >>> patience.watch(True, now=5.0)
@@ -117,6 +125,8 @@ class Patience:
     factor: float = 3.0
     slack: Seconds = 10.0
     first: Seconds = 600.0
+    most: Seconds = 3600.0
+    asked: Seconds = field(default=0.0, init=False)
     _rounds: deque[Seconds] = field(default_factory=lambda: deque(maxlen=_MEMORY), init=False)
     _worked: Seconds = field(default=0.0, init=False)
     _waited: Seconds = field(default=0.0, init=False)
@@ -174,8 +184,22 @@ class Patience:
             return self.first
         longest = max(*self._rounds, self._worked, self._waited)
         # If a worker were always just in time, waits would multiply each other.
-        limit = max(self.first, self.factor * self._longest_work + self.slack)
-        return min(self.factor * longest + self.slack, limit)
+        limit = max(self.first, self._own_work)
+        return max(min(self.factor * longest + self.slack, limit), min(self.asked, self.most))
+
+    @property
+    def asks(self) -> Seconds:
+        """Seconds for which this worker asks the others to bear its silence.
+
+        Rounded up to a power of two, so that it seldom changes, and statuses seldom tell it.
+        """
+        # A round may end while its training goes on. One that waits has no training.
+        is_known = self._rounds and (self._longest_work > 0 or self._since is not None)
+        return 2.0 ** math.ceil(math.log2(self._own_work if is_known else self.first))
+
+    @property
+    def _own_work(self) -> Seconds:
+        return self.factor * self._longest_work + self.slack
 
     def check_again(self, now: Seconds) -> None:
         """Postpone `check_at`."""
