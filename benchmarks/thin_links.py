@@ -56,6 +56,7 @@ MODEL_BYTES = 4 * (64 * 512 + 512 + 512 * 10 + 10)
 SECONDS = 60.0
 """Training of algorithms that do not count rounds."""
 LONG = 6 * SECONDS
+"""The same on links that are up for a sixth of the time."""
 METRICS = 9100
 _EVERY = 0.1
 _PACKET = 1500
@@ -63,11 +64,14 @@ _APART = 300
 """Slots between the places in a trace at which two workers begin."""
 
 
-def experiment(name: str, seconds: float | None) -> eg.Experiment:
-    """The experiment of an algorithm; settings of the network are the defaults."""
+def recipe(algorithm: str = "epoch-gossip", seconds: float | None = None) -> eg.Experiment:
+    """An algorithm, for so long or, by default, five rounds or a minute.
+
+    All settings of the network are the defaults.
+    """
     graph = eg.complete(NUM_WORKERS)
     rounds = 5 if seconds is None else eg.UNTIL_CUT_OFF
-    if seconds is None and name in ("gosgd", "adsp"):
+    if seconds is None and algorithm in ("gosgd", "adsp"):
         seconds = SECONDS
     limit = seconds or SECONDS
     gossip = eg.EpochGossip(topology=graph, num_rounds=rounds)
@@ -86,19 +90,14 @@ def experiment(name: str, seconds: float | None) -> eg.Experiment:
     model = partial(eg.mlp, input_shape=(1, 8, 8), num_classes=10, hidden=(512,))
     return eg.Experiment(
         task=eg.Task(dataset=eg.hold_out(eg.digits()), model=model, batch_size=16),
-        algorithm=algorithms[name],
+        algorithm=algorithms[algorithm],
         platforms=(eg.Platform(throughput=1000.0),) * NUM_WORKERS,
         max_seconds=seconds,
-        name=name,
+        name=algorithm,
     )
 
 
 ALGORITHMS = ("epoch-gossip", "edge-gossip", "diloco", "gosgd", "adsp")
-
-
-def recipe(algorithm: str = "epoch-gossip", seconds: float | None = None) -> eg.Experiment:
-    """One algorithm on thin links, for so long or, by default, five rounds or a minute."""
-    return experiment(algorithm, seconds)
 
 
 def slots(megabits: float) -> tuple[int, ...]:
