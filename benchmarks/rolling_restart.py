@@ -48,8 +48,8 @@ CORES = (0.55, 0.5, 0.45, 0.4)
 NUM_WORKERS = len(CORES)
 BANDWIDTH = 2e6 / 8
 NUM_TRAIN = 16_000
-NUM_EPOCHS = {"epoch-gossip": 36, "gosgd": 360}
-"""GoSGD waits for no link, so it needs more to be still at work when the last one returns."""
+NUM_EPOCHS = {"epoch-gossip": 36, "gosgd": 1080}
+"""GoSGD waits for no link, so it needs more to be at work until the last restart."""
 PROBLEM = Problem(
     name="rolling",
     dataset="mnist",
