@@ -107,7 +107,7 @@ class Overview:
         )
         if left is not None and state == "runs":
             quiet = now - self._heard[rank]
-            # A training that takes longer than all that was expected says nothing about the end.
+            # A training that takes longer than all that was expected tells nothing about it.
             left = left - quiet if quiet <= left else None
         speed, waiting = worker.recent_use or (None, None)
         return WorkerRow(
