@@ -106,6 +106,19 @@ class Attentive(nn.Module):
         return outputs
 
 
+class Encoding(nn.Module):
+    """PyTorch's own layer of a transformer, with dropout, also of the attention's weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.layer(x).mean(1))
+        return outputs
+
+
 def penalized(model: nn.Module, batch: Nested) -> Tensor:
     x, y = batch
     penalty = torch.stack([each.square().sum() for each in model.parameters()]).sum()
@@ -123,6 +136,7 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "skipping": (skipping, {"dataset": PICTURES}),
     "pooling rows": (pooling_rows, {"dataset": flat_data(60, (7, 7))}),
     "attentive": (Attentive, {"dataset": flat_data(60, (5, 4))}),
+    "encoding": (Encoding, {"dataset": flat_data(60, (5, 4))}),
     "penalized": (
         small_dense,
         {

@@ -185,6 +185,17 @@ def test_many_epochs_are_not_rehearsed_one_by_one(monkeypatch: pytest.MonkeyPatc
     assert endless == pytest.approx(10**9 * 30 / 250)
 
 
+def test_a_rehearsal_that_takes_long_says_so_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workload = Workload(SMALL.task(NOWHERE), range(4), seed=0)
+    monkeypatch.setattr("edgegossip.recipes.rehearsal._LONG", 23)
+    epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 1)
+    assert caplog.messages == []
+    epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 2)
+    assert "4 workers send 24 messages" in caplog.messages[0]
+
+
 def test_a_race_takes_place_on_machines_of_given_speeds() -> None:
     short = StudySettings(short=True, seeds=(0,))
     names = [cell.name for cell in speedup(short, speeds=(1.0, 0.5), controls="none").cells]

@@ -75,6 +75,25 @@ def test_a_stream_follows_workers_until_their_run_has_a_log(tmp_path: Path) -> N
     assert [name for name, _ in told(stream)] == ["reset", "lines", "live"]
 
 
+def test_a_stream_tells_what_a_launcher_has_measured_once(tmp_path: Path) -> None:
+    stream, kept = Stream(tmp_path), tmp_path / "workers" / "evaluations.json"
+    write(tmp_path / "workers" / "0" / "events.jsonl", crash(0, 1.0))
+    measured = {"0": {"time": 0.0, "accuracy": 0.1}}
+    kept.write_text(json.dumps(measured))
+    (line,) = told(stream)[-2][1]  # before "live"
+    assert json.loads(line) == {"type": "evaluated", "time": 0.0, "accuracy": 0.1}
+    assert told(stream) == []
+    kept.write_text("{")  # never so, as it is written at once, but no reason to end
+    assert told(stream) == []
+    kept.write_text(json.dumps(measured | {"5": {"time": 2.0, "accuracy": 0.5}}))
+    (line,) = told(stream)[-1][1]
+    assert json.loads(line)["time"] == 2.0
+    write(tmp_path / "events.jsonl", header("all"))  # with the measurements
+    assert [line for name, lines in told(stream) if name == "lines" for line in lines] == [
+        json.dumps(header("all"))
+    ]
+
+
 def test_a_log_that_begins_again_is_read_again(tmp_path: Path) -> None:
     log, stream = tmp_path / "events.jsonl", Stream(tmp_path)
     write(log, crash(0, 1.0), crash(1, 1.0))

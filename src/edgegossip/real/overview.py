@@ -106,7 +106,9 @@ class Overview:
             else None
         )
         if left is not None and state == "runs":
-            left = max(0.0, left - (now - self._heard[rank]))
+            quiet = now - self._heard[rank]
+            # A training that takes longer than all that was expected tells nothing about it.
+            left = left - quiet if quiet <= left else None
         speed, waiting = worker.recent_use or (None, None)
         return WorkerRow(
             name=rank_name(self._gathering.roles, rank),

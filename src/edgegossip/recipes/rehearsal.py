@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from edgegossip.training.task import Workload
 
 MANY = 200
 """Maximum number of simulated epochs."""
+_LONG = 1_000_000
+"""Messages above which the simulation takes minutes."""
+_LOG = logging.getLogger("edgegossip.recipes")
 
 
 def epoch_gossip_seconds(
@@ -41,6 +45,14 @@ def epoch_gossip_seconds(
             for number in (MANY // 2, MANY)
         )
         return whole + (num_epochs - MANY) * (whole - half) / (MANY - MANY // 2)
+    messages = num_epochs * len(platforms) * (len(platforms) - 1)
+    if messages > _LONG:
+        _LOG.warning(
+            "the end of EpochGossip, to which all runs go, is simulated first: %s workers send "
+            "%s messages, which may take hours; take fewer --num-workers",
+            f"{len(platforms):,}",
+            f"{messages:,}",
+        )
     simulator = Simulator(
         _OnlySends(topology=complete(len(platforms)), num_rounds=num_epochs),
         platforms,

@@ -21,10 +21,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.errors import NetworkError, RunFolderError
 from edgegossip.contract.protocol import Seconds
 from edgegossip.machine.http_server import ThreadedServer
 from edgegossip.report.folder import EVENTS
+from edgegossip.runs.events import to_line
+from edgegossip.runs.files import read_json
 
 INTERVAL: Seconds = 0.2
 """Seconds between two looks at the logs, while somebody watches."""
@@ -87,6 +89,28 @@ class _Log:
 
 
 @dataclass(slots=True)
+class _Measured:
+    """The measurements of the averaged model that a launcher has made so far."""
+
+    path: Path
+    written_at: int = 0
+    told: set[str] = field(default_factory=set)
+
+    def new_lines(self) -> bytes:
+        """Those that are new, as lines of the run's log to be; none if there is no launcher."""
+        try:
+            written_at = self.path.stat().st_mtime_ns
+            if written_at == self.written_at:
+                return b""
+            found = read_json(self.path)
+        except (OSError, RunFolderError):
+            return b""
+        new = [each for each in found if each not in self.told]
+        self.written_at, self.told = written_at, {*found}
+        return b"".join(to_line({"type": "evaluated", **found[each]}) for each in new)
+
+
+@dataclass(slots=True)
 class Stream:
     """The server-sent events of one page.
 
@@ -101,6 +125,7 @@ class Stream:
     folder: Path
     run: str | None = None
     _logs: list[_Log] = field(default_factory=list)
+    _measured: _Measured | None = None
     _was_told: tuple[str | None, list[Path]] | None = None
     _is_live: bool = False
 
@@ -121,11 +146,15 @@ class Stream:
                 known = {}
                 names = names or run_names(self.folder)
                 yield _event("reset", json.dumps({"run": run, "runs": names}))
+                self._measured = None
             self._logs = [
                 known.get(path) or _Log(path, path.stat().st_ino)
                 for path in paths
                 if path.exists()
             ]
+            if run is not None and self.folder / run / EVENTS not in paths:
+                kept = self.folder / run / "workers" / "evaluations.json"
+                self._measured = self._measured or _Measured(kept)
             self._was_told, self._is_live = (run, paths), False
         yield from self._lines()
 
@@ -141,6 +170,8 @@ class Stream:
         except (OSError, EOFError):  # begun again, as by a resumed run
             self._was_told = None
             return
+        if self._measured is not None and (found := self._measured.new_lines()):
+            yield _event("lines", found.decode())
         if not self._is_live:
             self._is_live = True
             yield _event("live", "")

@@ -54,10 +54,11 @@ class Task:
     Args:
         dataset: Training and test samples, and validation samples for algorithms that evaluate;
             or `Local`, if each worker reads its own data.
-        model: Makes the model; called once per run, and each worker gets a copy. Dropout other
-            than the layers `nn.Dropout` and `nn.Dropout1d` to `3d` must be 0, also in `nn.LSTM`
-            and `nn.MultiheadAttention` (and so in `nn.TransformerEncoderLayer`). For an
-            algorithm whose roles hold parts of a model: the makers of the parts, by role name.
+        model: Makes the model; called once per run, and each worker gets a copy. Dropout of
+            `nn.Dropout`, `nn.Dropout1d` to `3d`, `nn.LSTM`, `nn.GRU`, `nn.RNN` and
+            `nn.MultiheadAttention` (and so of `nn.TransformerEncoderLayer`) repeats; in other
+            classes, such as `nn.AlphaDropout`, it must be 0. For an algorithm whose roles hold
+            parts of a model: the makers of the parts, by role name.
         join: Joins the parts into the whole model for evaluation and saving; by default in
             sequence, in the order of `model`.
         trainer: Makes a worker's trainer from the keyword arguments of `Learner` except
