@@ -176,24 +176,16 @@ def test_a_rehearsal_takes_as_long_as_an_epoch_on_the_slowest() -> None:
     assert 30 / 250 < once < 30 / 250 + 0.01
 
 
-def test_many_epochs_are_not_rehearsed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "value"), [("MANY", 4), ("MANY_MESSAGES", 1)])
+def test_many_epochs_are_not_rehearsed_one_by_one(
+    limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workload = Workload(SMALL.task(NOWHERE), range(4), seed=0)
     whole = epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 50)
-    monkeypatch.setattr("edgegossip.recipes.rehearsal.MANY", 4)
+    monkeypatch.setattr(f"edgegossip.recipes.rehearsal.{limit}", value)
     assert epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 50) == pytest.approx(whole)
     endless = epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 10**9)
     assert endless == pytest.approx(10**9 * 30 / 250)
-
-
-def test_a_rehearsal_that_takes_long_says_so_first(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    workload = Workload(SMALL.task(NOWHERE), range(4), seed=0)
-    monkeypatch.setattr("edgegossip.recipes.rehearsal._LONG", 23)
-    epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 1)
-    assert caplog.messages == []
-    epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 2)
-    assert "4 workers send 24 messages" in caplog.messages[0]
 
 
 def test_a_race_takes_place_on_machines_of_given_speeds() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +20,8 @@ from edgegossip.training.task import Workload
 
 MANY = 200
 """Maximum number of simulated epochs."""
-_LONG = 1_000_000
-"""Messages above which the simulation takes minutes."""
-_LOG = logging.getLogger("edgegossip.recipes")
+MANY_MESSAGES = 1_000_000
+"""Messages, beyond which fewer epochs are simulated, but at least four."""
 
 
 def epoch_gossip_seconds(
@@ -31,7 +29,8 @@ def epoch_gossip_seconds(
 ) -> Seconds:
     """Virtual seconds until EpochGossip on the complete graph has done `num_epochs`.
 
-    Epochs beyond `MANY` are assumed to take the mean duration of the last `MANY` / 2.
+    Epochs beyond `MANY`, or fewer with hundreds of workers, are assumed to take the mean
+    duration of the later half of those before.
 
     Args:
         workload: Workload with the sizes of shards and messages.
@@ -39,20 +38,14 @@ def epoch_gossip_seconds(
         link: Link between any two workers.
         num_epochs: Number of epochs, at least 1.
     """
-    if num_epochs > MANY:
+    per_epoch = max(1, len(platforms) * (len(platforms) - 1))
+    most = min(MANY, max(4, MANY_MESSAGES // per_epoch))
+    if num_epochs > most:
         half, whole = (
             epoch_gossip_seconds(workload, platforms, link, number)
-            for number in (MANY // 2, MANY)
+            for number in (most // 2, most)
         )
-        return whole + (num_epochs - MANY) * (whole - half) / (MANY - MANY // 2)
-    messages = num_epochs * len(platforms) * (len(platforms) - 1)
-    if messages > _LONG:
-        _LOG.warning(
-            "the end of EpochGossip, to which all runs go, is simulated first: %s workers send "
-            "%s messages, which may take hours; take fewer --num-workers",
-            f"{len(platforms):,}",
-            f"{messages:,}",
-        )
+        return whole + (num_epochs - most) * (whole - half) / (most - most // 2)
     simulator = Simulator(
         _OnlySends(topology=complete(len(platforms)), num_rounds=num_epochs),
         platforms,
