@@ -40,6 +40,7 @@ def test_all_that_a_round_trains_counts_together() -> None:
 
 def test_nobody_is_given_up_before_the_silence_that_another_asks_for() -> None:
     slow, fast = after_a_round(20.0), after_a_round(1.0)
+    slow.trains = True
     assert 61.0 <= slow.asks <= 2 * 61.0
     assert fast.deadline == 4.0
     fast.asked = slow.asks
@@ -48,11 +49,14 @@ def test_nobody_is_given_up_before_the_silence_that_another_asks_for() -> None:
     assert fast.deadline == 3600.0
 
 
-def test_one_that_has_not_trained_yet_asks_for_a_long_silence_unless_it_waits() -> None:
+def test_one_asks_for_a_long_silence_during_its_first_training_only() -> None:
     patience = Patience(first=600.0)
-    patience.next_round(0.0)  # while its first training goes on
+    patience.next_round(0.0)
+    assert patience.asks < 20.0  # a server does not train
+    patience.trains = True
+    patience.next_round(1.0)  # a round may end while the training goes on
     assert patience.asks >= 600.0
-    patience.watch(True, 1.0)
+    patience.worked(2.0)
     assert patience.asks < 20.0
 
 

@@ -419,6 +419,7 @@ class Host(Generic[State]):
         for effect in self._algorithm.handle(self.state, event, self.now):
             match effect:
                 case Train():
+                    self._patience.trains = True
                     self._work.train(effect, self.now, self._progress)
                 case Send():
                     self._send(effect.receiver, effect.message)

@@ -113,6 +113,7 @@ class Patience:
 
     Attributes:
         asked: Longest silence that another worker asks for, in seconds.
+        trains: Whether this worker has begun to train; a parameter server never does.
 
     >>> patience = Patience(factor=3.0, slack=1.0)
     >>> patience.watch(True, now=5.0)
@@ -127,6 +128,7 @@ class Patience:
     first: Seconds = 600.0
     most: Seconds = 3600.0
     asked: Seconds = field(default=0.0, init=False)
+    trains: bool = field(default=False, init=False)
     _rounds: deque[Seconds] = field(default_factory=lambda: deque(maxlen=_MEMORY), init=False)
     _worked: Seconds = field(default=0.0, init=False)
     _waited: Seconds = field(default=0.0, init=False)
@@ -193,8 +195,8 @@ class Patience:
 
         Rounded up to a power of two, so that it seldom changes, and statuses seldom tell it.
         """
-        # A round may end while its training goes on. One that waits has no training.
-        is_known = self._rounds and (self._longest_work > 0 or self._since is not None)
+        # A round may end while its training goes on.
+        is_known = not self.trains or (self._rounds and self._longest_work > 0)
         return 2.0 ** math.ceil(math.log2(self._own_work if is_known else self.first))
 
     @property
