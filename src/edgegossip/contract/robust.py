@@ -83,13 +83,14 @@ def own_weight(weights: Mapping[Rank, float]) -> float:
 
 def distances(own: Tensor, others: Mapping[Rank, Tensor]) -> dict[Rank, float]:
     """Euclidean distance of each vector from `own`; infinite if it is too large to compute."""
-    # In float64, because squares of large entries do not fit in float32.
-    return {
-        j: torch.linalg.vector_norm(other - own, dtype=torch.float64)
-        .nan_to_num(torch.inf)
-        .item()
-        for j, other in others.items()
-    }
+    return {j: _distance(other, own) for j, other in others.items()}
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    far = torch.dist(one, other)
+    if not far.isfinite():  # squares of large entries do not fit in float32
+        far = torch.linalg.vector_norm(one - other, dtype=torch.float64).nan_to_num(torch.inf)
+    return far.item()
 
 
 def counted(
