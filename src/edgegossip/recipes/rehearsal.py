@@ -21,7 +21,7 @@ from edgegossip.training.task import Workload
 MANY = 200
 """Maximum number of simulated epochs."""
 MANY_MESSAGES = 1_000_000
-"""Messages, beyond which fewer epochs are simulated, but at least four."""
+"""Messages, beyond which fewer epochs are simulated, but at least two."""
 
 
 def epoch_gossip_seconds(
@@ -39,7 +39,7 @@ def epoch_gossip_seconds(
         num_epochs: Number of epochs, at least 1.
     """
     per_epoch = max(1, len(platforms) * (len(platforms) - 1))
-    most = min(MANY, max(4, MANY_MESSAGES // per_epoch))
+    most = min(MANY, max(2, MANY_MESSAGES // per_epoch))
     if num_epochs > most:
         half, whole = (
             epoch_gossip_seconds(workload, platforms, link, number)
