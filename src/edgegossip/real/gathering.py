@@ -34,7 +34,7 @@ from edgegossip.runs.best import BestModel
 from edgegossip.runs.describe import described_roles, header, rank_name, with_article
 from edgegossip.runs.events import cut_off, to_line
 from edgegossip.runs.experiment import Experiment
-from edgegossip.runs.files import read_json, write_atomically, write_json
+from edgegossip.runs.files import EVALUATIONS, read_json, write_atomically, write_json
 from edgegossip.runs.folder import RunFolder
 from edgegossip.runs.results import EARLY_STOP, Evaluation, FiniteMetrics, Results
 from edgegossip.sim.fault import Faults
@@ -152,7 +152,7 @@ class Gathering:
         self._command = command
         self._workload = experiment.workload(())
         self._metrics = experiment.task.chosen_first
-        self._evaluations = Evaluations(out / WORKERS / "evaluations.json", self._metrics)
+        self._evaluations = Evaluations(out / EVALUATIONS, self._metrics)
         self._finite = FiniteMetrics()
         self._unmeasured: set[int] = set()  # moments that cannot be evaluated yet
 

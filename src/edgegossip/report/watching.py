@@ -26,7 +26,7 @@ from edgegossip.contract.protocol import Seconds
 from edgegossip.machine.http_server import ThreadedServer
 from edgegossip.report.folder import EVENTS
 from edgegossip.runs.events import to_line
-from edgegossip.runs.files import read_json
+from edgegossip.runs.files import EVALUATIONS, read_json
 
 INTERVAL: Seconds = 0.2
 """Seconds between two looks at the logs, while somebody watches."""
@@ -153,8 +153,7 @@ class Stream:
                 if path.exists()
             ]
             if run is not None and self.folder / run / EVENTS not in paths:
-                kept = self.folder / run / "workers" / "evaluations.json"
-                self._measured = self._measured or _Measured(kept)
+                self._measured = self._measured or _Measured(self.folder / run / EVALUATIONS)
             self._was_told, self._is_live = (run, paths), False
         yield from self._lines()
 

@@ -27,6 +27,9 @@ from edgegossip.machine.files import (
     write_whole,
 )
 
+EVALUATIONS = Path("workers", "evaluations.json")
+"""Where a run folder has the evaluations of its workers' snapshots."""
+
 
 def make_folder(path: Path) -> None:
     """Make a folder for results, unless it exists.

@@ -435,8 +435,8 @@ class Host(Generic[State]):
         self._watch_for_waiting()
         if self.state.round != round_before:
             self._patience.next_round(self.now)
-        if self.peers.silence != self._patience.asks:
-            self.peers.silence = self._patience.asks
+        if (asks := self._patience.asks) != self.peers.silence:
+            self.peers.silence = asks
             self.sending.tell_all()
 
     # Effects and their results.
