@@ -300,7 +300,9 @@ def require_commits(run: Run, state: WorkerState) -> None:
             # A server that comes back without its memory has lost what was in the buffer.
             low -= (algorithm.buffer_size - 1) * max(map(max, counted), default=0) / num_workers
         if _may_forget(world):
-            low = 0.0  # one that was away goes on numbering where it was
+            # One that was away goes on numbering where it was. What it did under the same
+            # numbers before may be in the model as well.
+            low, high = 0.0, high * run.ledger.num_lives[rank]
         if not low - 1e-3 <= found <= high + 1e-3:
             raise ViolationError(
                 f"the model has {found:g} steps of worker {rank}, not {low:g} to {high:g}: "

@@ -72,12 +72,15 @@ class Ledger(Inside):
     """Writes down all commits: by worker and number how many steps went into it.
 
     One that goes on from a checkpoint may send another commit under the same number. Besides:
-    how many commits of each worker were answered, and how often a server has missed it.
+    how many commits of each worker were answered, how often a server has missed it, and how
+    often it began, each time with what it then remembered.
     """
 
     steps: dict[Rank, dict[int, set[int]]] = field(default_factory=dict)
     num_answered: dict[Rank, int] = field(default_factory=dict)
     num_absences: Counter[Rank] = field(default_factory=Counter)
+    num_lives: Counter[Rank] = field(default_factory=Counter)
+    states: dict[Rank, WorkerState] = field(default_factory=dict)
     began: dict[int, Seconds] = field(default_factory=dict)
     lost: list[tuple[int, Rank, int]] = field(default_factory=list)
     clock: Callable[[], Seconds] = lambda: 0.0
@@ -96,6 +99,9 @@ class Ledger(Inside):
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         server = getattr(state, "server", None)
         steps_before = server.num_steps.get(state.rank, 0) if server else 0
+        if self.states.get(state.rank) is not state:
+            self.states[state.rank] = state
+            self.num_lives[state.rank] += 1
         effects = super().handle(state, event, now)
         self.look(state)
         if isinstance(event, WorkerLost) and (server or isinstance(state, ServerState)):
