@@ -65,7 +65,7 @@ def test_a_plan_that_nobody_can_agree_to_is_refused_at_once(
     ("words", "said"),
     [
         (["--wait", "0"], "wait must be above 0"),
-        (["--speed-seconds", "0.1"], "speed_seconds must be in"),
+        (["--work-seconds", "0.1"], "work_seconds must be in"),
         (["--measure", "3"], "leave it out with --live"),
         (["--resume", "--out", "x"], "cannot be resumed"),
         (["--only", "gosdg"], "did you mean 'gosgd'"),
@@ -139,7 +139,7 @@ class serving:  # noqa: N801
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Commands of workers, which are not carried out; links are not measured."""
+    """Commands of workers, which are not carried out; nothing is measured."""
     commands: list[list[str]] = []
 
     def worker_command(words: list[str]) -> int:
@@ -158,7 +158,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             return LinkSpeed((0.02,) * 5, (1e6,), (2e6,))
 
     monkeypatch.setattr("edgegossip.cli.worker_command.worker_command", worker_command)
+
+    def no_rehearsal(*given: object, **settings: object) -> str:
+        raise NetworkError("the rehearsal fails")
+
     monkeypatch.setattr(member, "LinkMeter", NoLinks)
+    monkeypatch.setattr(member, "join", no_rehearsal)
     monkeypatch.setattr(member, "_POLL", 0.01)
     return commands
 
@@ -168,24 +173,23 @@ def test_a_machine_measures_when_asked_and_starts_what_was_chosen(
 ) -> None:
     tasks: list[Json] = [
         {"do": "wait"},
-        {"do": "speed", "id": 5, "seconds": 0.1},
-        {"do": "link", "id": 6, "to": 1},
-        {"do": "link", "id": 7, "to": 7},
-        {"do": "dance", "id": 8},
+        {"do": "link", "id": 5, "to": 1},
+        {"do": "link", "id": 6, "to": 7},
+        {"do": "dance", "id": 7},
+        {"do": "work", "id": 8, "seconds": 0.1, "rate": 1e6, "lost": [1]},
         {**START, "rank": 0},
     ]
     with serving(*tasks) as desk:
         desk.join()
         assert join_command(["--out", "a", "--", "--threads", "1"]) == 0
-    assert len(desk.said[2]["speeds"]) == 5
-    assert min(desk.said[2]["speeds"]) > 0
-    assert desk.said[3]["link"] == {
+    assert desk.said[2]["link"] == {
         "round_trips": [0.02] * 5,
         "sent": [1e6],
         "received": [2e6],
     }
-    assert desk.said[4]["failed"] == "worker 7 did not answer"
-    assert "does not know 'dance'" in desk.said[5]["failed"]
+    assert desk.said[3]["failed"] == "worker 7 did not answer"
+    assert "does not know 'dance'" in desk.said[4]["failed"]
+    assert "the rehearsal fails" in desk.said[5]["failed"]
     [command] = started
     assert command[:3] == ["quickstart", "--lr", "0.5"]
     assert "--open" not in command
@@ -381,7 +385,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 600.0) -> None:
 
 @pytest.mark.slow
 def test_three_machines_are_measured_planned_for_and_started(machines: Machines) -> None:
-    machines.start("plan", *PLAN, "3", "--yes", "--speed-seconds", "1", *QUICK, *ports())
+    machines.start("plan", *PLAN, "3", "--yes", "--work-seconds", "1", *QUICK, *ports())
     wait_until(lambda: text("plan").count("edgegossip join") == 3)
     for name, line in zip("abc", re.findall(r"join (\S+)", text("plan")), strict=True):
         machines.start(name, "join", line, "--name", name, "--out", name)
@@ -392,6 +396,8 @@ def test_three_machines_are_measured_planned_for_and_started(machines: Machines)
         assert 10 < (each.samples_per_second or 0) < 1e6
         assert 1 < each.mbits < 1e6
         assert 0 <= each.latency_ms < 1000
+        assert 0 < each.ms_per_training < 1000
+        assert 0 <= each.ms_per_mb < 10_000
     assert "best: gosgd" in text("plan")
     assert "started: gosgd" in text("plan")
     for name in "abc":
@@ -406,13 +412,13 @@ def test_three_machines_are_measured_planned_for_and_started(machines: Machines)
 
 @pytest.mark.slow
 def test_a_machine_that_is_killed_while_it_measures_is_left_out(machines: Machines) -> None:
-    machines.start("plan", *PLAN, "3", "--yes", "--speed-seconds", "20", *QUICK, *ports())
+    machines.start("plan", *PLAN, "3", "--yes", "--work-seconds", "20", *QUICK, *ports())
     wait_until(lambda: text("plan").count("edgegossip join") == 3)
     lines = re.findall(r"join (\S+)", text("plan"))
     for rank, (name, line) in enumerate(zip("abc", lines, strict=True)):
         machines.start(name, "join", line, "--name", name, "--out", name)
         wait_until(lambda rank=rank: f"as worker {rank}" in text("plan"))  # type: ignore[misc]
-    wait_until(lambda: "measuring speeds of 3 machines" in text("plan"))
+    wait_until(lambda: "measuring work of 3 machines" in text("plan"))
     machines.started["a"].send_signal(signal.SIGKILL)
     wait_until(lambda: all(any(Path(x).glob("workers/*/summary.json")) for x in "bc"))
     assert "a is lost: nothing was heard from it" in text("plan")

@@ -26,7 +26,6 @@ from edgegossip.machine.profiling import (
     choose_loads,
     measure,
     profile_of,
-    speeds,
 )
 
 BATCH = 10
@@ -136,25 +135,3 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
     profile.write(tmp_path / "profile.csv")
     assert Profile.read(tmp_path / "profile.csv") == profile
     assert [path.name for path in tmp_path.iterdir()] == ["profile.csv"]
-
-
-@pytest.mark.parametrize(("max_steps", "most"), [(1, 1), (5, 4), (1e9, 8)])
-def test_a_speed_is_measured_in_parts_with_so_many_steps_at_a_time(
-    max_steps: float, most: int
-) -> None:
-    counted = Counted(num_cores=2)
-    trainer = SlowedDown(counted)
-    asked: list[int] = []
-    trial = trainer.trial
-
-    def noted(params: torch.Tensor, num_steps: int) -> Train | None:
-        asked.append(num_steps)
-        return trial(params, num_steps)
-
-    trainer.trial = noted  # type: ignore[method-assign]
-    training = TimedTraining(trainer, torch.zeros(3), counted.clock, max_steps)
-    began = counted.clock()
-    found = speeds(training, seconds=4.0)
-    assert found == pytest.approx([BATCH / STEP] * 5)
-    assert counted.clock() - began == pytest.approx(5.0, rel=0.1)  # a second is the warm-up
-    assert max(asked) == most

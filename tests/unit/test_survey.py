@@ -13,6 +13,7 @@ from tests.outlooks import outlook
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Rank
 from edgegossip.plan.machines import Machine, machines_text, read_machines
+from edgegossip.plan.rehearsal import Costs
 from edgegossip.plan.survey import (
     SILENCE,
     WAIT,
@@ -42,59 +43,69 @@ class Crowd:
     def begin(self) -> None:
         self.surveyor.begin(self.now)
 
-    def measure_speeds(self, *ranks: Rank) -> None:
+    def measure_links(self, *ranks: Rank) -> list[tuple[Rank, Rank]]:
+        pairs = []
+        while self.surveyor.phase == "links":
+            [rank] = self.busy(*ranks)
+            task = self.ask(rank)
+            pairs.append((rank, task["to"]))
+            self.ask(rank, id=task["id"], link=LINK)
+        return pairs
+
+    def measure_work(self, *ranks: Rank) -> None:
         tasks = {rank: self.ask(rank) for rank in ranks}
         for rank, task in tasks.items():
-            assert (task["do"], task["seconds"]) == ("speed", 5.0)
-            self.ask(rank, id=task["id"], speeds=[100.0, 110.0, 105.0])
+            assert (task["do"], task["seconds"], task["rate"]) == ("work", 5.0, 2e6)
+            self.ask(rank, id=task["id"], costs=COSTS)
 
     def busy(self, *ranks: Rank) -> list[Rank]:
         return [rank for rank in ranks if self.ask(rank) != WAIT]
 
 
+COSTS = {
+    "speeds": [100.0, 110.0, 105.0],
+    "seconds_per_training": 2e-3,
+    "seconds_per_byte": 5e-8,
+}
 LINK = {"round_trips": [0.02] * 20, "sent": [4e6, 5e6], "received": [2e6, 2e6]}
 
 
-def test_all_speeds_are_measured_at_once_and_links_one_at_a_time() -> None:
+def test_links_are_measured_one_at_a_time_and_all_work_at_once() -> None:
     crowd = Crowd(0, 1, 3)
     crowd.begin()
-    crowd.measure_speeds(0, 1, 3)
-    pairs = []
-    while crowd.surveyor.phase == "links":
-        [rank] = crowd.busy(0, 1, 3)
-        task = crowd.ask(rank)
-        pairs.append((rank, task["to"]))
-        crowd.ask(rank, id=task["id"], link=LINK)
-    assert pairs == [(0, 1), (0, 3), (1, 3)]
+    assert crowd.measure_links(0, 1, 3) == [(0, 1), (0, 3), (1, 3)]
+    crowd.measure_work(0, 1, 3)
     assert crowd.surveyor.phase == "measured"
     survey = crowd.surveyor.survey()
     assert survey.names == {0: "m0", 1: "m1", 3: "m3"}
     assert [each.samples_per_second for each in survey.machines] == [105.0] * 3
     assert [each.mbits for each in survey.machines] == [16.0] * 3  # the slower direction
     assert [each.latency_ms for each in survey.machines] == [5.0] * 3
+    assert [each.ms_per_training for each in survey.machines] == [2.0] * 3
+    assert [each.ms_per_mb for each in survey.machines] == [50.0] * 3
 
 
 def test_an_instruction_is_repeated_until_it_is_reported() -> None:
     crowd = Crowd(0, 1)
     crowd.begin()
+    crowd.measure_links(0, 1)
     task = crowd.ask(0)
     assert crowd.ask(0) == task
-    assert crowd.ask(0, id=task["id"] + 5, speeds=[1.0])["do"] == "speed"
-    assert crowd.ask(0, id=task["id"], speeds=[1.0]) == WAIT
+    assert crowd.ask(0, id=task["id"] + 5, costs=COSTS)["do"] == "work"
+    assert crowd.ask(0, id=task["id"], costs=COSTS) == WAIT
 
 
 def test_a_machine_that_is_silent_is_lost_and_the_others_go_on() -> None:
     crowd = Crowd(0, 1, 2)
     crowd.begin()
-    crowd.measure_speeds(0, 1)
+    crowd.measure_links(0, 1, 2)
+    crowd.measure_work(0, 1)
     for _ in range(6):
         crowd.now += 10.0
         assert [crowd.ask(rank) for rank in (0, 1)] == [WAIT, WAIT]
     crowd.now += 6.0  # now it has taken longer than the measurement and its time limit
-    assert crowd.busy(0, 1) == [0]
+    assert crowd.busy(0, 1) == []
     assert "m2 is lost: nothing was heard" in crowd.surveyor.news[-1]
-    task = crowd.ask(0)
-    crowd.ask(0, id=task["id"], link=LINK)
     assert crowd.surveyor.phase == "measured"
     assert [*crowd.surveyor.survey().names] == [0, 1]
     with pytest.raises(NetworkError, match="goes on without m2: nothing was heard"):
@@ -115,7 +126,6 @@ def test_a_machine_that_waits_must_ask_too() -> None:
 def test_a_machine_that_a_link_does_not_reach_is_lost() -> None:
     crowd = Crowd(0, 1, 2)
     crowd.begin()
-    crowd.measure_speeds(0, 1, 2)
     task = crowd.ask(0)
     crowd.ask(0, id=task["id"], failed="worker 1 did not answer within 30 s")
     assert [*crowd.surveyor.present] == [0, 2]
@@ -123,23 +133,33 @@ def test_a_machine_that_a_link_does_not_reach_is_lost() -> None:
     assert crowd.ask(0)["to"] == 2
 
 
-def test_a_machine_that_cannot_measure_its_speed_is_lost() -> None:
+def test_a_machine_that_cannot_measure_its_work_is_lost() -> None:
     crowd = Crowd(0, 1)
     crowd.begin()
+    crowd.measure_links(0, 1)
     with pytest.raises(NetworkError, match="goes on without m0: its loss is not finite"):
         crowd.ask(0, id=crowd.ask(0)["id"], failed="its loss is not finite")
-    crowd.measure_speeds(1)
+    crowd.measure_work(1)
     assert crowd.surveyor.phase == "measured"
     with pytest.raises(NetworkError, match="1 of 2 machines are left"):
         crowd.surveyor.survey()
 
 
-@pytest.mark.parametrize("speeds", [[], [0.0], [math.nan], [-1.0], "fast", None, [[1.0]]])
-def test_a_damaged_report_loses_only_its_sender(speeds: Any) -> None:  # noqa: ANN401
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"speeds": each} for each in ([], [0.0], [math.nan], [-1.0], "fast", None, [[1.0]])),
+        {"seconds_per_training": -1.0},
+        {"seconds_per_byte": math.inf},
+        {"seconds_per_byte": None},
+    ],
+)
+def test_a_damaged_report_loses_only_its_sender(wrong: dict[str, Any]) -> None:
     crowd = Crowd(0, 1)
     crowd.begin()
+    crowd.measure_links(0, 1)
     with pytest.raises(NetworkError, match="its measurement is damaged"):
-        crowd.ask(0, id=crowd.ask(0)["id"], speeds=speeds)
+        crowd.ask(0, id=crowd.ask(0)["id"], costs={**COSTS, **wrong})
     assert [*crowd.surveyor.present] == [1]
 
 
@@ -172,6 +192,7 @@ def test_all_who_ask_are_told_to_start_as_often_as_they_ask() -> None:
 def test_a_decision_is_only_for_those_whom_it_counts() -> None:
     crowd = Crowd(0, 1, 2)
     crowd.begin()
+    crowd.measure_links(0, 1, 2)
     with pytest.raises(NetworkError, match="no loss"):
         crowd.ask(0, id=crowd.ask(0)["id"], failed="no loss")
     crowd.surveyor.decide({1: 0, 2: 1}, {"words": []})
@@ -205,7 +226,10 @@ def survey(*mbits: float) -> Survey:
     pairs = [(i, j) for i in range(len(mbits)) for j in range(i + 1, len(mbits))]
     return Survey(
         names={rank: f"m{rank}" for rank in range(len(mbits))},
-        speeds={rank: [100.0 * (rank + 1), 104.0 * (rank + 1)] for rank in range(len(mbits))},
+        costs={
+            rank: Costs((100.0 * (rank + 1), 104.0 * (rank + 1)), 0.0, 0.0)
+            for rank in range(len(mbits))
+        },
         links={
             (i, j): measured_link(1e-3 * (i + j + 2), min(mbits[i], mbits[j])) for i, j in pairs
         },
@@ -238,7 +262,7 @@ def test_the_file_of_machines_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "machines.toml"
     path.write_text(machines_text(machines, [*found.notes, "guessed"]), encoding="utf-8")
     assert read_machines(path) == machines
-    assert "# samples/s vary by 4 %, transfers by 0 %, round trips by 0 %" in path.read_text()
+    assert "# variation: samples/s 4 %, transfers 0 %, round trips 0 %" in path.read_text()
 
 
 @pytest.mark.parametrize(

@@ -439,7 +439,7 @@ class Finish:
 
 @dataclass(slots=True)
 class Note:
-    """Record numbers for people who inspect the run; no program reads them.
+    """Record numbers for those who inspect the run; no driver acts on them.
 
     A note takes no time and has no answer. A network keeps about ten notes per second from each
     worker.

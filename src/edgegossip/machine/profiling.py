@@ -36,10 +36,6 @@ _MOST = 1.25
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-_PARTS = 5
-"""Number of measurements of a speed, for their spread."""
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """Measurements from one second of training.
@@ -62,9 +58,6 @@ class TimedTraining:
         trainer: Trainer of a worker with data.
         params: Initial parameters, [num_params].
         clock: Monotonic clock in seconds.
-        max_steps: Most steps between two readings of the clock. With one, the time has all that
-            a worker does to begin and end a training, as an algorithm that trains a step at a
-            time does after each.
     """
 
     def __init__(
@@ -72,13 +65,11 @@ class TimedTraining:
         trainer: Trainer,
         params: Tensor,
         clock: Callable[[], Seconds] = time.monotonic,
-        max_steps: float = math.inf,
     ) -> None:
         self._trainer = trainer
         self._params = params
         self._clock = clock
         self._num_steps = 1
-        self._max_steps = max_steps
 
     def run(self, seconds: Seconds) -> tuple[Seconds, Seconds, float]:
         """Train for `seconds` or a little longer; return the start, the end and the cost."""
@@ -94,24 +85,9 @@ class TimedTraining:
             cost += self._trainer.cost(request)
             self._params = self._trainer.train(request).params
             now = self._clock()
-            if now - began < _TURN / 2 and 2 * self._num_steps <= self._max_steps:
+            if now - began < _TURN / 2:
                 self._num_steps *= 2
         return start, now, cost
-
-
-def speeds(training: TimedTraining, seconds: Seconds) -> list[float]:
-    """Measure training samples per second, after a warm-up, in five parts of `seconds`.
-
-    Args:
-        training: Training to measure.
-        seconds: Total time of the measurements, above 0.
-    """
-    training.run(_SETTLING)
-    found = []
-    for _ in range(_PARTS):
-        start, end, cost = training.run(seconds / _PARTS)
-        found.append(cost / (end - start))
-    return found
 
 
 def measure(

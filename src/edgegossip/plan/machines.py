@@ -28,7 +28,8 @@ _MEGABIT = 125_000.0
 _JOULES_PER_MB = round(1e6 * JOULES_PER_BYTE, 9)
 _TEXTS = ("name", "profile", "endpoint")
 _ENERGY = ("idle_watts", "busy_watts", "joules_per_mb_sent", "joules_per_mb_received")
-_NUMBERS = ("speed", "samples_per_second", "mbits", "latency_ms", *_ENERGY)
+_COSTS = ("ms_per_training", "ms_per_mb")
+_NUMBERS = ("speed", "samples_per_second", "mbits", "latency_ms", *_COSTS, *_ENERGY)
 _KEYS = ("name", "count", *_NUMBERS, "profile", "endpoint")
 
 
@@ -44,6 +45,10 @@ class Machine:
         mbits: Maximum Mbit/s in each direction, above 0.
         latency_ms: Milliseconds to the network, at least 0; a message between two machines
             takes the sum of their latencies.
+        ms_per_training: Milliseconds in which the machine begins and ends a training, whatever
+            its length, at least 0.
+        ms_per_mb: Milliseconds of training that 1 MB (a million bytes) takes from the machine
+            when it is sent, and when it is received, at least 0.
         idle_watts: Power of the whole machine while it is on and does not work, at least 0; by
             default, like the next three, that of a Raspberry Pi 4 with Wi-Fi.
         busy_watts: Power while it works, at least `idle_watts`.
@@ -63,6 +68,8 @@ class Machine:
     samples_per_second: float | None = None
     mbits: float = math.inf
     latency_ms: float = 0.0
+    ms_per_training: float = 0.0
+    ms_per_mb: float = 0.0
     idle_watts: float = IDLE_WATTS
     busy_watts: float = BUSY_WATTS
     joules_per_mb_sent: float = _JOULES_PER_MB / 2
@@ -72,7 +79,8 @@ class Machine:
     def __post_init__(self) -> None:
         check_ranges(self, speed="above 0 and finite", mbits="above 0")
         check_ranges(self, samples_per_second="above 0 and finite, or None")
-        check_ranges(self, latency_ms="in [0, inf)")
+        check_ranges(self, latency_ms="in [0, inf)", ms_per_training="in [0, inf)")
+        check_ranges(self, ms_per_mb="in [0, inf)")
         check_watts(self.idle_watts, self.busy_watts)
         check_ranges(self, joules_per_mb_sent="in [0, inf) J")
         check_ranges(self, joules_per_mb_received="in [0, inf) J")
@@ -91,6 +99,8 @@ class Machine:
             throughput=throughput,
             uplink=bandwidth,
             downlink=bandwidth,
+            seconds_per_training=self.ms_per_training / 1e3,
+            seconds_per_byte=self.ms_per_mb / 1e9,
             idle_watts=self.idle_watts,
             busy_watts=self.busy_watts,
         )

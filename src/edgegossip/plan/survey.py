@@ -13,12 +13,13 @@ from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.plan.machines import Machine
 from edgegossip.plan.ranking import Outlook
+from edgegossip.plan.rehearsal import Costs
 
 Json: TypeAlias = dict[str, Any]
 Pair: TypeAlias = tuple[Rank, Rank]
 SILENCE: Seconds = 15.0
 """Time without a question after which a machine counts as lost."""
-_SPEED: Seconds = 60.0
+_WORK: Seconds = 60.0
 _LINK: Seconds = 180.0
 """Time limits of measurements, beyond the time that they take by themselves."""
 _ROUNDS = 100
@@ -35,7 +36,7 @@ class _Surveyed:
         seen: Time of its last question.
         task: Its present instruction; None while it waits.
         end: Time at which it counts as lost.
-        speeds: Its training samples per second, in several parts of the measurement.
+        costs: What work costs it; None before it is measured.
         problem: Why it is lost; None if it is not.
     """
 
@@ -43,7 +44,7 @@ class _Surveyed:
     seen: Seconds
     task: Json | None
     end: Seconds
-    speeds: tuple[float, ...] = ()
+    costs: Costs | None = None
     problem: str | None = None
 
 
@@ -74,12 +75,12 @@ class Survey:
 
     Args:
         names: Names of the machines, by rank.
-        speeds: Training samples per second of each, in several parts of its measurement.
+        costs: What samples, trainings and messages cost each.
         links: Measured links, by ranks in ascending order.
     """
 
     names: Mapping[Rank, str]
-    speeds: Mapping[Rank, Sequence[float]]
+    costs: Mapping[Rank, Costs]
     links: Mapping[Pair, MeasuredLink]
 
     @property
@@ -93,11 +94,13 @@ class Survey:
         return tuple(
             Machine(
                 name=name,
-                samples_per_second=_rounded(statistics.median(self.speeds[rank])),
+                samples_per_second=_rounded(statistics.median(self.costs[rank].speeds)),
                 mbits=_rounded(
                     max(x.rate for pair, x in self.links.items() if rank in pair) / _MEGABIT
                 ),
                 latency_ms=_rounded(1000 * latencies[rank]),
+                ms_per_training=_rounded(1e3 * self.costs[rank].seconds_per_training),
+                ms_per_mb=_rounded(1e9 * self.costs[rank].seconds_per_byte),
             )
             for rank, name in sorted(self.names.items())
         )
@@ -106,8 +109,8 @@ class Survey:
     def notes(self) -> list[str]:
         """How sure the numbers of each machine are, in words, in order of ranks."""
         return [
-            f"samples/s vary by {_percent(spread_of(self.speeds[rank]))}, transfers by "
-            f"{_percent(self._worst_transfer(rank))}, round trips by "
+            f"variation: samples/s {_percent(spread_of(self.costs[rank].speeds))}, transfers "
+            f"{_percent(self._worst_transfer(rank))}, round trips "
             f"{_percent(max(x.spread for pair, x in self.links.items() if rank in pair))}"
             for rank in sorted(self.names)
         ]
@@ -121,7 +124,7 @@ class Survey:
     @property
     def speed_spread(self) -> float:
         """Largest spread of a machine's speed."""
-        return max(map(spread_of, self.speeds.values()))
+        return max(spread_of(each.speeds) for each in self.costs.values())
 
     def _worst_transfer(self, rank: Rank) -> float:
         own = (x.rates for pair, x in self.links.items() if rank in pair)
@@ -156,20 +159,20 @@ def fitted_latencies(measured: Mapping[Pair, Seconds]) -> dict[Rank, Seconds]:
     return {rank: round(x, 9) for rank, x in found.items()}
 
 
-Phase: TypeAlias = Literal["gathering", "speeds", "links", "measured", "decided", "ended"]
+Phase: TypeAlias = Literal["gathering", "links", "work", "measured", "decided", "ended"]
 
 
 @dataclass
 class Surveyor:
     """Tells machines what to do next, one question after the other; has no clock or socket.
 
-    A machine asks several times a second, and reports what it has done. All measure their speed
-    at once, as they will train. Then each pair measures its link while the others wait, so that
-    no two measurements share a link. A machine that is silent or fails is lost, and the survey
-    goes on without it.
+    A machine asks several times a second, and reports what it has done. Each pair measures its
+    link while the others wait, so that no two measurements share a link. Then all measure their
+    work at once, as they will train, in a `Rehearsal`. A machine that is silent or fails is
+    lost, and the survey goes on without it.
 
     Args:
-        seconds: Time of each measurement of a speed.
+        seconds: Time in which all measure their work.
         digest: SHA-256 of the recipe's file, in hex; None for a recipe of the package.
 
     Attributes:
@@ -207,7 +210,7 @@ class Surveyor:
             rank: Its rank.
             name: Its name.
             said: Its report: "digest" of its recipe file, and after an instruction its "id"
-                with "speeds", "link" or "failed".
+                with "costs", "link" or "failed".
             now: Present time.
 
         Raises:
@@ -266,9 +269,8 @@ class Surveyor:
 
     def begin(self, now: Seconds) -> None:
         """Measure those that are present."""
-        self.phase = "speeds"
-        for machine in self._here():
-            self._give(machine, now + self.seconds + _SPEED, do="speed", seconds=self.seconds)
+        self.phase = "links"
+        self._pairs = [*itertools.combinations(sorted(self.present), 2)]
         self._go_on(now)
 
     def survey(self) -> Survey:
@@ -285,7 +287,7 @@ class Surveyor:
             )
         return Survey(
             names=names,
-            speeds={rank: self._machines[rank].speeds for rank in names},
+            costs={rank: found for rank in names if (found := self._machines[rank].costs)},
             links={pair: x for pair, x in self._links.items() if names.keys() >= {*pair}},
         )
 
@@ -318,9 +320,8 @@ class Surveyor:
         """Give the next instruction if nothing is left to do."""
         if any(each.task is not None for each in self._here()):
             return
-        if self.phase == "speeds":
-            self.phase = "links"
-            self._pairs = [*itertools.combinations(sorted(self.present), 2)]
+        if self.phase == "work":
+            self.phase = "measured"
         if self.phase != "links":
             return
         while self._pairs:
@@ -329,7 +330,17 @@ class Surveyor:
                 one = self._machines[pair[0]]
                 self._give(one, now + _LINK, do="link", to=pair[1])
                 return
-        self.phase = "measured"
+        self._rehearse(now)
+
+    def _rehearse(self, now: Seconds) -> None:
+        """Let all measure their work together, with messages that half of each link carries."""
+        self.phase = "work"
+        rates = [x.rate for pair, x in self._links.items() if self.present.keys() >= {*pair}]
+        task = {"seconds": self.seconds, "lost": [*self.lost], "rate": min(rates, default=0.0)}
+        for machine in self._here():
+            self._give(machine, now + self.seconds + _WORK, do="work", **task)
+        if not self.present:
+            self.phase = "measured"
 
     def _note(self, rank: Rank, machine: _Surveyed, said: Mapping[str, Any]) -> None:
         """Keep a measurement."""
@@ -339,8 +350,8 @@ class Surveyor:
         try:
             if "failed" in said:
                 self._failed(machine, task, str(said["failed"])[:200])
-            elif task["do"] == "speed":
-                machine.speeds = _numbers(said["speeds"])
+            elif task["do"] == "work":
+                machine.costs = _costs_of(said["costs"])
             else:
                 self._links[rank, task["to"]] = _link_of(said["link"])
         except (KeyError, TypeError, ValueError):
@@ -387,6 +398,14 @@ def _numbers(values: Sequence[object]) -> tuple[float, ...]:
     if not found or not all(0 < each < float("inf") for each in found):
         raise ValueError
     return found
+
+
+def _costs_of(said: Mapping[str, Any]) -> Costs:
+    return Costs(
+        speeds=_numbers(said["speeds"]),
+        seconds_per_training=float(said["seconds_per_training"]),
+        seconds_per_byte=float(said["seconds_per_byte"]),
+    )
 
 
 def _link_of(said: Mapping[str, Any]) -> MeasuredLink:

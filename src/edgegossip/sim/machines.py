@@ -180,6 +180,7 @@ class Machines:
     Attributes:
         knows_energy: Whether `energy` covers the whole run.
         knows_use: Whether `use` covers the whole run.
+        pays_for_bytes: Whether messages take any platform's time.
         work: Work of each platform.
     """
 
@@ -195,6 +196,9 @@ class Machines:
         self._incarnations = [0] * len(platforms)
         # By data preparation, training or evaluation.
         self._busy_until: list[Seconds] = [0.0] * len(platforms)
+        # What messages have taken since the last training, which the next one pays.
+        self._owed: list[Seconds] = [0.0] * len(platforms)
+        self.pays_for_bytes = any(platform.seconds_per_byte for platform in platforms)
         self._usage = [Usage() for _ in platforms]
         self.knows_energy = self.knows_use = True
         self.work = [Work() for _ in platforms]
@@ -221,13 +225,29 @@ class Machines:
     def occupy(self, rank: Rank, now: Seconds, cost: float) -> Span:
         """Schedule work of `cost` samples once the platform is free; return start and end."""
         busy_until = self._busy_until[rank]
-        # One task at a time, in the order of requests; messages need no platform.
+        # One task at a time, in the order of requests.
         start = now if now > busy_until else busy_until
         end = start + self._platforms[rank].duration(start, cost)
         self._busy_until[rank] = end
         self._usage[rank].busy += end - start
         self.work[rank].worked += cost
         return start, end
+
+    def begin_training(self, rank: Rank, now: Seconds, cost: float) -> Span:
+        """Schedule a training of `cost` samples, as `occupy` does.
+
+        It takes also what its platform needs to begin and end it, and the time that messages
+        have taken since the last one: a message meets a training whose end is fixed already.
+        """
+        platform = self._platforms[rank]
+        seconds = platform.seconds_per_training + self._owed[rank]
+        self._owed[rank] = 0.0
+        # In samples, so that contention slows all alike.
+        return self.occupy(rank, now, cost + seconds * platform.total_throughput)
+
+    def handle_bytes(self, rank: Rank, num_bytes: int) -> None:
+        """Let a message that is sent or received take its time from the next training."""
+        self._owed[rank] += num_bytes * self._platforms[rank].seconds_per_byte
 
     def energy(self, now: Seconds) -> Energy:
         """Energy of all platforms up to `now`, which is not before the last event."""
@@ -292,7 +312,7 @@ class Machines:
         # A crashed worker loses its optimizer, its random streams and its measurements. The
         # next incarnation draws from streams of its own, or it would repeat the same batches.
         self._trainers.pop(rank, None)
-        self._busy_until[rank] = 0.0
+        self._busy_until[rank] = self._owed[rank] = 0.0
         self._incarnations[rank] += 1
         self._monitors[rank] = self._new_monitor(rank)
 
@@ -313,6 +333,7 @@ class Machines:
         return {
             "incarnations": list(self._incarnations),
             "busy_until": list(self._busy_until),
+            "owed": list(self._owed),
             "usage": [replace(each) for each in self._usage],
             "work": [replace(each, useful=each.useful.copy()) for each in self.work],
             "trainers": {rank: each.state_dict() for rank, each in self._trainers.items()},
@@ -323,6 +344,8 @@ class Machines:
         """Restore a `state_dict` of equal machines."""
         self._incarnations = list(state["incarnations"])
         self._busy_until = list(state["busy_until"])
+        # Absent from checkpoints of versions in which messages took no time of a platform.
+        self._owed = list(state.get("owed", self._owed))
         # Absent from checkpoints of versions without energy, whose runs go on without it.
         self.knows_energy = "usage" in state
         if self.knows_energy:

@@ -137,6 +137,10 @@ class Platform:
         sensitivity: Slowdown by contention; hidden from algorithms.
         uplink: Maximum bytes per second sent, for all messages together, above 0.
         downlink: Maximum bytes per second received, for all messages together, above 0.
+        seconds_per_training: Seconds in which the idle machine begins and ends a training,
+            whatever its length, at least 0.
+        seconds_per_byte: Seconds of training that each byte of a message takes from the idle
+            machine when it is sent, and when it is received, at least 0.
         idle_watts: Power of the whole machine while it is on and does not work, at least 0; by
             default that of a Raspberry Pi 4 (see `edgegossip.machine.energy`).
         busy_watts: Power while it trains, prepares data or evaluates, with all executors in
@@ -157,12 +161,16 @@ class Platform:
     sensitivity: Sensitivity = Sensitivity()
     uplink: float = math.inf
     downlink: float = math.inf
+    seconds_per_training: Seconds = field(default=0.0, metadata=OMIT_DEFAULT)
+    seconds_per_byte: Seconds = field(default=0.0, metadata=OMIT_DEFAULT)
     idle_watts: float = field(default=IDLE_WATTS, metadata=OMIT_DEFAULT)
     busy_watts: float = field(default=BUSY_WATTS, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         check_ranges(self, throughput="above 0 samples/s and finite", executors="at least 1")
         check_ranges(self, uplink="above 0 bytes/s", downlink="above 0 bytes/s")
+        check_ranges(self, seconds_per_training="in [0, inf) s")
+        check_ranges(self, seconds_per_byte="in [0, inf) s")
         check_watts(self.idle_watts, self.busy_watts)
 
     @property

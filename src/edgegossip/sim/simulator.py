@@ -348,7 +348,7 @@ class Simulator(Generic[State]):
             raise LocalProtocolError(f"worker {rank} asked for a second Train at once")
         trainer = self._machines.trainer(rank)
         cost = trainer.cost(effect)
-        began, end = self._machines.occupy(rank, self.now, cost)
+        began, end = self._machines.begin_training(rank, self.now, cost)
         progress = self._traits.progress(self.states[rank].round, self.now, self._max_seconds)
         # Real training begins now, on another thread, and its result is needed only at its
         # virtual end. Meanwhile the loop goes on with other workers' events.
@@ -398,6 +398,8 @@ class Simulator(Generic[State]):
         receiver, message = delivery.receiver, delivery.message
         uplink = (delivery.start, delivery.end)
         self._observer.sent(self.now, rank, receiver, message, delivery.num_bytes, uplink)
+        if self._machines.pays_for_bytes:
+            self._machines.handle_bytes(rank, delivery.num_bytes)
         if delivery.is_dropped:
             self._lose(delivery, "dropped")
             # Every message has its own serial, even one that never arrives.
@@ -425,6 +427,8 @@ class Simulator(Generic[State]):
             return
         sender, message = delivery.sender, delivery.message
         age = staleness(self.states[rank].round, message.round)
+        if self._machines.pays_for_bytes:
+            self._machines.handle_bytes(rank, delivery.num_bytes)
         self._observer.received(self.now, rank, sender, message, age)
         self._handle(rank, Received(sender, message))
 

@@ -60,18 +60,19 @@ class LivePlanOptions(ServiceOptions, PlanOptions):
         machines: TOML file to write, with a [[machine]] table for each machine; by default
             RUN.toml.
         wait: Seconds to wait for machines; then those that are there are measured.
-        speed_seconds: Seconds for which each machine measures its speed.
+        work_seconds: Seconds for which all machines train together to measure what samples,
+            trainings and messages cost them.
         yes: Start the winner without a question.
     """
 
     wait: Seconds = 600.0
-    speed_seconds: Seconds = 5.0
+    work_seconds: Seconds = 10.0
     yes: bool = False
 
     def __post_init__(self) -> None:
         ServiceOptions.__post_init__(self)
         PlanOptions.__post_init__(self)
-        check_ranges(self, wait="above 0 and finite", speed_seconds="in [0.5, 60]")
+        check_ranges(self, wait="above 0 and finite", work_seconds="in [0.5, 60]")
         if self.resume:
             raise ValueError(
                 "a live plan cannot be resumed, because it has measured anew; resume with "
@@ -128,7 +129,7 @@ def live_plan_command(arguments: list[str]) -> int:
                 f"run {members.run!r} has a signing service already; end the other "
                 "`edgegossip invite` or `plan --live`, or choose another --name"
             )
-        desk = _Desk(Surveyor(options.speed_seconds))
+        desk = _Desk(Surveyor(options.work_seconds))
         service = serve(
             options,
             members,
@@ -228,17 +229,20 @@ def _measure(desk: _Desk) -> Survey:
 def _print_survey(survey: Survey) -> None:
     """Print what was measured, and how much it varied."""
     table = Table(box=None, padding=(0, 1))
-    for column in ("machine", "samples/s", "Mbit/s", "latency", "how sure"):
+    columns = ("machine", "samples/s", "a training", "a MB", "Mbit/s", "latency", "variation")
+    for column in columns:
         table.add_column(
-            column, justify="left" if column in ("machine", "how sure") else "right"
+            column, justify="left" if column in ("machine", "variation") else "right"
         )
     for machine, note in zip(survey.machines, survey.notes, strict=True):
         table.add_row(
             escape(machine.name),
             units.number(machine.samples_per_second or 0.0),
+            f"{machine.ms_per_training:.3g} ms",
+            f"{machine.ms_per_mb:.3g} ms",
             units.number(machine.mbits),
             f"{machine.latency_ms:.3g} ms",
-            note,
+            note.removeprefix("variation: "),
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     print(

@@ -5,10 +5,11 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,28 @@ from edgegossip.cli.command import parse_recipe
 from edgegossip.cli.worker_command import WorkerOptions
 from edgegossip.contract.errors import EdgeGossipError, NetworkError, UsageError
 from edgegossip.contract.protocol import Seconds
-from edgegossip.machine.profiling import TimedTraining, speeds
+from edgegossip.data.partition import IID, Shared
 from edgegossip.net.address import Address
 from edgegossip.net.identity.enrollment import RefusedError
 from edgegossip.net.identity.joined import JoinedRun, certificates
 from edgegossip.net.link_meter import LinkMeter
-from edgegossip.real.join import Connection
+from edgegossip.plan.rehearsal import PART, Costs, Rehearsal, costs
+from edgegossip.real.join import Connection, join
+from edgegossip.real.worker import WorkerSettings
+from edgegossip.runs.events import EventReader
 from edgegossip.runs.experiment import Experiment
-from edgegossip.runs.process import intra_op_threads
+from edgegossip.sim.fault import Faults
 from edgegossip.training.sampling.accuracy_aware import PLAIN
 
 _POLL: Seconds = 0.3
 _PATIENCE: Seconds = 600.0
 """Time for which the machine that plans may be away."""
-_MAX_SPEED: Seconds = 60.0
+_MAX_SECONDS: Seconds = 60.0
+_MEETING: Seconds = 20.0
+_MOST_OF_LINK = 0.5
+"""Share of the slowest link that the messages of a rehearsal use."""
+_SHORTEST: Seconds = 0.1
+"""Shortest time between two of them."""
 
 
 def await_plan(
@@ -56,16 +65,24 @@ def await_plan(
     """
     words = [recipe, *run.words[1:], "--rank", str(run.rank), *further]
     command = parse_recipe("worker", WorkerOptions, words)
-    training, num_bytes = _training(command.call.experiment(command.options.only))
+    experiment = command.call.experiment(command.options.only)
+    num_bytes = _model_bytes(experiment)
     connection = Connection(
         address=address, tls=certificates(folder), lease=command.options.lease
     )
+    worker = _Rehearsing(run, experiment, num_bytes, connection, command.options.threads)
     transport = connection.transport(f"{run.run}:plan", run.rank, run.num_workers)
     with ExitStack() as stack:
-        stack.enter_context(intra_op_threads(command.options.threads))
         meter = stack.enter_context(LinkMeter(transport, num_bytes))
+
+        def measured(task: dict[str, Any]) -> dict[str, Any]:
+            if task["do"] == "link":
+                return {"link": asdict(meter.measure(int(task["to"])))}
+            stack.close()  # the rehearsal listens at the same address
+            return {"costs": asdict(worker.costs(task))}
+
         print("waiting for the plan of this run; this machine measures when asked", flush=True)
-        answer = _Questions(run, folder).until_decided(training, meter)
+        answer = _Questions(run, folder).until_decided(measured)
     if answer["do"] == "end":
         print(f"nothing is started: {answer.get('reason')}")
         return None
@@ -85,7 +102,9 @@ class _Questions:
         self._folder = folder
         self._answered = time.monotonic()
 
-    def until_decided(self, training: TimedTraining, meter: LinkMeter) -> dict[str, Any]:
+    def until_decided(
+        self, measured: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
         """Carry out instructions; return the one that ends the survey."""
         report: dict[str, Any] = {}
         while (answer := self._ask(report))["do"] not in ("start", "end"):
@@ -93,7 +112,7 @@ class _Questions:
             if answer["do"] == "wait":
                 time.sleep(_POLL)
             else:
-                report = {"id": answer["id"], **_measurement(answer, training, meter)}
+                report = {"id": answer["id"], **_measurement(answer, measured)}
         return answer
 
     def _ask(self, report: dict[str, Any]) -> dict[str, Any]:
@@ -116,34 +135,106 @@ class _Questions:
 
 
 def _measurement(
-    task: dict[str, Any], training: TimedTraining, meter: LinkMeter
+    task: dict[str, Any], measured: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    try:
-        if task["do"] == "speed":
-            return {"speeds": speeds(training, min(float(task["seconds"]), _MAX_SPEED))}
-        if task["do"] == "link":
-            return {"link": asdict(meter.measure(int(task["to"])))}
+    if task["do"] not in ("link", "work"):
         return {"failed": f"it does not know {task['do']!r:.20}; install the same version"}
+    try:
+        return measured(task)
     except EdgeGossipError as error:
         return {"failed": str(error)}
 
 
-def _training(experiment: Experiment) -> tuple[TimedTraining, int]:
-    """Training like that of a worker with data, and the size of its model in bytes.
+@dataclass(frozen=True)
+class _Rehearsing:
+    """This machine in the rehearsal.
+
+    Args:
+        run: The run.
+        experiment: An experiment of the recipe.
+        num_bytes: Size of its model.
+        connection: Connection to the other machines.
+        threads: Threads of one training step.
+    """
+
+    run: JoinedRun
+    experiment: Experiment
+    num_bytes: int
+    connection: Connection
+    threads: int
+
+    def costs(self, task: dict[str, Any]) -> Costs:
+        """Take part in the rehearsal, as a worker in a folder that is removed.
+
+        Raises:
+            NetworkError: If the rehearsal cannot take place, or ends early.
+        """
+        seconds = min(float(task["seconds"]), _MAX_SECONDS)
+        between = self.num_bytes / (_MOST_OF_LINK * float(task["rate"]))
+        rehearsal = Rehearsal(
+            num_workers=self.run.num_workers,
+            seconds=seconds,
+            message_seconds=max(_SHORTEST, between),
+        )
+        settings = WorkerSettings(
+            name=self.run.run,
+            meet_seconds=_MEETING,
+            ended=tuple(map(int, task["lost"])),
+            snapshots=False,
+            final_average=False,
+            threads=self.threads,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "rehearsal"
+            reason = join(
+                _rehearsed(self.experiment, rehearsal),
+                self.run.rank,
+                out=out,
+                connection=self.connection,
+                settings=settings,
+            )
+            if reason == "interrupted":
+                raise KeyboardInterrupt
+            notes = EventReader(out / "events.jsonl").notes(PART)
+        try:
+            return costs(notes)
+        except ValueError as error:
+            raise NetworkError(str(error)) from error
+
+
+def _rehearsed(experiment: Experiment, rehearsal: Rehearsal) -> Experiment:
+    """The experiment's training as a rehearsal of it."""
+    task = replace(experiment.task, accuracy_aware=PLAIN)
+    if isinstance(task.partition, Shared):
+        task = replace(task, partition=IID())
+    return replace(
+        experiment,
+        algorithm=rehearsal,
+        task=task,
+        name="rehearsal",
+        faults=Faults(),
+        until=None,
+        keep=None,
+        final_average=False,
+        max_seconds=None,
+    )
+
+
+def _model_bytes(experiment: Experiment) -> int:
+    """The size of a worker's model in bytes.
 
     Raises:
-        UsageError: If it cannot be timed.
+        UsageError: If the worker cannot train by itself.
     """
     rank = experiment.data_ranks[0]
-    task = replace(experiment.task, accuracy_aware=PLAIN)
-    workload = replace(experiment, task=task).workload((rank,))
-    trainer, params = workload.make_trainer(rank), workload.initial_params(rank)
-    if trainer.trial(params, num_steps=1) is None:
+    workload = experiment.workload((rank,))
+    params = workload.initial_params(rank)
+    if workload.make_trainer(rank).trial(params, num_steps=1) is None:
         raise UsageError(
             "a worker of this recipe trains on what others send, so that it "
             "cannot be timed by itself; plan another recipe"
         )
-    return TimedTraining(trainer, params, max_steps=1), params.numel() * params.element_size()
+    return params.numel() * params.element_size()
 
 
 def _planned(run: JoinedRun, folder: Path, start: dict[str, Any]) -> JoinedRun:

@@ -1,0 +1,83 @@
+"""A rehearsal finds what the machines were made to cost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from tests.small_tasks import regression
+from torch import nn
+
+from edgegossip.plan.rehearsal import PART, Costs, Rehearsal, costs
+from edgegossip.runs.events import EventReader
+from edgegossip.runs.experiment import Experiment
+from edgegossip.runs.runner import run
+from edgegossip.sim.fault import Crash, Faults
+from edgegossip.sim.link import Link, Links
+from edgegossip.sim.platform import Platform
+from edgegossip.training.optimizer import SGD
+
+NUM_BYTES = 4 * (5 * 512 + 513)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 512), nn.Tanh(), nn.Linear(512, 1))
+
+
+def rehearsed(
+    tmp_path: Path,
+    *platforms: Platform,
+    faults: Faults = Faults(),
+    message_seconds: float = 0.2,
+) -> list[Costs]:
+    """The costs that workers on these platforms find; a step has eight samples."""
+    experiment = Experiment(
+        task=regression(model=model, optimizer=SGD(lr=1e-3)),
+        algorithm=Rehearsal(
+            num_workers=len(platforms), seconds=10.0, message_seconds=message_seconds
+        ),
+        platforms=platforms,
+        links=Links(default=Link(latency=0.01)),
+        faults=faults,
+    )
+    run(experiment, out=tmp_path / "run")
+    notes = EventReader(tmp_path / "run" / "events.jsonl").of_type("noted")
+    assert {note["kind"] for note in notes} == {PART}
+    ranks = sorted({note["rank"] for note in notes})
+    return [costs([note["numbers"] for note in notes if note["rank"] == j]) for j in ranks]
+
+
+def dear(throughput: float = 400.0) -> Platform:
+    """A step of 20 ms takes 10 ms more, and each message 40 ms at both ends."""
+    return Platform(
+        throughput=throughput, seconds_per_training=0.01, seconds_per_byte=0.04 / NUM_BYTES
+    )
+
+
+def test_a_rehearsal_finds_what_samples_trainings_and_bytes_cost(tmp_path: Path) -> None:
+    one, other = rehearsed(tmp_path, dear(), Platform(throughput=800.0))
+    assert one.speeds == pytest.approx([400.0] * 5)
+    assert one.seconds_per_training == pytest.approx(0.01)
+    assert one.seconds_per_byte * NUM_BYTES == pytest.approx(0.04, rel=0.25)
+    assert other.speeds == pytest.approx([800.0] * 5)
+    assert other.seconds_per_training < 1e-9
+    assert other.seconds_per_byte * NUM_BYTES < 0.001
+
+
+def test_messages_go_to_those_who_are_there(tmp_path: Path) -> None:
+    faults = Faults(script=(Crash(rank=1, at=0.5),), detection_time=0.2)
+    found = rehearsed(tmp_path, dear(), dear(), dear(), faults=faults)
+    assert [each.seconds_per_byte * NUM_BYTES for each in found] == pytest.approx(
+        [0.04, 0.04], rel=0.25
+    )
+
+
+def test_bytes_that_nobody_sends_cost_nothing(tmp_path: Path) -> None:
+    for found in rehearsed(tmp_path, dear(), dear(), message_seconds=math.inf):
+        assert found.seconds_per_byte == 0.0
+
+
+def test_a_rehearsal_that_ends_early_tells_no_costs() -> None:
+    with pytest.raises(ValueError, match="ended before a part of kind 'long'"):
+        costs([])
