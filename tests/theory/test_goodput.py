@@ -45,6 +45,12 @@ def test_a_machine_that_waits_has_processed_less_than_it_could_have() -> None:
     assert found.use(2.0) == NodeUse(goodput=share, compute_used=share, node_seconds=4.0)
 
 
+def test_time_to_begin_a_training_is_used_and_gives_no_samples() -> None:
+    slow = replace(BOARD, seconds_per_training=2.0)
+    found = world(on_start({0: [TRAIN]}), platforms=(slow,)).run().simulator
+    assert found.use(4.0) == NodeUse(goodput=0.5, compute_used=1.0, node_seconds=4.0)
+
+
 def test_training_in_progress_counts_as_far_as_it_is_done() -> None:
     found = world(on_start({0: [TRAIN], 1: [TRAIN]}), platforms=(BOARD, BOARD)).run(0.5)
     assert found.simulator.use(0.5) == NodeUse(goodput=1.0, compute_used=1.0, node_seconds=1.0)

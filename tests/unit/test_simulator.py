@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,54 @@ def test_training_under_contention_takes_the_integral_of_the_trace() -> None:
     train: list[Effect] = [Train(torch.zeros(3), Steps(20))]
     result = world(on_start({0: train}), platforms=(platform,)).run()
     assert result.times(Trained) == [3.0]
+
+
+def test_to_begin_and_end_a_training_takes_time_that_contention_slows_too() -> None:
+    train: list[Effect] = [Train(torch.zeros(3), Steps(20))]
+    platform = Platform(throughput=10.0, seconds_per_training=0.5)
+    trace = ContentionTrace((0.0,), (Contention(cores=1.0),))
+    busy = replace(platform, trace=trace, sensitivity=Sensitivity(cores=0.5))
+    result = world(on_start({0: train, 1: train}), platforms=(platform, busy)).run()
+    assert result.watcher.spans == [(0, 0.0, 2.5), (1, 0.0, 5.0)]
+
+
+def sent_while_training(rank: Rank, event: Event, now: Seconds) -> list[Effect]:
+    """Each trains for a second, three times; worker 0 sends a message at the start."""
+    train = Train(torch.zeros(3), Steps(10))
+    match event:
+        case Started():
+            return [train, *([Send(1, message())] if rank == 0 else [])]
+        case Trained():
+            return [Finish()] if now > 2.5 else [train]
+    return []
+
+
+DEAR = Platform(throughput=10.0, seconds_per_byte=0.5 / SIZE)
+"""A message takes half a second of its sender and of its receiver."""
+
+
+def test_messages_take_their_time_from_the_next_training_at_both_ends() -> None:
+    result = world(sent_while_training, platforms=(DEAR, DEAR)).run()
+    assert result.watcher.spans == [
+        *((0, 0.0, 1.0), (1, 0.0, 1.0)),
+        *((0, 1.0, 2.5), (1, 1.0, 2.5)),
+        *((0, 2.5, 3.5), (1, 2.5, 3.5)),
+    ]
+    cheap = world(sent_while_training, platforms=(DEAR, Platform(throughput=10.0))).run()
+    assert (1, 1.0, 2.0) in cheap.watcher.spans
+
+
+def test_a_resumed_run_pays_for_messages_of_before() -> None:
+    first = world(sent_while_training, platforms=(DEAR, DEAR)).run(0.5)
+    second = world(sent_while_training, platforms=(DEAR, DEAR))
+    second.simulator.load_state_dict(first.simulator.state_dict())
+    assert (1, 1.0, 2.5) in second.run().watcher.spans
+
+
+def test_a_worker_that_comes_back_owes_nothing() -> None:
+    script = (Crash(rank=1, at=0.5), Recover(rank=1, at=1.0))
+    result = world(sent_while_training, 2, *script, platforms=(DEAR, DEAR)).run()
+    assert (1, 1.0, 2.0) in result.watcher.spans
 
 
 def test_trained_says_what_was_done() -> None:
