@@ -29,7 +29,7 @@ def rehearsed(
     tmp_path: Path,
     *platforms: Platform,
     faults: Faults = Faults(),
-    message_seconds: float = 0.2,
+    message_seconds: float = 0.13,
 ) -> list[Costs]:
     """The costs that workers on these platforms find; a step has eight samples."""
     experiment = Experiment(
@@ -38,7 +38,7 @@ def rehearsed(
             num_workers=len(platforms), seconds=10.0, message_seconds=message_seconds
         ),
         platforms=platforms,
-        links=Links(default=Link(latency=0.01)),
+        links=Links(default=Link(latency=0.12)),
         faults=faults,
     )
     run(experiment, out=tmp_path / "run")

@@ -48,7 +48,7 @@ _SETTLING: Seconds = 1.0
 
 @dataclass(slots=True)
 class Part:
-    """What a worker does between two readings of the clock.
+    """A worker's trainings and messages between two readings of the clock.
 
     Attributes:
         seconds: Its length.
@@ -200,7 +200,7 @@ def _note(kind: Kind, part: Part) -> Note:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What work costs a machine.
+    """Costs of a machine's work.
 
     Args:
         speeds: Samples per second in each part of long trainings.
