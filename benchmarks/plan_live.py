@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", default=["0", "1", "2"])
     parser.add_argument("--target", default="0.95")
     parser.add_argument("--seconds", default="12", help="of each run")
-    parser.add_argument("--budget", default="80s")
+    parser.add_argument("--budget", default="70s")
     options = parser.parse_args()
     origin = about(options)
     if lacks := missing():
