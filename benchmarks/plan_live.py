@@ -91,10 +91,11 @@ def lived(options: argparse.Namespace, out: Path) -> float:
             first = out / f"host{rank}" / WORKERS / str(rank)
             shutil.copytree(first, _folder(out, options.seeds[0], rank))
         for seed in options.seeds[1:]:
-            hosts = [
-                lab.start(rank, _again(out, rank, options.seeds[0], seed), cwd=out)
-                for rank in range(len(HOSTS))
-            ]
+            hosts = []
+            for rank in range(len(HOSTS)):
+                with (out / f"host{rank}.txt").open("ab") as output:
+                    again = _again(out, rank, options.seeds[0], seed)
+                    hosts.append(lab.start(rank, again, cwd=out, output=output))
             _require_success([host.wait() for host in hosts], out)
     return seconds
 
