@@ -36,6 +36,10 @@ class Inside(Algorithm[WorkerState]):
         state: WorkerState = self.inner.init(rank, params)
         return state
 
+    def renew(self, state: WorkerState, params: torch.Tensor) -> WorkerState:
+        renewed: WorkerState = self.inner.renew(state, params)
+        return renewed
+
     def role(self, rank: Rank) -> Role:
         return self.inner.role(rank)
 

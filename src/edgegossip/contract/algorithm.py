@@ -116,6 +116,17 @@ class Algorithm(ABC, Generic[State]):
     def handle(self, state: State, event: Event, now: Seconds) -> list[Effect]:
         """Handle `event`, which happened at `now`, and return the effects."""
 
+    def renew(self, state: State, params: Tensor) -> State:
+        """Build the state of a worker that comes back too late to continue from its checkpoint.
+
+        Args:
+            state: The checkpoint's state; the others have gone on without it. By default it
+                counts for nothing.
+            params: Parameters to start from, as for `init`: the estimate of `state` if it is a
+                whole model.
+        """
+        return self.init(state.rank, params)
+
     def role(self, rank: Rank) -> Role:
         """Return the role of `rank`; by default every rank trains and is evaluated."""
         return WORKER

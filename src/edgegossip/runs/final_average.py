@@ -150,6 +150,14 @@ class FinalAverage(Wrapper[FinalState]):
         num_params = params.numel()
         return FinalState(rank=rank, params=inner.params, inner=inner, num_params=num_params)
 
+    def renew(self, state: FinalState, params: Tensor) -> FinalState:
+        """Let a worker that had ended keep its final model, which others have."""
+        renewed = self.init(state.rank, params)
+        if state.rank in state.models:
+            renewed.models[state.rank] = state.models[state.rank]
+            renewed.is_ending, renewed.ended_in = True, state.ended_in
+        return renewed
+
     def handle(self, state: FinalState, event: Event, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
         match event:
@@ -216,11 +224,13 @@ class FinalAverage(Wrapper[FinalState]):
     def _end(self, state: FinalState, now: Seconds) -> list[Effect]:
         """Send this worker's model once, and average whenever no model is awaited."""
         effects: list[Effect] = []
-        if state.rank not in state.models:
-            # A copy: the inner state may still change, and this model was sent as it is now.
-            estimate = state.inner.estimate.clone()
-            state.models[state.rank] = estimate if state.inner.is_evaluated else estimate[:0]
-            state.ended_at, state.ended_in = now, state.round
+        if state.ended_at == math.inf:
+            if state.rank not in state.models:
+                # A copy: the inner state may still change, and this model is sent as it is now.
+                estimate = state.inner.estimate.clone()
+                final = estimate if state.inner.is_evaluated else estimate[:0]
+                state.models[state.rank], state.ended_in = final, state.round
+            state.ended_at = now
             state.waits_until = min(now + _PATIENCE * now, 2 * self.ends_at) + _LONGEST
             effects += self._send(state, range(self.num_workers))
             # The timer also tells a host that this worker waits for living workers, and not

@@ -289,7 +289,7 @@ class Host(Generic[State]):
             # they are a slice of the model. Some workers may have begun with its previous life,
             # and wait for that life's messages.
             params = self._sound.whole(self.state.estimate)
-            self.state = self._algorithm.init(self.rank, params)
+            self.state = self._algorithm.renew(self.state, params)
             self._alarms, self._pending, self._ending.has_finished = Alarms(), [], False
             self._work.forget_questions()
             peers.live_anew(self._runtime.new_life())
