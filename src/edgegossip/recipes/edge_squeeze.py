@@ -25,7 +25,7 @@ def edge_squeeze(
     timeout: Seconds | None = None,
     seed: int = 0,
 ) -> EdgeGossip:
-    """EdgeSqueeze, our algorithm for uneven machines and slow links: no server, no waiting.
+    """EdgeSqueeze, our algorithm for uneven machines and slow links, without a server.
 
     It is `EdgeGossip` around a `DoubleSqueeze` that overlaps. In a round, each worker takes
     local steps in proportion to its forecast speed, the fastest one `local_steps`, so all

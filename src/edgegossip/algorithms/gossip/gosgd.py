@@ -51,8 +51,9 @@ class GoSGD(Asynchronous[GoSGDState]):
 
     The sum of all weights, including those in flight, is 1 as long as no message is lost. A
     worker that comes back starts with weight 0, so it adopts the first parameters that it
-    receives. A lost worker takes its weight with it, and so does a lost message. Fast workers
-    take more steps, so their data counts for more in the model.
+    receives. A lost worker takes its weight with it, and so does a lost message. A fast worker
+    takes more steps, but it also pushes more often and so has less weight: all workers' data
+    count alike.
 
     Args:
         topology: Neighbors that a worker may push to; the complete graph in the paper.
