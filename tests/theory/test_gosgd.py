@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms import NUM_WORKERS
-from tests.worlds import INITIAL, UNEVEN, Recorder, Watched, final_params, make_world
+from tests.worlds import INITIAL, TARGETS, UNEVEN, Recorder, Watched, final_params, make_world
 from torch import Tensor
 
 from edgegossip.algorithms.gossip.gosgd import GoSGD
@@ -116,3 +116,18 @@ def test_nobody_waits_for_the_slowest() -> None:
     assert finished == pytest.approx(
         {rank: 8 / platform.throughput for rank, platform in enumerate(UNEVEN)}
     )
+
+
+def test_workers_data_count_alike_whatever_their_speeds() -> None:
+    # Near consensus, the models are where gradients cancel, weighted by how much each counts.
+    algorithm = GoSGD(topology=complete(NUM_WORKERS), num_rounds=10**6, exchange_probability=1)
+    simulator = make_world(algorithm, platforms=UNEVEN, lr=0.01)
+    means = []
+    for now in range(1000, 4000, 10):
+        simulator.run(until=now)
+        means.append(torch.stack([state.estimate for state in simulator.states]).mean(0))
+    found, targets = torch.stack(means).mean(0), TARGETS[:NUM_WORKERS]
+    speeds = torch.tensor([platform.throughput for platform in UNEVEN])
+    by_speed = (speeds / speeds.sum()) @ targets
+    alike = targets.mean(0)
+    assert (found - alike).norm() < 0.1 * (by_speed - alike).norm()
