@@ -523,6 +523,6 @@ def require_models(oracles: Oracles) -> None:
     for rank, model in models.items():
         box.require(rank, model)
     if has_one_model(algorithm) and not run.world.loses and run.world.liar is None:
-        oracles.rounds.require()
+        oracles.rounds.require(algorithm)
     if is_steady(algorithm) and is_undisturbed(oracles) and run.world.liar is None:
         require_reference(models, reference(algorithm, run.world.num_workers, SIZE, 0.1))

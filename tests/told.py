@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tests.host_wrappers import Inside
 from tests.oracles import RoundModels, ViolationError
+from tests.update_rules import Rules
 
 from edgegossip.contract.protocol import (
     Effect,
@@ -84,6 +85,10 @@ class Told(Inside):
     early: list[Received] = field(default_factory=list)
     is_of_peers: bool = False
     peers: Peers = field(init=False)
+    rules: Rules = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rules = Rules(self.inner)
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         before = state.round
@@ -95,7 +100,12 @@ class Told(Inside):
             self._hear(event, before, now)
         except ViolationError as violation:
             self.report(violation)
+        self.rules.before(state, event)
         effects = self.inner.handle(state, event, now)
+        try:
+            self.rules.require(state, event)
+        except ViolationError as violation:
+            self.report(violation)
         for effect in effects:
             if isinstance(effect, SetTimer):
                 self.memory.timers[effect.name] = effect.at
