@@ -32,7 +32,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Event, Rank, Seconds, WorkerLost
 from edgegossip.contract.snapshot import dismantle
 from edgegossip.net.guard.admission import Refused
-from edgegossip.net.host.status import Phase
+from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.runtime import Life
 
 if TYPE_CHECKING:
@@ -108,9 +108,10 @@ class Oracles:
     def watch(self, process: Process, host: Any, checkpoint: object) -> None:  # noqa: ANN401
         """Follow the host of a process before it runs, from a checkpoint or None."""
         _, told = self.told[-1]
-        told.peers = host.peers
+        told.peers, told.sending = host.peers, host.sending
         process.on_end = partial(self._require_staying, process)
         self._watch_refusing(host)
+        self._watch_leaving(host)
         kept = None if checkpoint is None else self.kept[process.rank]
         received = None if kept is None else kept.received
         self.deliveries.watch(host, process.incarnation, told.taken, received)
@@ -265,6 +266,21 @@ class Oracles:
             return events
 
         host.receiving._refuse = refuses
+
+    def _watch_leaving(self, host: Any) -> None:  # noqa: ANN401
+        """The others go on at once without one that says that it leaves for good."""
+        tell = host.peers.told
+
+        def told(rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
+            events: list[Event] = tell(rank, status, clock)
+            peer = host.peers[rank]
+            is_gone = peer.status is status and status.phase == Phase.GONE
+            if is_gone and host.peers.has_begun and not peer.is_lost:
+                what = f"worker {host.rank} goes on with worker {rank}, which has left"
+                self.report(ViolationError(what))
+            return events
+
+        host.peers.told = told
 
     def _require_staying(self, process: Process) -> None:
         """Nobody leaves while one that it can reach goes on, or before the other's messages."""

@@ -19,11 +19,13 @@ from edgegossip.contract.protocol import (
     SetTimer,
     Started,
     TimerFired,
+    Trained,
     WorkerJoined,
     WorkerLost,
     WorkerState,
 )
 from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.sending import Sending
 from edgegossip.net.host.status import Phase
 from edgegossip.net.runtime import Life
 
@@ -31,6 +33,8 @@ STOPPED: Seconds = 2.5
 """One that was stopped may be back, so it counts as present at least so long."""
 LATE: Seconds = 0.5
 """A timer fires at most so late."""
+MOST_WAITING = 3
+"""Messages to one worker that may wait when a synchronous one begins a round."""
 
 
 @dataclass
@@ -85,6 +89,7 @@ class Told(Inside):
     early: list[Received] = field(default_factory=list)
     is_of_peers: bool = False
     peers: Peers = field(init=False)
+    sending: Sending = field(init=False)
     rules: Rules = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +129,8 @@ class Told(Inside):
                 self._join(event)
             case TimerFired(name):
                 self.memory.timers.pop(name, None)
+            case Trained() if self.traits.is_synchronous and now != self.began_at:
+                self._require_room()
             case Received():
                 self.taken[:] = [each for each in self.taken if each is not event]
                 self._receive(event)
@@ -138,6 +145,7 @@ class Told(Inside):
         self.is_alone = sum(peer.is_reachable for _, peer in self.peers) < 2
         present = [rank for rank, _ in self.peers if rank not in self.memory.lost]
         self.memory.lives = {rank: self.peers[rank].life for rank in present}
+        self._require_beginning(event)
         if event.has_rejoined:
             self.taken.clear()  # what came before was for the state that it has dropped
             if not self.begun and not self.is_alone:
@@ -145,6 +153,28 @@ class Told(Inside):
         if (rank, life) in self.begun:
             raise ViolationError(f"worker {rank} begins anew with a life that it had before")
         self.begun.add((rank, life))
+
+    def _require_beginning(self, event: Started) -> None:
+        """Who comes late rejoins; or those who began without it, whom it cannot yet believe,
+        count as lost.
+        """
+        if event.has_rejoined:
+            return
+        rank, life = self.peers.rank, self.peers.life
+        statuses = {r: p.status for r, p in self.peers if p.is_known and p.status is not None}
+        begun = {
+            r
+            for r, status in statuses.items()
+            if Phase.RUNNING <= status.phase < Phase.LEAVING and status.begun_with != life
+        }
+        if len(begun) > 1 or (begun and len(statuses) == 1 and self.is_alone):
+            raise ViolationError(
+                f"worker {rank} begins as if nobody had, but workers {sorted(begun)} have"
+            )
+        if present := begun - self.memory.lost:
+            raise ViolationError(
+                f"worker {rank} begins with workers {sorted(present)}, which began without it"
+            )
 
     def _lose(self, event: WorkerLost, *, is_beginning: bool) -> None:
         if event.rank in self.memory.lost and not event.has_lied:
@@ -192,6 +222,16 @@ class Told(Inside):
             raise ViolationError(
                 f"worker {rank} is handed a message of worker {event.sender}, which is lost"
             )
+
+    def _require_room(self) -> None:
+        """No synchronous worker begins a round while more messages wait than one has room for."""
+        for rank, peer in self.peers:
+            number = self.sending.outbox.num_numbered(rank)
+            if peer.is_known and number > MOST_WAITING:
+                raise ViolationError(
+                    f"worker {self.peers.rank} goes on while {number} messages wait for worker "
+                    f"{rank}"
+                )
 
     def require_timers(self, now: Seconds) -> None:
         """Fail if a timer should have fired by now."""

@@ -146,8 +146,8 @@ class LastModels(Rule):
             )
 
 
-def rules_of(algorithm: Algorithm[Any]) -> list[Rule]:
-    """The rules that a worker of `algorithm` follows; they look at its `innermost` state."""
+def rules_of(algorithm: Algorithm[Any], state: Any) -> list[Rule]:  # noqa: ANN401
+    """The rules that a worker of `algorithm` follows from its innermost `state` on."""
     if stages_in(algorithm):
         return []  # those that hold a later stage have no such state
     match inner := innermost(algorithm):
@@ -156,7 +156,7 @@ def rules_of(algorithm: Algorithm[Any]) -> list[Rule]:
         case ADPSGD() if inner.resend_after is not None:
             return [AveragedOnce()]
         case SWIFT() if inner.robust is None and inner is algorithm:
-            return [LastModels(inner)]
+            return [LastModels(inner, dict(state.models))]  # those of a checkpoint
     return []
 
 
@@ -170,7 +170,7 @@ class Rules:
 
     def before(self, state: WorkerState, event: Event) -> None:
         if state is not self.state:
-            self.state, self.rules = state, rules_of(self.algorithm)
+            self.state, self.rules = state, rules_of(self.algorithm, innermost(state))
         for rule in self.rules:
             rule.before(innermost(state), event)
 
