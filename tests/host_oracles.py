@@ -510,6 +510,7 @@ def require_weights(oracles: Oracles) -> None:
         held = sum(s.weight + weight_of(m for _, m in s.queue) for s in states)
         lost = weight_of(m for *_, m in oracles.deliveries.lost())
         lost += weight_of(oracles.deliveries.unsent)
+        lost += sum(weight_of(told.dropped) for _, told in oracles.told)
         require_sum("weights", held + lost, begun / run.world.num_workers)
     elif isinstance(algorithm, PushSum) and is_undisturbed(oracles):
         states = [innermost(process.host.state) for process, _ in oracles.told]

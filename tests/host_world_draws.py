@@ -116,7 +116,8 @@ def draw_cut_world(seed: int) -> World:
     """The world of `seed` whose links are cut again and again, around a lease long.
 
     In some, what is in a link is lost again and again, but no link ends. In some of these, one
-    end has no memory then, so that it does not even hear what the other lacks.
+    end has no memory then, so that it does not even hear what the other lacks. In a few, nobody
+    hears of the others' end.
     """
     draw, world = random.Random(f"{seed} cuts"), _draw_core_world(seed)
     style = draw.choice(["cuts"] * 3 + ["interruptions"] * 3 + ["unheard"])
@@ -133,10 +134,42 @@ def draw_cut_world(seed: int) -> World:
                 Disturbance(kind="full", at=at, ranks=disturbance.ranks[:1], seconds=1.5)
             )
         at += draw.uniform(0.3, 4.0) if style == "cuts" else draw.uniform(0.1, 2.0)
+    if random.Random(f"{seed} end").random() < 0.15:
+        found.append(Disturbance(kind="unheard end", at=0.0, ranks=(), seconds=3.0))
     # Over thin links, messages still wait for the old link when there is a new one.
     bandwidth = draw.choice([world.wire.bandwidth, 2e3])
     wire = replace(world.wire, bandwidth=bandwidth)
     return replace(world, disturbances=tuple(found), wire=wire)
+
+
+def draw_late_world(seed: int) -> World:
+    """The world of `seed` in which one comes late, or again, while another is gone for good.
+
+    Its machine was told to wait for all for much longer than those who have begun have.
+    """
+    draw, world = random.Random(f"{seed} late"), _draw_core_world(seed)
+    gone, late = draw.sample(range(world.num_workers), 2)
+    at = draw.uniform(0.5, 3.0)
+    found = [Disturbance(kind="kill", at=at, ranks=(gone,), seconds=math.inf)]
+    starts = [0.0] * world.num_workers
+    if draw.random() < 0.5:
+        starts[late] = world.meet_seconds + draw.uniform(1.0, 3.0)
+    else:
+        killed = Disturbance(
+            kind="kill",
+            at=draw.uniform(2.0, 4.0),
+            ranks=(late,),
+            seconds=draw.uniform(0.05, 2.0),
+            with_disk=draw.random() < 0.5,
+        )
+        found.append(killed)
+    return replace(
+        world,
+        algorithm=longer(world.algorithm, 6),
+        start_at=tuple(starts),
+        disturbances=tuple(found),
+        late_meet_seconds=60.0,
+    )
 
 
 def draw_lying_world(seed: int) -> World:

@@ -25,7 +25,8 @@ class Disturbance:
     Args:
         kind: "pause", "cut", "one way cut", "partition", "interruption" (end of one link),
             "stall" (training takes so much longer), "full" (no memory for what arrives),
-            "kill", "leave", "stop", "stop all".
+            "unheard end" (the same for each when it has finished), "kill", "leave", "stop",
+            "stop all".
         at: When.
         ranks: Whom it befalls; of a partition, one half.
         seconds: For how long; one that is killed or stopped is started again after it, with
@@ -42,7 +43,11 @@ class Disturbance:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The world that one seed draws."""
+    """The world that one seed draws.
+
+    Args:
+        late_meet_seconds: As `meet_seconds`, for processes that start later; 0 for the same.
+    """
 
     seed: int
     name: str
@@ -59,6 +64,7 @@ class World:
     lie: str = ""
     is_open: bool = False
     offset: float = 0.0
+    late_meet_seconds: Seconds = 0.0
 
     @property
     def num_workers(self) -> int:
@@ -67,7 +73,8 @@ class World:
     @property
     def loses(self) -> bool:
         """Frames are lost without a word, so that somebody waits for a deadline."""
-        return self.wire.lost > 0 or any(each.kind == "full" for each in self.disturbances)
+        kinds = {each.kind for each in self.disturbances}
+        return self.wire.lost > 0 or not kinds.isdisjoint({"full", "unheard end"})
 
     @property
     def forgets(self) -> bool:

@@ -13,6 +13,7 @@ from tests.update_rules import Rules
 from edgegossip.contract.protocol import (
     Effect,
     Event,
+    Message,
     Rank,
     Received,
     Seconds,
@@ -67,6 +68,7 @@ class Told(Inside):
         is_alone: Whether it began with at most one other worker in reach.
         has_news: Whether it was told of a loss or a return.
         taken: Messages that the host has taken, and not handed over yet.
+        dropped: Messages that it has taken before it rejoined.
         given_up: Workers that it was told to have lost while their links were up and they ran.
         began_at: When it was first told anything; None before.
         early: Messages that were taken before it began.
@@ -84,6 +86,7 @@ class Told(Inside):
     is_alone: bool = False
     has_news: bool = False
     taken: list[Received] = field(default_factory=list)
+    dropped: list[Message] = field(default_factory=list)
     given_up: set[Rank] = field(default_factory=set)
     began_at: Seconds | None = None
     early: list[Received] = field(default_factory=list)
@@ -147,7 +150,9 @@ class Told(Inside):
         self.memory.lives = {rank: self.peers[rank].life for rank in present}
         self._require_beginning(event)
         if event.has_rejoined:
-            self.taken.clear()  # what came before was for the state that it has dropped
+            # What came before was for the state that it has dropped.
+            self.dropped += [each.message for each in self.taken]
+            self.taken.clear()
             if not self.begun and not self.is_alone:
                 raise ViolationError(f"worker {rank} rejoins a run that nobody has begun")
         if (rank, life) in self.begun:
@@ -224,7 +229,7 @@ class Told(Inside):
             )
 
     def _require_room(self) -> None:
-        """No synchronous worker begins a round while more messages wait than one has room for."""
+        """No synchronous worker begins a round while too many messages wait for another."""
         for rank, peer in self.peers:
             number = self.sending.outbox.num_numbered(rank)
             if peer.is_known and number > MOST_WAITING:
