@@ -117,7 +117,7 @@ def draw_cut_world(seed: int) -> World:
 
     In some, what is in a link is lost again and again, but no link ends. In some of these, one
     end has no memory then, so that it does not even hear what the other lacks. In a few, nobody
-    hears of the others' end.
+    hears of the others' end, or one stalls for very long.
     """
     draw, world = random.Random(f"{seed} cuts"), _draw_core_world(seed)
     style = draw.choice(["cuts"] * 3 + ["interruptions"] * 3 + ["unheard"])
@@ -139,7 +139,17 @@ def draw_cut_world(seed: int) -> World:
     # Over thin links, messages still wait for the old link when there is a new one.
     bandwidth = draw.choice([world.wire.bandwidth, 2e3])
     wire = replace(world.wire, bandwidth=bandwidth)
+    stall = random.Random(f"{seed} stall")
+    if stall.random() < 0.1:
+        return _with_stall(stall, world)
     return replace(world, disturbances=tuple(found), wire=wire)
+
+
+def _with_stall(draw: random.Random, world: World) -> World:
+    """The same in which one stalls for much longer than any other waits for it."""
+    at, rank = draw.uniform(5.0, 8.0), draw.randrange(world.num_workers)
+    stall = Disturbance(kind="stall", at=at, ranks=(rank,), seconds=300.0)
+    return replace(world, algorithm=longer(world.algorithm, 2), disturbances=(stall,))
 
 
 def draw_late_world(seed: int) -> World:

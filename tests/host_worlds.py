@@ -103,6 +103,15 @@ class World:
         return 0.0 if self.liar is None else patience.factor * longest
 
     @property
+    def patience(self) -> Seconds:
+        """How long a silent worker is waited for once it has trained for a round.
+
+        Others may ask for up to twice the silence, which they round up.
+        """
+        patience = Patience()
+        return 2 * (patience.factor * self.longest_wait + patience.slack)
+
+    @property
     def longest_wait(self) -> Seconds:
         """One's own round, the rest of another's, and those that one who came back is behind.
 
