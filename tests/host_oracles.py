@@ -227,7 +227,9 @@ class Oracles:
     def _require_arrivals(self, process: Process) -> None:
         """While a link is up, messages arrive, also those that waited for it."""
         world, now = self.run.world, self.run.time.now
-        if world.liar is not None or world.wire.lost:
+        # What a link loses after its message was forgotten does not come again.
+        is_forgotten = world.forgets and len(world.hits) < len(world.disturbances)
+        if world.liar is not None or world.wire.lost or is_forgotten:
             return
         for other, peer in process.host.peers:
             there = self.run.processes.get(other)
@@ -529,7 +531,7 @@ def is_undisturbed(oracles: Oracles) -> bool:
 def require_models(oracles: Oracles) -> None:
     """Models are in the box; equal where that is promised; and as without any trouble."""
     run, algorithm = oracles.run, oracles.run.world.algorithm
-    if not run.world.offset:
+    if not run.world.offset or run.world.rise:
         return
     models = {
         rank: process.host.state.estimate

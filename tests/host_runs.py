@@ -164,7 +164,7 @@ class Run:
             trainer = TimedStage(self, rank, step_seconds, stages, life)
         else:
             make_trainer = Timed if self.ledger is None else Tally
-            trainer = make_trainer(self, rank, step_seconds, world.offset)
+            trainer = make_trainer(self, rank, step_seconds, world.offset + world.rise)
         if rank == world.liar and world.lie == "furthest":
             algorithm = Furthest(algorithm)
         algorithm = self.oracles.around(process, algorithm)

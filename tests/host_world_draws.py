@@ -85,11 +85,16 @@ CORE = (
     *("adpsgd", "swift", "diloco", "choco-gossip", "epoch-gossip-balanced-exact"),
 )
 """Peers of each way to wait, and to keep what was sent."""
+ALL_TO_ALL = ("epoch-gossip", "all-reduce", "epoch-gossip-balanced-exact")
+"""Those in which all others send a newcomer the same, which confirms values that rise."""
 
 
 def draw_resuming_world(seed: int) -> World:
     """The world of `seed` whose workers are stopped or killed, and mostly resume."""
     draw, world = random.Random(f"{seed} resuming"), _draw_core_world(seed)
+    often = random.Random(f"{seed} often")
+    if world.name in ("gosgd", "adpsgd", "swift") and often.random() < 0.5:
+        return _with_returns(often, world)
     found, at = [], draw.uniform(1.0, 4.0)
     for _ in range(draw.randint(1, 3)):
         kind = draw.choice(["stop all", "stop", "stop", "kill", "kill", "cut", "partition"])
@@ -109,6 +114,33 @@ def draw_resuming_world(seed: int) -> World:
         disk_fails=draw.choice([0.0, 0.0, 0.3]),
         # Sometimes for one message, or none: each takes 1 kB and its payload.
         log_bytes=draw.choice([2**26] * 6 + [1200, 500]),
+    )
+
+
+def _with_returns(draw: random.Random, world: World) -> World:
+    """The same in which workers that never wait come back again and again, to busy others.
+
+    Either the others have forgotten some messages, and one resumes; or one must begin anew, and
+    a link ends as it carries its first messages.
+    """
+    is_forgetful, found, at = draw.random() < 0.5, [], draw.uniform(1.5, 3.0)
+    for _ in range(4):
+        rank, other = draw.sample(range(world.num_workers), 2)
+        away = draw.uniform(1.5, 2.8) if is_forgetful else 0.3
+        kind = "stop" if is_forgetful else "kill"
+        found.append(Disturbance(kind=kind, at=at, ranks=(rank,), seconds=away))
+        if not is_forgetful:
+            ends_at = at + away + draw.uniform(0.3, 1.0)
+            found.append(Disturbance(kind="interruption", at=ends_at, ranks=(rank, other)))
+        at += away + draw.uniform(1.5, 2.5)
+    latency = (0.001, 0.05) if is_forgetful else (0.2, 0.3)
+    return replace(
+        world,
+        algorithm=longer(world.algorithm, 3),
+        disturbances=tuple(found),
+        wire=replace(world.wire, latency=latency, late=0.0),
+        checkpoint_seconds=0.3,
+        log_bytes=1200 if is_forgetful else world.log_bytes,
     )
 
 
@@ -179,6 +211,7 @@ def draw_late_world(seed: int) -> World:
         start_at=tuple(starts),
         disturbances=tuple(found),
         late_meet_seconds=60.0,
+        rise=draw.choice([0.0, 3e4]) if world.name in ALL_TO_ALL else 0.0,
     )
 
 

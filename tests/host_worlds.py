@@ -47,6 +47,8 @@ class World:
 
     Args:
         late_meet_seconds: As `meet_seconds`, for processes that start later; 0 for the same.
+        rise: How far the targets lie above the start, so that models soon have values that one
+            who comes new cannot judge.
     """
 
     seed: int
@@ -65,6 +67,7 @@ class World:
     is_open: bool = False
     offset: float = 0.0
     late_meet_seconds: Seconds = 0.0
+    rise: float = 0.0
 
     @property
     def num_workers(self) -> int:

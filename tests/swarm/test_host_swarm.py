@@ -56,6 +56,10 @@ ONCE_WRONG = [
     ("stages", range(10, 11)),
     # The server gave up workers that had finished, as they waited in silence for the slow one.
     ("final", range(103, 104)),
+    # One that resumed from a time before its first training took honest models for lies.
+    ("late", range(64, 65)),
+    # A message overtook one that nobody could judge yet, which then counted as repeated.
+    ("late", range(129, 130)),
 ]
 """Worlds that have shown a fault."""
 
