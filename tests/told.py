@@ -160,7 +160,7 @@ class Told(Inside):
         self.begun.add((rank, life))
 
     def _require_beginning(self, event: Started) -> None:
-        """Who comes late rejoins; or those who began without it, whom it cannot yet believe,
+        """A late worker rejoins; or those who began without it, whom it cannot yet believe,
         count as lost.
         """
         if event.has_rejoined:

@@ -1,4 +1,4 @@
-"""What single events do to a worker's state, written a second time, from the documentation.
+"""Rules for single events of a worker, written a second time, from the documentation.
 
 A run with a fault is compared with one on a perfect network that has the fault as well; these
 rules do not have it.
