@@ -107,23 +107,26 @@ class Deliveries:
         host.sending.send = sends  # type: ignore[method-assign]
 
     def _watch_receiving(self, host: Host[Any], process: int, taken: list[Received]) -> None:
-        peers, take = host.peers, host.receiving.take
+        peers = host.peers
 
-        def takes(item: Any, own_round: int, now: Seconds) -> list[Event]:  # noqa: ANN401
-            events = take(item, own_round, now)
-            by_sender: dict[Rank, list[Message]] = defaultdict(list)
-            for event in events:
-                if isinstance(event, Received):
-                    taken.append(event)
-                    by_sender[event.sender].append(event.message)
-            for sender, messages in by_sender.items():
-                peer = peers[sender]
-                way = (sender, peer.life, peers.rank, peers.life)
-                try:
-                    self._hand_over(process, way, peer.received, messages)
-                except ViolationError as violation:
-                    self.report(violation)
-            return events
+        def counting(take: Callable[..., list[Event]]) -> Callable[..., list[Event]]:
+            def takes(*args: Any) -> list[Event]:  # noqa: ANN401
+                events = take(*args)
+                by_sender: dict[Rank, list[Message]] = defaultdict(list)
+                for event in events:
+                    if isinstance(event, Received):
+                        taken.append(event)
+                        by_sender[event.sender].append(event.message)
+                for sender, messages in by_sender.items():
+                    peer = peers[sender]
+                    way = (sender, peer.life, peers.rank, peers.life)
+                    try:
+                        self._hand_over(process, way, peer.received, messages)
+                    except ViolationError as violation:
+                        self.report(violation)
+                return events
+
+            return takes
 
         read = host.receiving._read
 
@@ -136,7 +139,11 @@ class Deliveries:
                 self.again.append((way, envelope.number))
             return read(sender, envelope, message, now)
 
-        host.receiving.take = takes  # type: ignore[method-assign]
+        # What arrives, and what could not be judged when it did.
+        host.receiving._take = counting(host.receiving._take)  # type: ignore[method-assign]
+        host.receiving.reconsider = counting(  # type: ignore[method-assign]
+            host.receiving.reconsider
+        )
         host.receiving._read = reads  # type: ignore[method-assign]
 
     def _hand_over(self, process: int, way: Way, number: int, messages: list[Message]) -> None:

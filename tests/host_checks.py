@@ -200,7 +200,11 @@ def require_progress(run: Run) -> None:
             noticing = sum(
                 NOTICED + 1.0 for at in onsets if before - 2 * NOTICED <= at <= after
             )
-            stalls = sum(each.seconds for each in world.disturbances if each.kind == "stall")
+            stalls = sum(
+                min(each.seconds, world.patience)
+                for each in world.disturbances
+                if each.kind == "stall"
+            )
             allowed = world.longest_wait + SLACK + noticing + stalls + world.deadline
             if after - before > allowed:
                 raise ViolationError(

@@ -32,7 +32,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Event, Rank, Seconds, WorkerLost
 from edgegossip.contract.snapshot import dismantle
 from edgegossip.net.guard.admission import Refused
-from edgegossip.net.host.status import Phase
+from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.runtime import Life
 
 if TYPE_CHECKING:
@@ -108,9 +108,10 @@ class Oracles:
     def watch(self, process: Process, host: Any, checkpoint: object) -> None:  # noqa: ANN401
         """Follow the host of a process before it runs, from a checkpoint or None."""
         _, told = self.told[-1]
-        told.peers = host.peers
+        told.peers, told.sending = host.peers, host.sending
         process.on_end = partial(self._require_staying, process)
         self._watch_refusing(host)
+        self._watch_leaving(host)
         kept = None if checkpoint is None else self.kept[process.rank]
         received = None if kept is None else kept.received
         self.deliveries.watch(host, process.incarnation, told.taken, received)
@@ -226,7 +227,9 @@ class Oracles:
     def _require_arrivals(self, process: Process) -> None:
         """While a link is up, messages arrive, also those that waited for it."""
         world, now = self.run.world, self.run.time.now
-        if world.liar is not None or world.wire.lost:
+        # What a link loses after its message was forgotten does not come again.
+        is_forgotten = world.forgets and len(world.hits) < len(world.disturbances)
+        if world.liar is not None or world.wire.lost or is_forgotten:
             return
         for other, peer in process.host.peers:
             there = self.run.processes.get(other)
@@ -265,6 +268,21 @@ class Oracles:
             return events
 
         host.receiving._refuse = refuses
+
+    def _watch_leaving(self, host: Any) -> None:  # noqa: ANN401
+        """The others go on at once without one that says that it leaves for good."""
+        tell = host.peers.told
+
+        def told(rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
+            events: list[Event] = tell(rank, status, clock)
+            peer = host.peers[rank]
+            is_gone = peer.status is status and status.phase == Phase.GONE
+            if is_gone and host.peers.has_begun and not peer.is_lost:
+                what = f"worker {host.rank} goes on with worker {rank}, which has left"
+                self.report(ViolationError(what))
+            return events
+
+        host.peers.told = told
 
     def _require_staying(self, process: Process) -> None:
         """Nobody leaves while one that it can reach goes on, or before the other's messages."""
@@ -494,6 +512,7 @@ def require_weights(oracles: Oracles) -> None:
         held = sum(s.weight + weight_of(m for _, m in s.queue) for s in states)
         lost = weight_of(m for *_, m in oracles.deliveries.lost())
         lost += weight_of(oracles.deliveries.unsent)
+        lost += sum(weight_of(told.dropped) for _, told in oracles.told)
         require_sum("weights", held + lost, begun / run.world.num_workers)
     elif isinstance(algorithm, PushSum) and is_undisturbed(oracles):
         states = [innermost(process.host.state) for process, _ in oracles.told]
@@ -512,7 +531,7 @@ def is_undisturbed(oracles: Oracles) -> bool:
 def require_models(oracles: Oracles) -> None:
     """Models are in the box; equal where that is promised; and as without any trouble."""
     run, algorithm = oracles.run, oracles.run.world.algorithm
-    if not run.world.offset:
+    if not run.world.offset or run.world.rise:
         return
     models = {
         rank: process.host.state.estimate
@@ -523,6 +542,6 @@ def require_models(oracles: Oracles) -> None:
     for rank, model in models.items():
         box.require(rank, model)
     if has_one_model(algorithm) and not run.world.loses and run.world.liar is None:
-        oracles.rounds.require()
+        oracles.rounds.require(algorithm)
     if is_steady(algorithm) and is_undisturbed(oracles) and run.world.liar is None:
         require_reference(models, reference(algorithm, run.world.num_workers, SIZE, 0.1))

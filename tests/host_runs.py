@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -85,6 +86,7 @@ class Watcher(Silent):
         self.moments: dict[Rank, list[Seconds]] = defaultdict(list)
         self.trained_at: dict[Rank, list[Seconds]] = defaultdict(list)
         self.finished_at: dict[Rank, Seconds] = {}
+        self.at_end: list[Callable[[Rank], None]] = []
 
     def trained(self, now: Seconds, rank: Rank, start: Seconds, event: Trained) -> None:
         self._note(rank, "trained", float(event.params.double().sum()))
@@ -99,6 +101,8 @@ class Watcher(Silent):
         self._note(rank, what)
         if what == "finished":
             self.finished_at[rank] = self._time.now
+            for action in self.at_end:
+                action(rank)
 
     def _note(self, rank: Rank, *what: object) -> None:
         self.trace.append((self._time.now, rank, *what))
@@ -160,12 +164,13 @@ class Run:
             trainer = TimedStage(self, rank, step_seconds, stages, life)
         else:
             make_trainer = Timed if self.ledger is None else Tally
-            trainer = make_trainer(self, rank, step_seconds, world.offset)
+            trainer = make_trainer(self, rank, step_seconds, world.offset + world.rise)
         if rank == world.liar and world.lie == "furthest":
             algorithm = Furthest(algorithm)
         algorithm = self.oracles.around(process, algorithm)
         self.transports[rank] = transport = self.network.transport(process)
         max_seconds, ending = limits(world.algorithm)
+        late_meet_seconds = world.late_meet_seconds if self.time.now > 0 else 0.0
         host = Host(
             algorithm,
             rank,
@@ -175,7 +180,7 @@ class Run:
             transport,
             settings=HostSettings(
                 run=b"virtual!",
-                meet_seconds=world.meet_seconds,
+                meet_seconds=late_meet_seconds or world.meet_seconds,
                 is_open=world.is_open,
                 max_seconds=max_seconds,
                 ending_seconds=ending,
@@ -216,6 +221,8 @@ class Run:
                 network.cut(a, b, each.seconds, one_way=each.kind != "cut")
             case "full":
                 self._fill(each)
+            case "unheard end":
+                self.watcher.at_end.append(partial(self._fill_at_end, each.seconds))
             case "stall":
                 self.busy_until[each.ranks[0]] = each.at + each.seconds
             case "interruption":
@@ -250,6 +257,9 @@ class Run:
             budget.share, budget.max_bytes = share, most
 
         self.time.at(each.at + each.seconds, has_room)
+
+    def _fill_at_end(self, seconds: Seconds, rank: Rank) -> None:
+        self._fill(Disturbance(kind="full", at=self.time.now, ranks=(rank,), seconds=seconds))
 
     def _kill(self, rank: Rank, each: Disturbance) -> None:
         process = self.processes.get(rank)

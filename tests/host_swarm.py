@@ -32,6 +32,7 @@ from tests.host_runs import Run
 from tests.host_world_draws import (
     draw_cut_world,
     draw_final_world,
+    draw_late_world,
     draw_lying_world,
     draw_open_world,
     draw_resuming_world,
@@ -50,6 +51,7 @@ WORLDS: dict[str, tuple[Callable[[int], World], Callable[[World], Run]]] = {
     "peers": (draw_world, check),
     "resuming": (draw_resuming_world, check),
     "cuts": (draw_cut_world, check),
+    "late": (draw_late_world, check),
     "lies": (draw_lying_world, check),
     "open": (draw_open_world, check),
     "servers": (draw_server_world, check_server),

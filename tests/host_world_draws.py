@@ -85,11 +85,16 @@ CORE = (
     *("adpsgd", "swift", "diloco", "choco-gossip", "epoch-gossip-balanced-exact"),
 )
 """Peers of each way to wait, and to keep what was sent."""
+ALL_TO_ALL = ("epoch-gossip", "all-reduce", "epoch-gossip-balanced-exact")
+"""Those in which all others send a newcomer the same, which confirms values that rise."""
 
 
 def draw_resuming_world(seed: int) -> World:
     """The world of `seed` whose workers are stopped or killed, and mostly resume."""
     draw, world = random.Random(f"{seed} resuming"), _draw_core_world(seed)
+    often = random.Random(f"{seed} often")
+    if world.name in ("gosgd", "adpsgd", "swift") and often.random() < 0.5:
+        return _with_returns(often, world)
     found, at = [], draw.uniform(1.0, 4.0)
     for _ in range(draw.randint(1, 3)):
         kind = draw.choice(["stop all", "stop", "stop", "kill", "kill", "cut", "partition"])
@@ -112,11 +117,39 @@ def draw_resuming_world(seed: int) -> World:
     )
 
 
+def _with_returns(draw: random.Random, world: World) -> World:
+    """The same in which workers that never wait come back again and again, to busy others.
+
+    Either the others have forgotten some messages, and one resumes; or one must begin anew, and
+    a link ends as it carries its first messages.
+    """
+    is_forgetful, found, at = draw.random() < 0.5, [], draw.uniform(1.5, 3.0)
+    for _ in range(4):
+        rank, other = draw.sample(range(world.num_workers), 2)
+        away = draw.uniform(1.5, 2.8) if is_forgetful else 0.3
+        kind = "stop" if is_forgetful else "kill"
+        found.append(Disturbance(kind=kind, at=at, ranks=(rank,), seconds=away))
+        if not is_forgetful:
+            ends_at = at + away + draw.uniform(0.3, 1.0)
+            found.append(Disturbance(kind="interruption", at=ends_at, ranks=(rank, other)))
+        at += away + draw.uniform(1.5, 2.5)
+    latency = (0.001, 0.05) if is_forgetful else (0.2, 0.3)
+    return replace(
+        world,
+        algorithm=longer(world.algorithm, 3),
+        disturbances=tuple(found),
+        wire=replace(world.wire, latency=latency, late=0.0),
+        checkpoint_seconds=0.3,
+        log_bytes=1200 if is_forgetful else world.log_bytes,
+    )
+
+
 def draw_cut_world(seed: int) -> World:
     """The world of `seed` whose links are cut again and again, around a lease long.
 
     In some, what is in a link is lost again and again, but no link ends. In some of these, one
-    end has no memory then, so that it does not even hear what the other lacks.
+    end has no memory then, so that it does not even hear what the other lacks. In a few, nobody
+    hears of the others' end, or one stalls for very long.
     """
     draw, world = random.Random(f"{seed} cuts"), _draw_core_world(seed)
     style = draw.choice(["cuts"] * 3 + ["interruptions"] * 3 + ["unheard"])
@@ -133,10 +166,53 @@ def draw_cut_world(seed: int) -> World:
                 Disturbance(kind="full", at=at, ranks=disturbance.ranks[:1], seconds=1.5)
             )
         at += draw.uniform(0.3, 4.0) if style == "cuts" else draw.uniform(0.1, 2.0)
+    if random.Random(f"{seed} end").random() < 0.15:
+        found.append(Disturbance(kind="unheard end", at=0.0, ranks=(), seconds=3.0))
     # Over thin links, messages still wait for the old link when there is a new one.
     bandwidth = draw.choice([world.wire.bandwidth, 2e3])
     wire = replace(world.wire, bandwidth=bandwidth)
+    stall = random.Random(f"{seed} stall")
+    if stall.random() < 0.1:
+        return _with_stall(stall, world)
     return replace(world, disturbances=tuple(found), wire=wire)
+
+
+def _with_stall(draw: random.Random, world: World) -> World:
+    """The same in which one stalls for much longer than any other waits for it."""
+    at, rank = draw.uniform(5.0, 8.0), draw.randrange(world.num_workers)
+    stall = Disturbance(kind="stall", at=at, ranks=(rank,), seconds=300.0)
+    return replace(world, algorithm=longer(world.algorithm, 2), disturbances=(stall,))
+
+
+def draw_late_world(seed: int) -> World:
+    """The world of `seed` in which one comes late, or again, while another is gone for good.
+
+    Its machine was told to wait for all for much longer than those who have begun have.
+    """
+    draw, world = random.Random(f"{seed} late"), _draw_core_world(seed)
+    gone, late = draw.sample(range(world.num_workers), 2)
+    at = draw.uniform(0.5, 3.0)
+    found = [Disturbance(kind="kill", at=at, ranks=(gone,), seconds=math.inf)]
+    starts = [0.0] * world.num_workers
+    if draw.random() < 0.5:
+        starts[late] = world.meet_seconds + draw.uniform(1.0, 3.0)
+    else:
+        killed = Disturbance(
+            kind="kill",
+            at=draw.uniform(2.0, 4.0),
+            ranks=(late,),
+            seconds=draw.uniform(0.05, 2.0),
+            with_disk=draw.random() < 0.5,
+        )
+        found.append(killed)
+    return replace(
+        world,
+        algorithm=longer(world.algorithm, 6),
+        start_at=tuple(starts),
+        disturbances=tuple(found),
+        late_meet_seconds=60.0,
+        rise=draw.choice([0.0, 3e4]) if world.name in ALL_TO_ALL else 0.0,
+    )
 
 
 def draw_lying_world(seed: int) -> World:

@@ -25,7 +25,8 @@ class Disturbance:
     Args:
         kind: "pause", "cut", "one way cut", "partition", "interruption" (end of one link),
             "stall" (training takes so much longer), "full" (no memory for what arrives),
-            "kill", "leave", "stop", "stop all".
+            "unheard end" (the same for each when it has finished), "kill", "leave", "stop",
+            "stop all".
         at: When.
         ranks: Whom it befalls; of a partition, one half.
         seconds: For how long; one that is killed or stopped is started again after it, with
@@ -42,7 +43,13 @@ class Disturbance:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The world that one seed draws."""
+    """The world that one seed draws.
+
+    Args:
+        late_meet_seconds: As `meet_seconds`, for processes that start later; 0 for the same.
+        rise: How far the targets lie above the start, so that models soon have values that one
+            who comes new cannot judge.
+    """
 
     seed: int
     name: str
@@ -59,6 +66,8 @@ class World:
     lie: str = ""
     is_open: bool = False
     offset: float = 0.0
+    late_meet_seconds: Seconds = 0.0
+    rise: float = 0.0
 
     @property
     def num_workers(self) -> int:
@@ -67,7 +76,8 @@ class World:
     @property
     def loses(self) -> bool:
         """Frames are lost without a word, so that somebody waits for a deadline."""
-        return self.wire.lost > 0 or any(each.kind == "full" for each in self.disturbances)
+        kinds = {each.kind for each in self.disturbances}
+        return self.wire.lost > 0 or not kinds.isdisjoint({"full", "unheard end"})
 
     @property
     def forgets(self) -> bool:
@@ -94,6 +104,15 @@ class World:
             return patience.factor * patience.first
         longest = patience.factor * self.longest_wait + patience.slack
         return 0.0 if self.liar is None else patience.factor * longest
+
+    @property
+    def patience(self) -> Seconds:
+        """How long a silent worker is waited for once it has trained for a round.
+
+        Others may ask for up to twice the silence, which they round up.
+        """
+        patience = Patience()
+        return 2 * (patience.factor * self.longest_wait + patience.slack)
 
     @property
     def longest_wait(self) -> Seconds:

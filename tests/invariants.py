@@ -17,6 +17,7 @@ from tests.oracles import (
     reference,
     require_reference,
 )
+from tests.update_rules import Rules
 from tests.worlds import NUM_PARAMS, Recorder, stages_in
 
 from edgegossip.algorithms.gossip.adpsgd import ADPSGDState
@@ -64,6 +65,8 @@ class Checks(Recorder):
     expected_sum: torch.Tensor | None = None
     answered: set[bytes] = field(default_factory=set)
     seen: dict[Rank, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    rules: dict[Rank, Rules] = field(default_factory=dict)
+    troubled: set[frozenset[Rank]] = field(default_factory=set)  # pairs, of messages or losses
 
     def before(self, state: WorkerState, event: Event, now: Seconds) -> None:
         self.num_events += 1 if not isinstance(event, Trained) else MAX_EVENTS / MAX_TRAINED
@@ -78,6 +81,9 @@ class Checks(Recorder):
                 # It was not there, but nobody has begun without it, and its weight counts.
                 self.lost_weight -= inside(state).weight if is_weighted(state) else 0.0
             self.waking.discard(state.rank)
+        if state.rank not in self.rules:
+            self.rules[state.rank] = Rules(self.algorithm)
+        self.rules[state.rank].before(state, event)
 
     def after(self, state: WorkerState, event: Event, now: Seconds) -> None:
         assert state is self.simulator.states[state.rank]
@@ -85,8 +91,10 @@ class Checks(Recorder):
         if isinstance(state, StageState):
             self.require_bounds(state)
         self.require_in_box(state)
+        self.rules[state.rank].require(state, event)
         if isinstance(event, WorkerLost | WorkerJoined):
             self.note_trouble(state.round)
+            self.troubled.add(frozenset({state.rank, event.rank}))
         if state.round > self.round_before:
             self.rounds.note(state, self.round_before, self.furthest)
         inner = inside(state)
@@ -107,7 +115,7 @@ class Checks(Recorder):
     def require_models(self, size: int | None, lr: float) -> None:
         """Fail if models differ that must not, or are not those of a perfect network."""
         if has_one_model(self.algorithm) and not stages_in(self.algorithm):
-            self.rounds.require()
+            self.rounds.require(self.algorithm)
         has_run = self.num_events > 0  # somebody has come at all
         if has_run and is_steady(self.algorithm) and not self.has_trouble:
             states = self.simulator.states
@@ -169,11 +177,16 @@ class Checks(Recorder):
         self.expected_sum = total + trained
 
     def require_settled(self) -> None:
-        """Fail if somebody in AD-PSGD waits for an answer at the end."""
+        """Fail if somebody in AD-PSGD waits for an answer at the end.
+
+        It may if a message between the two was lost, or one of them was.
+        """
         for state in self.simulator.states:
-            if isinstance(state, ADPSGDState) and not self.has_trouble:
-                assert state.request is None
-                assert not state.deferred
+            if not isinstance(state, ADPSGDState) or state.rank in self.crashed:
+                continue
+            waiting = [*state.deferred]
+            waiting += [] if state.request is None else [state.request.send.receiver]
+            assert all(frozenset({state.rank, each}) in self.troubled for each in waiting)
 
     def require_total_weight(self) -> None:
         """Fail if a GoSGD run has lost or won weight."""
@@ -212,6 +225,7 @@ class Checks(Recorder):
     ) -> None:
         super().lost(now, rank, sender, message, reason)
         self.note_trouble(message.round)
+        self.troubled.add(frozenset({rank, sender}))
         self.in_flight.remove(message)
         self.lost_weight += weight_of(message)
 

@@ -22,6 +22,7 @@ HOSTS = {
     "peers": 10_000,
     "resuming": 2000,
     "cuts": 2000,
+    "late": 2000,
     "lies": 2000,
     "servers": 1000,
     "standby": 1000,

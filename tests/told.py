@@ -8,21 +8,25 @@ from dataclasses import dataclass, field
 
 from tests.host_wrappers import Inside
 from tests.oracles import RoundModels, ViolationError
+from tests.update_rules import Rules
 
 from edgegossip.contract.protocol import (
     Effect,
     Event,
+    Message,
     Rank,
     Received,
     Seconds,
     SetTimer,
     Started,
     TimerFired,
+    Trained,
     WorkerJoined,
     WorkerLost,
     WorkerState,
 )
 from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.sending import Sending
 from edgegossip.net.host.status import Phase
 from edgegossip.net.runtime import Life
 
@@ -30,6 +34,8 @@ STOPPED: Seconds = 2.5
 """One that was stopped may be back, so it counts as present at least so long."""
 LATE: Seconds = 0.5
 """A timer fires at most so late."""
+MOST_WAITING = 3
+"""Messages to one worker that may wait when a synchronous one begins a round."""
 
 
 @dataclass
@@ -62,6 +68,7 @@ class Told(Inside):
         is_alone: Whether it began with at most one other worker in reach.
         has_news: Whether it was told of a loss or a return.
         taken: Messages that the host has taken, and not handed over yet.
+        dropped: Messages that it has taken before it rejoined.
         given_up: Workers that it was told to have lost while their links were up and they ran.
         began_at: When it was first told anything; None before.
         early: Messages that were taken before it began.
@@ -79,11 +86,17 @@ class Told(Inside):
     is_alone: bool = False
     has_news: bool = False
     taken: list[Received] = field(default_factory=list)
+    dropped: list[Message] = field(default_factory=list)
     given_up: set[Rank] = field(default_factory=set)
     began_at: Seconds | None = None
     early: list[Received] = field(default_factory=list)
     is_of_peers: bool = False
     peers: Peers = field(init=False)
+    sending: Sending = field(init=False)
+    rules: Rules = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rules = Rules(self.inner)
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         before = state.round
@@ -95,7 +108,12 @@ class Told(Inside):
             self._hear(event, before, now)
         except ViolationError as violation:
             self.report(violation)
+        self.rules.before(state, event)
         effects = self.inner.handle(state, event, now)
+        try:
+            self.rules.require(state, event)
+        except ViolationError as violation:
+            self.report(violation)
         for effect in effects:
             if isinstance(effect, SetTimer):
                 self.memory.timers[effect.name] = effect.at
@@ -114,6 +132,8 @@ class Told(Inside):
                 self._join(event)
             case TimerFired(name):
                 self.memory.timers.pop(name, None)
+            case Trained() if self.traits.is_synchronous and now != self.began_at:
+                self._require_room()
             case Received():
                 self.taken[:] = [each for each in self.taken if each is not event]
                 self._receive(event)
@@ -128,13 +148,38 @@ class Told(Inside):
         self.is_alone = sum(peer.is_reachable for _, peer in self.peers) < 2
         present = [rank for rank, _ in self.peers if rank not in self.memory.lost]
         self.memory.lives = {rank: self.peers[rank].life for rank in present}
+        self._require_beginning(event)
         if event.has_rejoined:
-            self.taken.clear()  # what came before was for the state that it has dropped
+            # What came before was for the state that it has dropped.
+            self.dropped += [each.message for each in self.taken]
+            self.taken.clear()
             if not self.begun and not self.is_alone:
                 raise ViolationError(f"worker {rank} rejoins a run that nobody has begun")
         if (rank, life) in self.begun:
             raise ViolationError(f"worker {rank} begins anew with a life that it had before")
         self.begun.add((rank, life))
+
+    def _require_beginning(self, event: Started) -> None:
+        """A late worker rejoins; or those who began without it, whom it cannot yet believe,
+        count as lost.
+        """
+        if event.has_rejoined:
+            return
+        rank, life = self.peers.rank, self.peers.life
+        statuses = {r: p.status for r, p in self.peers if p.is_known and p.status is not None}
+        begun = {
+            r
+            for r, status in statuses.items()
+            if Phase.RUNNING <= status.phase < Phase.LEAVING and status.begun_with != life
+        }
+        if len(begun) > 1 or (begun and len(statuses) == 1 and self.is_alone):
+            raise ViolationError(
+                f"worker {rank} begins as if nobody had, but workers {sorted(begun)} have"
+            )
+        if present := begun - self.memory.lost:
+            raise ViolationError(
+                f"worker {rank} begins with workers {sorted(present)}, which began without it"
+            )
 
     def _lose(self, event: WorkerLost, *, is_beginning: bool) -> None:
         if event.rank in self.memory.lost and not event.has_lied:
@@ -182,6 +227,16 @@ class Told(Inside):
             raise ViolationError(
                 f"worker {rank} is handed a message of worker {event.sender}, which is lost"
             )
+
+    def _require_room(self) -> None:
+        """No synchronous worker begins a round while too many messages wait for another."""
+        for rank, peer in self.peers:
+            number = self.sending.outbox.num_numbered(rank)
+            if peer.is_known and number > MOST_WAITING:
+                raise ViolationError(
+                    f"worker {self.peers.rank} goes on while {number} messages wait for worker "
+                    f"{rank}"
+                )
 
     def require_timers(self, now: Seconds) -> None:
         """Fail if a timer should have fired by now."""

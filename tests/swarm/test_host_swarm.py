@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.algorithms import ALL, BALANCED, NUM_WORKERS, PEERS, with_settings
 from tests.host_checks import NOTICED, SLACK, check, check_server, digest, longest_pause
 from tests.host_swarm import WORLDS
-from tests.host_world_draws import adding, draw_world, longer
+from tests.host_world_draws import adding, draw_world, longer, smaller
 from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.tiers import by_name, first, thorough
 from tests.virtual_network import Wire
@@ -27,6 +28,7 @@ FEW = [
     *first(1, batches("peers", 0, 200, 10)),
     *first(1, batches("resuming", 0, 20, 10)),
     *first(1, batches("cuts", 0, 20, 10)),
+    *first(1, batches("late", 0, 20, 5)),
     *first(1, batches("lies", 0, 20, 10)),
     *first(1, batches("open", 0, 20, 2)),
     *first(0, batches("servers", 0, 5, 1)),
@@ -39,6 +41,7 @@ MANY = [
     *batches("peers", 200, 10_000, 100),
     *batches("resuming", 20, 1000, 70),
     *batches("cuts", 20, 1000, 70),
+    *batches("late", 20, 1000, 70),
     *batches("lies", 20, 1000, 70),
     *batches("open", 20, 1000, 20),
     *batches("servers", 5, 200, 15),
@@ -53,6 +56,10 @@ ONCE_WRONG = [
     ("stages", range(10, 11)),
     # The server gave up workers that had finished, as they waited in silence for the slow one.
     ("final", range(103, 104)),
+    # One that resumed from a time before its first training took honest models for lies.
+    ("late", range(64, 65)),
+    # A message overtook one that nobody could judge yet, which then counted as repeated.
+    ("late", range(129, 130)),
 ]
 """Worlds that have shown a fault."""
 
@@ -114,6 +121,23 @@ def test_one_that_begins_without_its_neighbors_may_be_as_far_behind_as_a_present
     run = check(replace(world, step_seconds=steps, start_at=(0.0, 0.0, 0.0, 5.5, 3.5)))
     # It hears from worker 3 only, which is not there yet; worker 0 waits for it.
     assert longest_pause(run, [0], after=0.0) > 3 * run.world.round_seconds + SLACK
+
+
+def test_nobody_waits_for_a_newcomer_that_hears_of_no_round() -> None:
+    # In the ring, worker 2 hears from worker 1 only, which is gone: it does all rounds over.
+    gone = Disturbance(kind="kill", at=2.0, ranks=(1,), seconds=math.inf)
+    again = Disturbance(kind="kill", at=20.0, ranks=(2,), seconds=1.0, with_disk=False)
+    name = "stochastic-gradient-push"
+    world = replace(
+        calm(name),
+        algorithm=longer(smaller(ALL[name], 3), 20),
+        step_seconds=(0.2,) * 3,
+        start_at=(0.0,) * 3,
+        disturbances=(gone, again),
+    )
+    run = check(world)
+    assert run.processes[2].host.state.round == world.algorithm.traits.num_rounds
+    assert longest_pause(run, [0], after=0.0) <= NOTICED + world.round_seconds + SLACK
 
 
 @pytest.mark.parametrize(

@@ -521,6 +521,8 @@ class Synchronous(Algorithm[S], Generic[S]):
         own = graph.all_in_neighbors(state.rank)
         near = {j for j in own if state.first_exchange.get(j, 0) <= state.exchange} - {other}
         heard = [j for j in graph.all_in_neighbors(other) if j not in state.lost]
+        if not heard:
+            return True  # nobody tells it where to skip to, so it would do all rounds over
         here = (near | {state.rank}).intersection(heard)
         return len(here) >= _enough(len(heard))
 

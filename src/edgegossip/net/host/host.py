@@ -576,5 +576,6 @@ class Host(Generic[State]):
         self._kept_at = checkpoint["now"]
         self._clock.began_at = self._clock.read() - self._kept_at
         self.peers.load_state_dict(checkpoint["peers"])
-        # It has trained, so it knows what is usual, and no message need wait for that.
-        self._plausibility.went_well(self.state.estimate)
+        # If it has trained, it knows what is usual, and no message need wait for that.
+        if self.state.round > 0:
+            self._plausibility.went_well(self.state.estimate)

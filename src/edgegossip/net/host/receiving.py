@@ -300,6 +300,10 @@ class Receiving:
             case Undecided():
                 self._undecided.append((sender, data))
                 return []
+            case Admitted(envelope) if envelope.number and self._has_undecided(sender):
+                # After the undecided one, which would otherwise count as repeated.
+                self._undecided.append((sender, data))
+                return []
             case Admitted(envelope, message, left_out):
                 events = [event for each in left_out for event in self._refuse(each)]
                 if message.kind in (STATUS, INTRODUCTION):
@@ -310,6 +314,9 @@ class Receiving:
             case _:
                 self._charge(sender, REFUSED_COST)
                 return self._refuse(verdict)
+
+    def _has_undecided(self, sender: Rank) -> bool:
+        return any(rank == sender for rank, _ in self._undecided)
 
     def _charge(self, sender: Rank, cost: int) -> None:
         if sender in self._buckets:

@@ -1,0 +1,179 @@
+"""Rules for single events of a worker, written a second time, from the documentation.
+
+A run with a fault is compared with one on a perfect network that has the fault as well; these
+rules do not have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tests.oracles import ViolationError, innermost
+from tests.worlds import stages_in
+
+from edgegossip.algorithms.gossip.adpsgd import ADPSGD
+from edgegossip.algorithms.gossip.swift import SWIFT
+from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.protocol import (
+    Event,
+    Message,
+    Rank,
+    Received,
+    Trained,
+    WorkerLost,
+    WorkerState,
+)
+from edgegossip.contract.rounds import Synchronous
+
+NEAR = 1e-3
+"""Two ways to compute a mean of models around 10 differ by less; in proportion beyond that."""
+
+
+class Rule:
+    """Looks at one worker's state before and after each of its events."""
+
+    def before(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        """Take note of a state that is about to handle `event`."""
+
+    def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        """Fail if the event should have done something else."""
+
+
+@dataclass
+class Rejoining(Rule):
+    """A returning worker goes on in its most advanced neighbor's round.
+
+    With three or more neighbors it is the second-most-advanced, because one may lie.
+    """
+
+    algorithm: Any  # a `Synchronous` one
+    answers: dict[Rank, Message] | None = None
+
+    def before(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        self.answers = None
+        if state.catch_up is None:
+            return
+        self.answers = dict(state.catch_up)
+        if isinstance(event, Received) and event.message.kind == "catch-up":
+            self.answers[event.sender] = event.message
+        elif isinstance(event, WorkerLost) and event.has_lied:
+            self.answers.pop(event.rank, None)
+
+    def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        if not self.answers or state.catch_up is not None:
+            return
+        neighbors = self.algorithm.graph(state).all_in_neighbors(state.rank)
+        num_present = sum(j not in state.lost for j in neighbors)
+        reached = sorted(map(self.algorithm.exchange_of, self.answers.values()), reverse=True)
+        place = 1 if num_present >= 3 and len(reached) > 1 else 0
+        if state.exchange < reached[place]:
+            raise ViolationError(
+                f"worker {state.rank} goes on in exchange {state.exchange}, though its "
+                f"neighbors have said that they are in {reached}"
+            )
+
+
+@dataclass
+class AveragedOnce(Rule):
+    """A repeated request gets the same answer: the worker has moved by it already."""
+
+    averaged: set[tuple[Rank, int]] = field(default_factory=set)
+    params: torch.Tensor | None = None
+
+    def before(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        self.params = state.params
+        if isinstance(event, WorkerLost):
+            self.averaged = {each for each in self.averaged if each[0] != event.rank}
+
+    def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        match event:
+            case Received(sender, Message("request", round)):
+                assert self.params is not None
+                has_moved = not torch.equal(state.params, self.params)
+                if has_moved and (sender, round) in self.averaged:
+                    raise ViolationError(
+                        f"worker {state.rank} averages once more with worker {sender}, which "
+                        f"has repeated its request of round {round}"
+                    )
+        for rank, answer in state.answers.items():
+            if answer.kind == "average":
+                self.averaged.add((rank, answer.round))
+
+
+@dataclass
+class LastModels(Rule):
+    """Each block mixes with the last models of present neighbors, by the graph's weights.
+
+    The weight of one that is lost, or has not been heard since, goes to the worker's own model.
+    """
+
+    algorithm: Any  # SWIFT
+    models: dict[Rank, Message] = field(default_factory=dict)
+    expected: torch.Tensor | None = None
+
+    def before(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        self.expected = None
+        match event:
+            case Received() if event.message.kind == "model":
+                self.models[event.sender] = event.message
+            case WorkerLost():
+                self.models.pop(event.rank, None)
+            case Trained() if event.has_gone_back:
+                self.models = {}
+            case Trained() if not state.is_new:
+                self.expected = self._mixed(state, event.params)
+
+    def _mixed(self, state: Any, own: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        graph = self.algorithm.graph(state)
+        row = self.algorithm.mixing.weights(graph, state.rank, state.round, state.lost)
+        mixed = own.double()
+        for j, weight in row.items():
+            model = self.models.get(j)
+            if model is not None and "is_new" not in model.numbers:
+                mixed = mixed + weight * (model.payload["params"].double() - own.double())
+        return mixed
+
+    def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        if self.expected is None:
+            return
+        far = float((state.params.double() - self.expected).abs().max())
+        if far > NEAR * max(1.0, float(self.expected.abs().max()) / 10):
+            raise ViolationError(
+                f"worker {state.rank} is {far:.2g} off the mean of its own model and the last "
+                f"ones of workers {sorted(self.models)}"
+            )
+
+
+def rules_of(algorithm: Algorithm[Any], state: Any) -> list[Rule]:  # noqa: ANN401
+    """The rules that a worker of `algorithm` follows from its innermost `state` on."""
+    if stages_in(algorithm):
+        return []  # those that hold a later stage have no such state
+    match inner := innermost(algorithm):
+        case Synchronous():
+            return [Rejoining(inner)]
+        case ADPSGD() if inner.resend_after is not None:
+            return [AveragedOnce()]
+        case SWIFT() if inner.robust is None and inner is algorithm:
+            return [LastModels(inner, dict(state.models))]  # those of a checkpoint
+    return []
+
+
+@dataclass
+class Rules:
+    """The rules of one worker from its start until it has a new state."""
+
+    algorithm: Algorithm[Any]
+    state: WorkerState | None = None
+    rules: list[Rule] = field(default_factory=list)
+
+    def before(self, state: WorkerState, event: Event) -> None:
+        if state is not self.state:
+            self.state, self.rules = state, rules_of(self.algorithm, innermost(state))
+        for rule in self.rules:
+            rule.before(innermost(state), event)
+
+    def require(self, state: WorkerState, event: Event) -> None:
+        for rule in self.rules:
+            rule.require(innermost(state), event)
