@@ -224,6 +224,19 @@ def test_a_machine_measures_when_asked_and_starts_what_was_chosen(
     assert (len(started), len(desk.said)) == (2, number)
 
 
+def test_a_machine_that_is_stopped_in_the_rehearsal_says_so(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "join", lambda *given, **settings: "interrupted")
+    task: Json = {"do": "work", "id": 5, "seconds": 0.1, "rate": 1e6, "present": [0]}
+    with serving(task) as desk:
+        desk.join()
+        with pytest.raises(KeyboardInterrupt):
+            join_command(["--out", "a"])
+    assert [said.get("failed") for said in desk.said] == [None, "it was stopped"]
+    assert started == []
+
+
 def test_a_machine_reads_its_own_data_alone() -> None:
     def load(rank: Rank) -> Dataset:
         if rank != 1:

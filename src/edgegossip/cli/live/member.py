@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,8 +123,19 @@ class _Questions:
             if answer["do"] == "wait":
                 time.sleep(_POLL)
             else:
-                report = {"id": answer["id"], **_measurement(answer, measured)}
+                try:
+                    report = {"id": answer["id"], **_measurement(answer, measured)}
+                except KeyboardInterrupt:
+                    self._stop(answer)
+                    raise
         return answer
+
+    def _stop(self, task: dict[str, Any]) -> None:
+        """Tell that this machine leaves a rehearsal, which the others would wait for."""
+        if task["do"] == "work":
+            report = {"id": task["id"], "failed": "it was stopped"}
+            with suppress(NetworkError):  # the answer is a refusal
+                self._run.ask(self._folder, "next", digest=self._run.digest, **report)
 
     def _ask(self, report: dict[str, Any]) -> dict[str, Any]:
         while True:
