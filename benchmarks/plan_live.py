@@ -5,11 +5,11 @@
 Four hosts of unequal processors and cables (those of `benchmarks/plan_lab.py`) join a fifth, of
 the machine's own speed, which plans. They measure themselves and their links, the winner of the
 plan is started, and learns MNIST with LeNet-5; then the same workers run again with each
-further seed of the plan. The forecast is the time to the target that the plan has printed, a
-median over the seeds. The measured time is the median over the runs of the time in which the
-averaged model of the real workers reaches the target on the test split. "Planning" is the time
-from the moment at which all hosts have joined until the winner is started. Exits with 1 if a
-forecast is off by more than 15 %, or planning takes two minutes.
+further seed of the plan. The forecast is the time to the target that the plan has printed, in
+which the mean over its seeds reaches it. The measured time is the median over the runs of the
+time in which the averaged model of the real workers reaches the target on the test split.
+"Planning" is the time from the moment at which all hosts have joined until the winner is
+started. Exits with 1 if a forecast is off by more than 15 %, or planning takes two minutes.
 """
 
 from __future__ import annotations

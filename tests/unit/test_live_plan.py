@@ -18,11 +18,17 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from tests.small_tasks import regression, regression_data
 
+from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.cli.join_command import join_command
 from edgegossip.cli.live import member
 from edgegossip.cli.main import main
-from edgegossip.contract.errors import NetworkError
+from edgegossip.contract.errors import DataError, NetworkError
+from edgegossip.contract.protocol import Rank
+from edgegossip.contract.topology import complete
+from edgegossip.data.dataset import Dataset
+from edgegossip.data.local import Local
 from edgegossip.net.identity.certificates import authority_folder, issue_for, make_authority
 from edgegossip.net.identity.enrollment import Json, Offer
 from edgegossip.net.identity.joined import JoinedRun
@@ -30,7 +36,11 @@ from edgegossip.net.identity.members import Member, Members
 from edgegossip.net.identity.signing import SigningService
 from edgegossip.net.link_meter import LinkSpeed
 from edgegossip.plan.machines import read_machines
+from edgegossip.real.join import Connection
 from edgegossip.real.launch import free_ports
+from edgegossip.real.worker import WorkerSettings
+from edgegossip.runs.experiment import Experiment
+from edgegossip.sim.platform import uneven
 
 EDGEGOSSIP = [sys.executable, "-m", "edgegossip"]
 PLAN = ["plan", "quickstart", "--live", "--host", "127.0.0.1", "--num-workers"]
@@ -147,20 +157,29 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return 0
 
     class NoLinks:
-        def __init__(self, *given: object) -> None: ...
+        def __init__(self, *given: object) -> None:
+            self.is_open = True
+
         def __enter__(self) -> NoLinks:
             return self
 
-        def __exit__(self, *error: object) -> None: ...
+        def __exit__(self, *error: object) -> None:
+            self.is_open = False
+
         def measure(self, other: int) -> LinkSpeed:
+            assert self.is_open
             if other == 7:
                 raise NetworkError("worker 7 did not answer")
             return LinkSpeed((0.02,) * 5, (1e6,), (2e6,))
 
     monkeypatch.setattr("edgegossip.cli.worker_command.worker_command", worker_command)
 
-    def no_rehearsal(*given: object, **settings: object) -> str:
-        raise NetworkError("the rehearsal fails")
+    def no_rehearsal(
+        *given: object, settings: WorkerSettings, connection: Connection, **others: object
+    ) -> str:
+        raise NetworkError(
+            f"no rehearsal: {settings.threads}, {settings.ended}, {connection.upload_limit}"
+        )
 
     monkeypatch.setattr(member, "LinkMeter", NoLinks)
     monkeypatch.setattr(member, "join", no_rehearsal)
@@ -176,12 +195,14 @@ def test_a_machine_measures_when_asked_and_starts_what_was_chosen(
         {"do": "link", "id": 5, "to": 1},
         {"do": "link", "id": 6, "to": 7},
         {"do": "dance", "id": 7},
-        {"do": "work", "id": 8, "seconds": 0.1, "rate": 1e6, "lost": [1]},
+        {"do": "work", "id": 8, "seconds": 0.1, "rate": 1e6, "present": [0]},
+        {"do": "link", "id": 9, "to": 1},  # the desk has been restarted
         {**START, "rank": 0},
     ]
     with serving(*tasks) as desk:
         desk.join()
-        assert join_command(["--out", "a", "--", "--threads", "1"]) == 0
+        options = ["--threads", "1", "--upload-limit", "5mbit"]
+        assert join_command(["--out", "a", "--", *options]) == 0
     assert desk.said[2]["link"] == {
         "round_trips": [0.02] * 5,
         "sent": [1e6],
@@ -189,17 +210,45 @@ def test_a_machine_measures_when_asked_and_starts_what_was_chosen(
     }
     assert desk.said[3]["failed"] == "worker 7 did not answer"
     assert "does not know 'dance'" in desk.said[4]["failed"]
-    assert "the rehearsal fails" in desk.said[5]["failed"]
+    assert desk.said[5]["failed"] == "no rehearsal: 1, (1,), 5mbit"
+    assert desk.said[6]["link"] == desk.said[2]["link"]
     [command] = started
     assert command[:3] == ["quickstart", "--lr", "0.5"]
     assert "--open" not in command
-    assert command[-2:] == ["--threads", "1"]
+    assert command[-4:] == options
     run = JoinedRun.read(Path("a"))
     assert (run.kind, run.num_workers, run.words) == ("planned", 2, tuple(START["words"]))
     # From now on it goes on without a question.
     number = len(desk.said)
     join_command(["--out", "a"])
     assert (len(started), len(desk.said)) == (2, number)
+
+
+def test_a_machine_that_is_stopped_in_the_rehearsal_says_so(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "join", lambda *given, **settings: "interrupted")
+    task: Json = {"do": "work", "id": 5, "seconds": 0.1, "rate": 1e6, "present": [0]}
+    with serving(task) as desk:
+        desk.join()
+        with pytest.raises(KeyboardInterrupt):
+            join_command(["--out", "a"])
+    assert [said.get("failed") for said in desk.said] == [None, "it was stopped"]
+    assert started == []
+
+
+def test_a_machine_reads_its_own_data_alone() -> None:
+    def load(rank: Rank) -> Dataset:
+        if rank != 1:
+            raise DataError(f"the data of worker {rank} is not here")
+        return regression_data()
+
+    experiment = Experiment(
+        task=regression(dataset=Local("mine", load=load, input_shape=(4,))),
+        algorithm=GoSGD(topology=complete(2), num_rounds=1),
+        platforms=uneven(2),
+    )
+    assert member._model_bytes(experiment, 1) == 4 * 49
 
 
 def test_a_machine_that_moves_up_gets_a_certificate_for_its_new_rank(

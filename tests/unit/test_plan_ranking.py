@@ -161,6 +161,11 @@ def test_one_that_waits_less_is_first_for_that() -> None:
     assert said.endswith("Its limit is the machines, which train nearly all the time.")
 
 
+def test_one_whose_trainings_cost_less_time_is_first_though_it_idles_more() -> None:
+    said = why(outlook("diloco", idle=0.2), outlook("gosgd", seconds=3.0, idle=0.0))
+    assert "because it trains on 10,000 samples/s, gosgd, the next, on 6,700." in said
+
+
 def test_one_that_sends_less_is_first_for_that() -> None:
     slow = outlook("all-reduce", seconds=8.0, idle=0.8, uplink=0.95, num_bytes=9e6)
     assert "whose busiest uplink sends for 95 % of it (9 MB to the target, not 1 MB)" in why(

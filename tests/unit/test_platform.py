@@ -155,6 +155,13 @@ def test_a_throughput_out_of_range_is_refused(throughput: float) -> None:
         Platform(throughput=throughput)
 
 
+@pytest.mark.parametrize("cost", ["seconds_per_training", "seconds_per_byte"])
+@pytest.mark.parametrize("value", [-1e-9, math.inf, math.nan])
+def test_a_cost_out_of_range_is_refused(cost: str, value: float) -> None:
+    with pytest.raises(ValueError, match=cost):
+        Platform(throughput=1.0, **{cost: value})  # type: ignore[arg-type]
+
+
 def test_a_platform_without_executors_is_refused() -> None:
     with pytest.raises(ValueError, match="executors must be at least 1, got 0"):
         Platform(throughput=1.0, executors=0)

@@ -78,6 +78,24 @@ def test_bytes_that_nobody_sends_cost_nothing(tmp_path: Path) -> None:
         assert found.seconds_per_byte == 0.0
 
 
+def test_a_machine_whose_step_outlasts_a_part_does_one_cycle(tmp_path: Path) -> None:
+    slow, fast = rehearsed(tmp_path, Platform(throughput=2.0), Platform(throughput=800.0))
+    assert slow.speeds == pytest.approx([2.0])
+    assert slow.seconds_per_training < 1e-9
+    assert len(fast.speeds) == 5
+    notes = EventReader(tmp_path / "run" / "events.jsonl").of_type("noted")
+    assert max(note["time"] for note in notes) == pytest.approx(16.0)
+
+
+def test_short_trainings_that_other_load_has_slowed_leave_a_speed() -> None:
+    notes = [
+        {"kind": 0, "seconds": 1.0, "samples": 160.0, "trainings": 10, "bytes": 0},
+        {"kind": 1, "seconds": 1.5, "samples": 80.0, "trainings": 10, "bytes": 0},
+        {"kind": 2, "seconds": 1.5, "samples": 80.0, "trainings": 10, "bytes": 0},
+    ]
+    assert costs(notes) == Costs((320.0,), 0.05, 0.0)
+
+
 def test_a_rehearsal_that_ends_early_tells_no_costs() -> None:
     with pytest.raises(ValueError, match="ended before a part of kind 'long'"):
         costs([])

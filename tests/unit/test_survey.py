@@ -133,6 +133,22 @@ def test_a_machine_that_a_link_does_not_reach_is_lost() -> None:
     assert crowd.ask(0)["to"] == 2
 
 
+def test_a_machine_that_is_left_alone_measures_nothing_more() -> None:
+    crowd = Crowd(0, 1)
+    crowd.begin()
+    assert crowd.ask(0, id=crowd.ask(0)["id"], failed="worker 1 did not answer") == WAIT
+    assert crowd.surveyor.phase == "measured"
+    with pytest.raises(NetworkError, match="1 of 2 machines are left"):
+        crowd.surveyor.survey()
+
+
+def test_only_those_who_are_present_take_part_in_the_rehearsal() -> None:
+    crowd = Crowd(0, 2, 3)
+    crowd.begin()
+    crowd.measure_links(0, 2, 3)
+    assert [crowd.ask(rank)["present"] for rank in (0, 2, 3)] == [[0, 2, 3]] * 3
+
+
 def test_a_machine_that_cannot_measure_its_work_is_lost() -> None:
     crowd = Crowd(0, 1)
     crowd.begin()

@@ -321,15 +321,19 @@ def reason(order: Sequence[Outlook]) -> str:
     other = reached[0]
     fewer = other.samples / max(best.samples, 1.0)
     sooner = other.seconds / best.seconds
-    if sooner / max(fewer, 1e-9) >= fewer:
+    if sooner / max(fewer, 1e-9) < fewer:
+        mine, theirs = (units.number(_rounded(each.samples)) for each in (best, other))
+        cause = f"it needs {mine} training samples, {other.only}, the next, {theirs}"
+    elif best.idle < other.idle:
         cause = (
             f"{units.percent(best.idle, 0)} of the machines' capacity is idle, with "
             f"{other.only}, the next, {units.percent(other.idle, 0)}"
         )
         cause += _why_idle(best, other)
     else:
-        mine, theirs = (units.number(_rounded(each.samples)) for each in (best, other))
-        cause = f"it needs {mine} training samples, {other.only}, the next, {theirs}"
+        # Busy machines may be slower: trainings and messages cost them time, too.
+        mine, theirs = (units.number(_rounded(x.samples / x.seconds)) for x in (best, other))
+        cause = f"it trains on {mine} samples/s, {other.only}, the next, on {theirs}"
     return f"{best.only} is first because {cause}. {_limit(best)}"
 
 

@@ -38,7 +38,9 @@ Kind: TypeAlias = Literal["long", "short", "messages"]
 """Kinds of parts: long trainings, trainings of one step, and those among messages."""
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _SHARES: Mapping[Kind, float] = {"long": 0.2, "short": 0.3, "messages": 0.5}
-NUM_CYCLES = 5
+_NUM_CYCLES = 5
+_NUM_ROUNDS = 1 + _NUM_CYCLES * len(_KINDS)
+"""Number of parts; the first one does not count."""
 _LONG: Seconds = 0.1
 _MARGIN = 0.15
 """Share of a part at whose beginning and end no message is sent."""
@@ -112,14 +114,10 @@ class Rehearsal(Algorithm[RehearsalState]):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            topology=complete(self.num_workers), num_rounds=1 + NUM_CYCLES * len(_KINDS)
-        )
+        return Traits(topology=complete(self.num_workers), num_rounds=_NUM_ROUNDS)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        most = self.traits.num_rounds
-        assert most is not None
-        return {"model": MessageSpec({"params": params}, max_round=most)}
+        return {"model": MessageSpec({"params": params}, max_round=_NUM_ROUNDS)}
 
     def init(self, rank: Rank, params: Tensor) -> RehearsalState:
         return RehearsalState(rank=rank, params=params)
@@ -150,7 +148,7 @@ class Rehearsal(Algorithm[RehearsalState]):
         """The end of a part, after the beginning of the rehearsal."""
         cycles, more = divmod(round, len(_KINDS))
         within = sum(_SHARES[kind] for kind in _KINDS[:more])
-        return _SETTLING + (cycles + within) * self.seconds / NUM_CYCLES
+        return _SETTLING + (cycles + within) * self.seconds / _NUM_CYCLES
 
     def _go_on(self, state: RehearsalState, event: Trained, now: Seconds) -> list[Effect]:
         state.params = event.params
@@ -163,9 +161,14 @@ class Rehearsal(Algorithm[RehearsalState]):
             state.part.seconds = now - state.began
             effects += [_note(self._kind(state), state.part)] if state.round else []
             state.round, state.began, state.part = state.round + 1, now, Part()
-            if state.round == self.traits.num_rounds:
+            if self._is_over(state, now):
                 return [*effects, Finish()]
         return [*effects, *self._send(state, now), self._train(state)]
+
+    def _is_over(self, state: RehearsalState, now: Seconds) -> bool:
+        # Where a step takes longer than a part, one cycle has to do.
+        is_late = now >= state.started + self._end(_NUM_ROUNDS - 1)
+        return state.round == _NUM_ROUNDS or (is_late and state.round > len(_KINDS))
 
     def _train(self, state: RehearsalState) -> Train:
         is_long = self._kind(state) == "long"
@@ -245,7 +248,9 @@ def costs(notes: Sequence[Mapping[str, float]]) -> Costs:
     # A training of n samples takes `each + n * alone`, which is known for two values of n,
     # unless a step is so slow that no training has more.
     alone = (long - short) / (size - one) if size > one else long / size
-    each = min(max(0.0, short - one * alone), 0.99 * short)
+    # More than half of a long training is noise, of a machine that does much else.
+    most = min(part.seconds / part.trainings for part in parts["long"]) / 2
+    each = min(max(0.0, short - one * alone), most)
     of_bytes = [
         (part.seconds - part.trainings * short) / part.bytes
         for part in parts["messages"]

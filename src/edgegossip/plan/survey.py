@@ -198,11 +198,6 @@ class Surveyor:
         """Names of the machines that take part and are not lost, by rank."""
         return {rank: x.name for rank, x in self._machines.items() if x.problem is None}
 
-    @property
-    def lost(self) -> dict[Rank, str]:
-        """Names of the machines that are lost, by rank."""
-        return {rank: x.name for rank, x in self._machines.items() if x.problem is not None}
-
     def asked(self, rank: Rank, name: str, said: Mapping[str, Any], now: Seconds) -> Json:
         """Answer a machine's question for its next instruction.
 
@@ -334,13 +329,14 @@ class Surveyor:
 
     def _rehearse(self, now: Seconds) -> None:
         """Let all measure their work together, with messages that half of each link carries."""
-        self.phase = "work"
         rates = [x.rate for pair, x in self._links.items() if self.present.keys() >= {*pair}]
-        task = {"seconds": self.seconds, "lost": [*self.lost], "rate": min(rates, default=0.0)}
+        if not rates:  # fewer than two machines are left
+            self.phase = "measured"
+            return
+        self.phase = "work"
+        task = {"seconds": self.seconds, "present": [*self.present], "rate": min(rates)}
         for machine in self._here():
             self._give(machine, now + self.seconds + _WORK, do="work", **task)
-        if not self.present:
-            self.phase = "measured"
 
     def _note(self, rank: Rank, machine: _Surveyed, said: Mapping[str, Any]) -> None:
         """Keep a measurement."""

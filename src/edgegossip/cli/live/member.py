@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from edgegossip.cli.command import parse_recipe
 from edgegossip.cli.worker_command import WorkerOptions
 from edgegossip.contract.errors import EdgeGossipError, NetworkError, UsageError
-from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.data.partition import IID, Shared
 from edgegossip.net.address import Address
 from edgegossip.net.identity.enrollment import RefusedError
@@ -66,20 +66,31 @@ def await_plan(
     words = [recipe, *run.words[1:], "--rank", str(run.rank), *further]
     command = parse_recipe("worker", WorkerOptions, words)
     experiment = command.call.experiment(command.options.only)
-    num_bytes = _model_bytes(experiment)
+    num_bytes = _model_bytes(experiment, run.rank)
     connection = Connection(
-        address=address, tls=certificates(folder), lease=command.options.lease
+        address=address,
+        tls=certificates(folder),
+        lease=command.options.lease,
+        upload_limit=command.options.upload_limit,
     )
     worker = _Rehearsing(run, experiment, num_bytes, connection, command.options.threads)
-    transport = connection.transport(f"{run.run}:plan", run.rank, run.num_workers)
     with ExitStack() as stack:
-        meter = stack.enter_context(LinkMeter(transport, num_bytes))
+
+        def open_meter() -> LinkMeter:
+            transport = connection.transport(f"{run.run}:plan", run.rank, run.num_workers)
+            return stack.enter_context(LinkMeter(transport, num_bytes))
+
+        meter = open_meter()
 
         def measured(task: dict[str, Any]) -> dict[str, Any]:
+            nonlocal meter
             if task["do"] == "link":
                 return {"link": asdict(meter.measure(int(task["to"])))}
             stack.close()  # the rehearsal listens at the same address
-            return {"costs": asdict(worker.costs(task))}
+            try:
+                return {"costs": asdict(worker.costs(task))}
+            finally:
+                meter = open_meter()  # a desk that is restarted measures all again
 
         print("waiting for the plan of this run; this machine measures when asked", flush=True)
         answer = _Questions(run, folder).until_decided(measured)
@@ -112,8 +123,19 @@ class _Questions:
             if answer["do"] == "wait":
                 time.sleep(_POLL)
             else:
-                report = {"id": answer["id"], **_measurement(answer, measured)}
+                try:
+                    report = {"id": answer["id"], **_measurement(answer, measured)}
+                except KeyboardInterrupt:
+                    self._stop(answer)
+                    raise
         return answer
+
+    def _stop(self, task: dict[str, Any]) -> None:
+        """Tell that this machine leaves a rehearsal, which the others would wait for."""
+        if task["do"] == "work":
+            report = {"id": task["id"], "failed": "it was stopped"}
+            with suppress(NetworkError):  # the answer is a refusal
+                self._run.ask(self._folder, "next", digest=self._run.digest, **report)
 
     def _ask(self, report: dict[str, Any]) -> dict[str, Any]:
         while True:
@@ -179,7 +201,7 @@ class _Rehearsing:
         settings = WorkerSettings(
             name=self.run.run,
             meet_seconds=_MEETING,
-            ended=tuple(map(int, task["lost"])),
+            ended=tuple({*range(self.run.num_workers)} - {*map(int, task["present"])}),
             snapshots=False,
             final_average=False,
             threads=self.threads,
@@ -220,13 +242,14 @@ def _rehearsed(experiment: Experiment, rehearsal: Rehearsal) -> Experiment:
     )
 
 
-def _model_bytes(experiment: Experiment) -> int:
-    """The size of a worker's model in bytes.
+def _model_bytes(experiment: Experiment, own: Rank) -> int:
+    """The size in bytes of the model of worker `own`, or of another if it has no data.
 
     Raises:
         UsageError: If the worker cannot train by itself.
     """
-    rank = experiment.data_ranks[0]
+    # Local data of another rank may not be on this machine.
+    rank = own if own in experiment.data_ranks else experiment.data_ranks[0]
     workload = experiment.workload((rank,))
     params = workload.initial_params(rank)
     if workload.make_trainer(rank).trial(params, num_steps=1) is None:
