@@ -526,6 +526,14 @@ def test_a_best_value_at_an_end_of_those_tried_is_told(machines: Path) -> None:
     assert "Only epoch-gossip reaches the target" in told["lr = 0.15"]
 
 
+def test_a_switch_has_no_end(machines: Path) -> None:
+    plan = planned(machines, "--shared", "True", "False", "--lr", "0.05")
+    proposals = plan.proposals["edge-gossip"]
+    assert {each.call.arguments["shared"] for each in proposals} == {True, False}
+    for each in proposals:
+        assert "note" not in said(plan, [outlook(each.label, 2.0, (2.0,))])
+
+
 @thorough
 def test_runs_are_judged_by_held_out_samples_or_the_test_split(machines: Path) -> None:
     plan = planned(machines)

@@ -57,6 +57,15 @@ def test_an_option_that_takes_several_values_is_not_swept() -> None:
     assert command.values == {"lr": {"0.1": 0.1, "0.2": 0.2}}
 
 
+def test_true_and_false_are_values_to_try() -> None:
+    words = ["--shared", "True", "False", "--only", "edge-gossip"]
+    command, study = parse_sweep(["quickstart", *words])
+    assert command.values == {"shared": {"True": True, "False": False}}
+    assert [cell.name for cell in study.cells] == ["shared-True/seed0", "shared-False/seed0"]
+    with pytest.raises(UsageError, match="--shared may have the values True and False"):
+        parse_sweep(["quickstart", "--shared", "yes", "no"])
+
+
 @thorough
 def test_values_can_be_added_and_nothing_is_done_twice(tmp_path: Path) -> None:
     first = swept(tmp_path, "--lr", "0.05", "0.1")

@@ -269,9 +269,19 @@ def parse_values(
     call = RecipeCall(recipe_name(command, kind, words))
     fixed, swept = _split_values(command, call, words[1:])
     first = {option: texts[0] for option, texts in swept.items()}
+    flags = _flags(call.function)
+
+    def words_of(texts: Mapping[str, str]) -> list[str]:
+        return [
+            word
+            for option, text in texts.items()
+            for word in (
+                _flag_words(option, text) if _argument(option) in flags else (option, text)
+            )
+        ]
 
     def parsed(option: str, text: str) -> Any:  # noqa: ANN401
-        some = [word for pair in {**first, option: text}.items() for word in pair]
+        some = words_of({**first, option: text})
         found = parse(command, kind, call, [*fixed, *some])
         return found.call.arguments[_argument(option)]
 
@@ -279,8 +289,7 @@ def parse_values(
         _argument(option): {text: parsed(option, text) for text in texts}
         for option, texts in swept.items()
     }
-    some = [word for pair in first.items() for word in pair]
-    found = parse(command, kind, call, [*fixed, *some])
+    found = parse(command, kind, call, [*fixed, *words_of(first)])
     kept = {name: x for name, x in found.call.arguments.items() if name not in values}
     given = tuple(dict.fromkeys(_given(words[1:], {*found.given})))
     return replace(found, call=replace(found.call, arguments=kept), given=given, values=values)
@@ -325,11 +334,32 @@ def _numbers(text: str) -> list[str]:
     return [str(number) for number in range(int(found[1]), int(found[2]) + 1)]
 
 
+def _flag_words(option: str, text: str) -> list[str]:
+    """The words that switch an option on or off.
+
+    >>> _flag_words("--shared", "True"), _flag_words("--shared", "False")
+    (['--shared'], ['--no-shared'])
+    """
+    if text not in ("True", "False"):
+        raise UsageError(f"{option} may have the values True and False, got {text!r}")
+    return [option] if text == "True" else [f"--no-{option.removeprefix('--')}"]
+
+
+def _flags(make: Callable[..., Any]) -> set[str]:
+    """Arguments that are true or false."""
+    return {name for name, kind in _kinds(make).items() if kind in (bool, "bool")}
+
+
 def _arguments_of_one_value(make: Callable[..., Any]) -> set[str]:
     """Arguments that are no tuples, so that several values are values to try."""
+    return {name for name, kind in _kinds(make).items() if "tuple" not in str(kind)}
+
+
+def _kinds(make: Callable[..., Any]) -> dict[str, object]:
+    """The types of a recipe's arguments, as they are written."""
     kinds: dict[str, object] = {}
     for name, parameter in inspect.signature(make).parameters.items():
         kinds[name] = parameter.annotation
         if is_dataclass(settings := parameter.default):
             kinds |= {each.name: each.type for each in fields(settings)}
-    return {name for name, kind in kinds.items() if "tuple" not in str(kind)}
+    return kinds

@@ -167,7 +167,9 @@ def _at_an_end(best: Proposal, tried: Sequence[Proposal]) -> Iterator[str]:
     """Yield a note for each setting whose best value is the smallest or largest tried."""
     for name, value in best.setting.values.items():
         others = {each.setting.values[name] for each in tried}
-        if len(others) > 1 and all(isinstance(each, int | float) for each in others):
+        is_number = all(isinstance(each, int | float) for each in others)
+        # Two values of which one is the least may be all that there are: true and false.
+        if len(others) > 1 and is_number and bool not in map(type, others):
             option, text = name.replace("_", "-"), best.setting.texts[name]
             for end, extreme in (("least", min), ("greatest", max)):
                 if value == extreme(others):
