@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from edgegossip.contract.topology import complete
 from edgegossip.runs.final_average import FinalAverage
 
 PEERS = complete(3)
-ALGORITHMS: list[Algorithm] = [
+ALGORITHMS: list[Algorithm[Any]] = [
     GoSGD(topology=PEERS, num_rounds=30, exchange_probability=0.3),
     ADPSGD(topology=PEERS, num_rounds=30),
     ASP(num_workers=2, num_rounds=30),
@@ -29,7 +30,7 @@ ALGORITHMS: list[Algorithm] = [
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("ends_at", [math.inf, 3600.0])
 def test_one_that_had_ended_neither_trains_again_nor_changes_the_mean(
-    algorithm: Algorithm, ends_at: Seconds
+    algorithm: Algorithm[Any], ends_at: Seconds
 ) -> None:
     # Worker 1 ends after some 3 s, is killed at 10 s, and comes back; worker 2 takes a minute.
     world = World(
@@ -54,4 +55,5 @@ def test_one_that_had_ended_neither_trains_again_nor_changes_the_mean(
 def estimate(run: Run, rank: Rank) -> torch.Tensor:
     process = run.processes[rank]
     assert process.reason == "finished"
-    return process.host.state.estimate
+    found: torch.Tensor = process.host.state.estimate
+    return found
