@@ -56,6 +56,8 @@ ONCE_WRONG = [
     ("stages", range(10, 11)),
     # The server gave up workers that had finished, as they waited in silence for the slow one.
     ("final", range(103, 104)),
+    # The status of a restarted server's new life was lost, and nobody told it again.
+    ("final", range(378, 379)),
     # One that resumed from a time before its first training took honest models for lies.
     ("late", range(64, 65)),
     # A message overtook one that nobody could judge yet, which then counted as repeated.

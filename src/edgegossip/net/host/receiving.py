@@ -343,7 +343,10 @@ class Receiving:
         peer = self._peers[sender]
         # Numbers count between two lives, so the lives come before the number.
         if envelope.sender_life != peer.life or envelope.receiver_life != self._peers.life:
-            return []  # dropped, not refused: it is from an earlier life of one of the two
+            # Dropped, not refused: it is from an earlier life of one of the two, or the status
+            # that told of a new life was lost. The answer shows which lives this worker knows.
+            self._sending.tell(sender, again=True)
+            return []
         if envelope.number <= peer.received:
             return []  # resent by a resumed worker
         # A link keeps its frames in order, so what this one has overtaken is lost for good.
@@ -365,6 +368,7 @@ class Receiving:
         if envelope.receiver_life != self._peers.life:
             # It counts what an earlier life of this worker has sent, and nothing of this one.
             status = status.without_receipts(self._peers.rank)
+            self._sending.tell(sender, again=True)
         events = self._peers.told(sender, status, self._clock.read())
         if self._peers[sender].status is not status:
             return events  # from a superseded life
