@@ -330,7 +330,9 @@ def _may_forget(world: World) -> bool:
     has_disk = world.checkpoint_seconds < math.inf and not world.disk_fails
     stops = [each for each in world.disturbances if each.kind == "stop all"]
     is_forgetful = any(not (has_disk and each.with_disk) for each in stops)
-    return is_forgetful or (is_killed and (world.disturbed > {SERVER} or world.loses))
+    # Those who know most are also away while all are stopped.
+    are_away = bool(world.disturbed > {SERVER} or stops or world.loses)
+    return is_forgetful or (is_killed and are_away)
 
 
 def _require_sum(found: float, expected: float) -> None:
