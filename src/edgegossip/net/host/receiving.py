@@ -368,7 +368,6 @@ class Receiving:
         if envelope.receiver_life != self._peers.life:
             # It counts what an earlier life of this worker has sent, and nothing of this one.
             status = status.without_receipts(self._peers.rank)
-            self._sending.tell(sender, again=True)
         events = self._peers.told(sender, status, self._clock.read())
         if self._peers[sender].status is not status:
             return events  # from a superseded life
@@ -380,7 +379,8 @@ class Receiving:
         waits = phase >= Phase.RUNNING and status.phase == Phase.WAITING
         goes_on = phase == Phase.FINISHED and status.phase == Phase.RUNNING
         is_back = any(isinstance(event, WorkerJoined) for event in events)
-        if waits or goes_on or is_back:
+        knows_another_life = envelope.receiver_life not in (0, self._peers.life)
+        if waits or goes_on or is_back or knows_another_life:
             self._sending.tell(sender, again=True)
         return events
 
