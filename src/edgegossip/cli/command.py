@@ -269,15 +269,12 @@ def parse_values(
     call = RecipeCall(recipe_name(command, kind, words))
     fixed, swept = _split_values(command, call, words[1:])
     first = {option: texts[0] for option, texts in swept.items()}
-    flags = _flags(call.function)
+    defaults = call.defaults
 
     def words_of(texts: Mapping[str, str]) -> list[str]:
+        pairs = texts.items()
         return [
-            word
-            for option, text in texts.items()
-            for word in (
-                _flag_words(option, text) if _argument(option) in flags else (option, text)
-            )
+            w for option, x in pairs for w in _words(option, x, defaults[_argument(option)])
         ]
 
     def parsed(option: str, text: str) -> Any:  # noqa: ANN401
@@ -334,32 +331,24 @@ def _numbers(text: str) -> list[str]:
     return [str(number) for number in range(int(found[1]), int(found[2]) + 1)]
 
 
-def _flag_words(option: str, text: str) -> list[str]:
-    """The words that switch an option on or off.
+def _words(option: str, text: str, default: object) -> list[str]:
+    """The words that give an option a value; a switch takes none.
 
-    >>> _flag_words("--shared", "True"), _flag_words("--shared", "False")
-    (['--shared'], ['--no-shared'])
+    >>> _words("--lr", "0.1", 0.05), _words("--shared", "False", False)
+    (['--lr', '0.1'], ['--no-shared'])
     """
+    if not isinstance(default, bool):
+        return [option, text]
     if text not in ("True", "False"):
         raise UsageError(f"{option} may have the values True and False, got {text!r}")
-    return [option] if text == "True" else [f"--no-{option.removeprefix('--')}"]
-
-
-def _flags(make: Callable[..., Any]) -> set[str]:
-    """Arguments that are true or false."""
-    return {name for name, kind in _kinds(make).items() if kind in (bool, "bool")}
+    return option_words(_argument(option), text == "True", default)
 
 
 def _arguments_of_one_value(make: Callable[..., Any]) -> set[str]:
     """Arguments that are no tuples, so that several values are values to try."""
-    return {name for name, kind in _kinds(make).items() if "tuple" not in str(kind)}
-
-
-def _kinds(make: Callable[..., Any]) -> dict[str, object]:
-    """The types of a recipe's arguments, as they are written."""
     kinds: dict[str, object] = {}
     for name, parameter in inspect.signature(make).parameters.items():
         kinds[name] = parameter.annotation
         if is_dataclass(settings := parameter.default):
             kinds |= {each.name: each.type for each in fields(settings)}
-    return kinds
+    return {name for name, kind in kinds.items() if "tuple" not in str(kind)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
@@ -159,7 +159,9 @@ class Rehearsal(Algorithm[RehearsalState]):
         effects: list[Effect] = []
         if now >= state.started + self._end(state.round):
             state.part.seconds = now - state.began
-            effects += [_note(self._kind(state), state.part)] if state.round else []
+            if state.round:
+                kind = _KINDS.index(self._kind(state))
+                effects.append(Note(PART, {"kind": kind, **asdict(state.part)}))
             state.round, state.began, state.part = state.round + 1, now, Part()
             if self._is_over(state, now):
                 return [*effects, Finish()]
@@ -188,17 +190,6 @@ class Rehearsal(Algorithm[RehearsalState]):
         state.sent_at = now
         state.part.bytes += state.params.nbytes
         return [Send(receiver, Message("model", state.round, {"params": state.params}))]
-
-
-def _note(kind: Kind, part: Part) -> Note:
-    numbers = {
-        "kind": _KINDS.index(kind),
-        "seconds": part.seconds,
-        "samples": part.samples,
-        "trainings": part.trainings,
-        "bytes": part.bytes,
-    }
-    return Note(PART, numbers)
 
 
 @dataclass(frozen=True, slots=True)

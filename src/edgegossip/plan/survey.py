@@ -398,7 +398,7 @@ def _numbers(values: Sequence[object]) -> tuple[float, ...]:
 
 def _costs_of(said: Mapping[str, Any]) -> Costs:
     return Costs(
-        speeds=_numbers(said["speeds"]),
+        speeds=tuple(map(float, said["speeds"])),
         seconds_per_training=float(said["seconds_per_training"]),
         seconds_per_byte=float(said["seconds_per_byte"]),
     )
