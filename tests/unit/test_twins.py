@@ -193,14 +193,14 @@ def test_over_zenoh_the_later_process_is_told_to_end(sessions: Sessions) -> None
     others.open(events[0])
     first.open(events[1])
     events[1].until(("appeared", 0, others.incarnation))
+    events[0].until(("appeared", RANK, first.incarnation))
     first._twins._began -= 60.0  # a head start of milliseconds decides nothing
     second.open(events[2])
     assert events[2].until(("refused", RANK, TWIN))
     second.close()
     others.send(RANK, [b"hello"])
     assert events[1].next() == ("received", 0, b"hello")
-    assert events[0].take(1) == [("appeared", RANK, first.incarnation)]
-    assert events[0].is_empty
+    assert events[0].is_empty  # the others have never turned to it
 
 
 @thorough
@@ -230,4 +230,4 @@ def test_the_second_process_of_a_worker_fails_and_the_run_ends_as_without_it(
     assert reasons == dict.fromkeys(range(NUM_WORKERS), "finished")
     assert [host.state.round for host in hosts] == [150] * NUM_WORKERS
     assert "another process is worker 2 too" in caplog.text
-    assert "started again" not in caplog.text  # the others have never turned to it
+    assert "started again" not in caplog.text
