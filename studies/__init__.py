@@ -26,6 +26,7 @@ STUDIES = {
     "sparse-push/consensus": "consensus",
     "systems/table": "systems",
     "environments/waiting": "waiting",
+    "environments/parts": "squeezed_parts",
     "language/authors": "language_models",
     "robustness/attacks": "robustness",
     "synthetic-gradients/methods": "stages",

@@ -17,7 +17,7 @@ Fields of a row:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from edgegossip.recipes.environment_tasks import PRESETS, TaskName
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.systems import BASELINE, PROBABILITY, SYSTEMS, System
 from edgegossip.runs.describe import describe
-from edgegossip.runs.exhibits import Exhibits, Figure, Unit
+from edgegossip.runs.exhibits import Exhibits, Figure, Table, Unit
 from edgegossip.runs.scoreboard import (
     Measures,
     bars,
@@ -98,6 +98,10 @@ class WaitingContest(TunedContest):
     def held_out(self) -> float:
         return HELD_OUT
 
+    def system(self, run: str) -> System:
+        """The system whose setting a run tunes."""
+        return SYSTEMS[run]
+
     def trials(self) -> Mapping[str, Mapping[str, Tried]]:
         return {
             name: {f"{self.folder}/tuning/{k}/{name}": {} for k in range(self.num_trials)}
@@ -105,7 +109,7 @@ class WaitingContest(TunedContest):
         }
 
     def to_try(self, run: str, settings: Tried, earlier: Sequence[Row]) -> Tried:
-        system = SYSTEMS[run]
+        system = self.system(run)
         merits = {(*row["point"],): self.merit(row) for row in earlier}
         point = next_point(merits, (0, 0), partial(_exists, system))
         rate, own = point
@@ -124,7 +128,7 @@ class WaitingContest(TunedContest):
             "num_epochs": num_epochs * (self.tuning_share if attempt.is_tuning else 1.0),
             "num_evaluations": NUM_TUNING_EVALUATIONS if attempt.is_tuning else NUM_EVALUATIONS,
             "lr": attempt.settings["lr"],
-            SYSTEMS[attempt.run].setting: attempt.settings["value"],
+            self.system(attempt.run).setting: attempt.settings["value"],
             "seed": attempt.seed,
             "data_dir": data_dir,
         }
@@ -250,7 +254,7 @@ def waiting(
         "Who is soonest where machines are uneven, links are slow and workers fail?",
         settings,
         contests,
-        partial(_exhibits, target),
+        partial(exhibits, target, BASELINE, SYSTEMS.__getitem__),
         printed=(
             "HALoS (arXiv:2506.04531) is 7.5 times sooner at a loss than synchronous DiLoCo, "
             "and 2.1 times sooner than Async Local-SGD, in its environment.",
@@ -272,12 +276,13 @@ NOTE = (
     "Medians over the seeds; a dash: never, or not known. The value is the mean of the last "
     "five of sixty evaluations of the averaged model on test data; the worst worker is the "
     "worst of the models that are averaged. The target is fixed before the results: the best "
-    "value of the trials of diloco, on held-out data, or one that was given. Bytes are the "
+    "value of the baseline's trials, on held-out data, or one that was given. Bytes are the "
     "total sent, divided by the number of machines. Energy and node-seconds are those of all "
     "machines; a server is an additional machine, and alone uses one. The speed-up is "
-    "diloco's time to its own best value with the same seed / the run's time to that value; "
-    "the bound is that in the environment, with the same seed. The loss at equal samples is "
-    "the run's after as many samples as diloco processes in all, divided by diloco's last."
+    "the baseline's time to its own best value with the same seed / the run's time to that "
+    "value; the bound is that in the environment, with the same seed. The loss at equal "
+    "samples is the run's after as many samples as the baseline processes in all, divided by "
+    "its last."
 )
 TRIALS_NOTE = (
     "The settings that won a pattern search over the learning rate and the system's own "
@@ -290,17 +295,30 @@ AXES: tuple[tuple[str, str, Unit], ...] = (
 )
 
 
-def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
+def exhibits(
+    target: float | None,
+    baseline: str,
+    system: Callable[[str], System],
+    rows: Mapping[str, Row],
+) -> Exhibits:
+    """Figures and tables of one contest or several.
+
+    Args:
+        target: Target of the metric; None for the best value of the baseline's trials.
+        baseline: Run with which the others are compared.
+        system: The system whose setting a run tunes.
+        rows: Rows of all cells.
+    """
     results = [row for row in rows.values() if not row["is_tuning"]]
     if not results:
         return Exhibits()
     trials = [row for row in rows.values() if row["is_tuning"]]
     contests = grouped(results, "group", "setting")
-    figures, tables = [], [_bounds(contests)]
+    figures, tables = [], [_bounds(contests, baseline)]
     for (environment, task), mine in contests.items():
         own = [row for row in trials if (row["group"], row["setting"]) == (environment, task)]
-        goal = target if target is not None else _target(own)
-        found = scores(mine, BASELINE, 0.0, partial(_measures, goal))
+        goal = target if target is not None else _target(own, baseline)
+        found = scores(mine, baseline, 0.0, partial(_measures, goal, baseline))
         first = [row for row in mine if row["seed"] == min(each["seed"] for each in mine)]
         figures.append(
             Figure(
@@ -317,25 +335,26 @@ def _exhibits(target: float | None, rows: Mapping[str, Row]) -> Exhibits:
         )
         tables.append(score_table(found, heading=f"{environment}, {task}", note=NOTE))
     if trials:
-        chosen = (_chosen(mine) for mine in grouped(trials, "group", "setting", "run").values())
+        by_run = grouped(trials, "group", "setting", "run")
+        chosen = (_chosen(mine, system(run)) for (*_, run), mine in by_run.items())
         tables.append(table("Trials", chosen, TRIALS_NOTE))
     return Exhibits(figures=tuple(figures), tables=tuple(tables))
 
 
-def _target(trials: Sequence[Row]) -> float | None:
+def _target(trials: Sequence[Row], baseline: str) -> float | None:
     """The best value of the baseline's trials; None before there is one."""
-    mine = [row for row in trials if row["run"] == BASELINE and "error" not in row]
+    mine = [row for row in trials if row["run"] == baseline and "error" not in row]
     if not mine:
         return None
     return metric_of(mine[0]).best(last_looks(values_of(row)) for row in mine)
 
 
-def _chosen(trials: Sequence[Row]) -> Line:
+def _chosen(trials: Sequence[Row], system: System) -> Line:
     """The settings of a system that won, and whether all settings around them were tried."""
     best = max(trials, key=_merit)
     merits = {(*row["point"],): _merit(row) for row in trials}
     rates, own = ({row[name] for row in trials} for name in ("lr", "value"))
-    inside = is_inside((*best["point"],), merits, partial(_exists, SYSTEMS[best["run"]]))
+    inside = is_inside((*best["point"],), merits, partial(_exists, system))
     unit = unit_of(metric_of(best))
     return {
         "environment": ("text", best["group"]),
@@ -350,11 +369,11 @@ def _chosen(trials: Sequence[Row]) -> Line:
     }
 
 
-def _bounds(contests: Mapping[tuple[Any, ...], Sequence[Row]]) -> Any:  # noqa: ANN401
+def _bounds(contests: Mapping[tuple[Any, ...], Sequence[Row]], baseline: str) -> Table:
     lines = []
     for (environment, task), rows in contests.items():
         total, left = middle(rows, "total_speed"), middle(rows, "barrier_speed")
-        share = middle([row for row in rows if row["run"] == BASELINE], "goodput")
+        share = middle([row for row in rows if row["run"] == baseline], "goodput")
         assert total is not None
         assert left is not None
         lines.append(
@@ -373,13 +392,14 @@ def _bounds(contests: Mapping[tuple[Any, ...], Sequence[Row]]) -> Any:  # noqa: 
         "Speeds of all machines, without loads, relative to the fastest. A barrier after equal "
         "amounts of work leaves the number of machines x the lowest speed; its bound is the "
         "gain in samples per second from not waiting, without communication. The bound in the "
-        "environment is 1 / the goodput of diloco: the gain over it, with its messages and "
-        "failures, of machines that always train.",
+        "environment is 1 / the goodput of the baseline: the gain over it, with its messages "
+        "and failures, of machines that always train.",
     )
 
 
 def _measures(
     goal: float | None,
+    compared: str,
     row: Row,
     baseline: Row | None,
     time: Seconds | None,
@@ -395,7 +415,7 @@ def _measures(
         return found
 
     # At best, machines always train: 1 / goodput times as many samples a second as here.
-    share = None if baseline is None or row["run"] == BASELINE else baseline["goodput"]
+    share = None if baseline is None or row["run"] == compared else baseline["goodput"]
     return {
         metric.name: (unit_of(metric), last_looks(values)),
         "worst worker": (unit_of(metric), row["worst_worker"]),
