@@ -1,4 +1,4 @@
-"""What each part of EdgeSqueeze brings: outer momentum, kept share, bits, correction.
+"""What each part of EdgeSqueeze brings: outer momentum, kept share, bits.
 
 Rows have the fields of `studies.waiting`.
 """
@@ -26,10 +26,6 @@ WHOLE = "edge-squeeze"
 Change: TypeAlias = Callable[[EdgeGossip], EdgeGossip]
 
 
-def _corrected(correction: float) -> Change:
-    return partial(replace, correction=correction)
-
-
 def _with(**others: Any) -> Change:  # noqa: ANN401 - arguments of a dataclass
     """A change of the exchange within."""
 
@@ -48,13 +44,10 @@ PARTS: Mapping[str, Change] = {
     "all-kept": _with(compressor=compressor(1.0, 4)),
     "2-bits": _with(compressor=compressor(0.1, 2)),
     "32-bits": _with(compressor=compressor(0.1, 32)),
-    "uncorrected": _corrected(0.0),
-    "fully-corrected": _corrected(1.0),
 }
 """EdgeSqueeze with one part changed, by name of the run.
 
-By default it has outer momentum 0.7, keeps a tenth of the entries in 4 bits, and corrects by
-0.5.
+By default it has outer momentum 0.7, and keeps a tenth of the entries in 4 bits.
 """
 
 

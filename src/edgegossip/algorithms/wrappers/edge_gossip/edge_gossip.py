@@ -97,8 +97,8 @@ class EdgeGossip(Wrapper[BalancedState]):
             the other workers' shares are reduced in proportion.
         block_share: Share of the remaining epoch that is done between two forecasts, in (0, 1];
             1 forecasts once per epoch, as the paper does.
-        correction: :math:`\beta`, in [0, 1]; 0 averages as the paper does, and has no effect if
-            a pass would take all workers equally long.
+        correction: :math:`\beta`, in [0, 1]; 0 averages as the paper does. It has no effect on
+            `Steps`, nor if a pass would take all workers equally long.
         max_mean_factor: Limit on the mean of the factors over all workers, at least 1; a higher
             mean lowers :math:`\beta`.
         timeout: Seconds to wait for forecasts; None for 5 % of the duration of the worker's own
