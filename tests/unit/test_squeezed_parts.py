@@ -1,0 +1,51 @@
+"""The study of EdgeSqueeze's parts: each run differs from the whole in one part alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies.contest import Attempt, StudySettings
+from studies.squeezed_parts import PARTS, WHOLE, PartsContest, parts
+from tests.tiers import thorough
+
+import edgegossip as eg
+from edgegossip.recipes.problems import Problem
+from edgegossip.runs.describe import describe
+from edgegossip.runs.study import run_study
+
+CONTEST = PartsContest(
+    problem=Problem(name="one-slow", dataset="digits", model=eg.mlp),
+    setting="digits",
+    task="digits",
+    names=tuple(PARTS),
+    num_trials=8,
+    tuning_share=0.5,
+    arguments={"num_workers": 3},
+    seeds=(0,),
+)
+
+
+@pytest.mark.parametrize("run", [run for run in PARTS if run != WHOLE])
+def test_a_run_differs_from_the_whole_in_one_setting_of_the_exchange(run: str) -> None:
+    attempt = Attempt(run, {"lr": 0.3, "value": 5}, seed=3, is_tuning=False)
+    experiments = CONTEST.comparison(Path(), attempt).experiments
+    whole, changed = experiments[WHOLE], experiments[run]
+    assert replace(changed, algorithm=whole.algorithm, name=whole.name) == whole
+    first: dict[str, Any] = describe(whole.algorithm)
+    second: dict[str, Any] = describe(changed.algorithm)
+    assert {**first, "inner": None} == {**second, "inner": None}
+    differ = [name for name in first["inner"] if first["inner"][name] != second["inner"][name]]
+    assert differ in (["outer_momentum"], ["compressor"])
+    assert first["inner"]["local_steps"] == 5
+
+
+@thorough
+def test_the_short_form_runs_and_every_part_matters(tmp_path: Path) -> None:
+    study = parts(StudySettings(short=True, seeds=(0,)))
+    rows = run_study(study, out=tmp_path, num_threads=0)
+    results = [row for row in rows.values() if not row["is_tuning"]]
+    assert [row["run"] for row in results] == [*PARTS]
+    assert len({tuple(row["losses"]) for row in results}) == len(PARTS)
