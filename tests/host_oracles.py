@@ -346,6 +346,9 @@ class Oracles:
             there = self.run.processes.get(other)
             if there is None or there.host.peers.life != peer.life or peers.is_resumed:
                 continue
+            # What was kept for a former life was dropped when the next one began.
+            if self._has_returned(there):
+                continue
             on_its_disk = self.kept[other].received if other in self.kept else {}
             has = on_its_disk.get((rank, peers.life, other, peer.life), 0)
             if first > has + 1 and not self.run.world.forgets:
@@ -353,6 +356,11 @@ class Oracles:
                     f"worker {rank} keeps messages from {first} on for worker {other}, whose "
                     f"checkpoint has those up to {has}"
                 )
+
+    def _has_returned(self, process: Process) -> bool:
+        """Whether a process is in a life that its worker has left before."""
+        lives = [each.host.peers.life for each, _ in self.told if each.rank == process.rank]
+        return {*lives[lives.index(lives[-1]) :]} != {lives[-1]}
 
 
 def _num_under_way(sender: Process, receiver: Process) -> int:

@@ -95,6 +95,9 @@ def draw_resuming_world(seed: int) -> World:
     often = random.Random(f"{seed} often")
     if world.name in ("gosgd", "adpsgd", "swift") and often.random() < 0.5:
         return _with_returns(often, world)
+    stale = random.Random(f"{seed} stale")
+    if stale.random() < 0.05:
+        return _with_stale_checkpoint(stale, world)
     found, at = [], draw.uniform(1.0, 4.0)
     for _ in range(draw.randint(1, 3)):
         kind = draw.choice(["stop all", "stop", "stop", "kill", "kill", "cut", "partition"])
@@ -141,6 +144,24 @@ def _with_returns(draw: random.Random, world: World) -> World:
         wire=replace(world.wire, latency=latency, late=0.0),
         checkpoint_seconds=0.3,
         log_bytes=1200 if is_forgetful else world.log_bytes,
+    )
+
+
+def _with_stale_checkpoint(draw: random.Random, world: World) -> World:
+    """The same in which one begins a new life, and after a stop of all is in its former one."""
+    at, rank = draw.uniform(1.5, 3.0), draw.randrange(world.num_workers)
+    away = draw.choice([0.05, 0.3, 0.8])
+    stops_at = at + draw.uniform(3.0, 6.0)
+    found = (
+        Disturbance(kind="full disk", at=at, ranks=(rank,)),
+        Disturbance(kind="kill", at=at, ranks=(rank,), seconds=away, with_disk=False),
+        Disturbance(kind="stop all", at=stops_at, ranks=(), seconds=draw.uniform(1.0, 3.0)),
+    )
+    return replace(
+        world,
+        algorithm=longer(world.algorithm, 3),
+        disturbances=found,
+        checkpoint_seconds=0.3,
     )
 
 
