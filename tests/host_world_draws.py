@@ -85,8 +85,6 @@ CORE = (
     *("adpsgd", "swift", "diloco", "choco-gossip", "epoch-gossip-balanced-exact"),
 )
 """Peers of each way to wait, and to keep what was sent."""
-ALL_TO_ALL = ("epoch-gossip", "all-reduce", "epoch-gossip-balanced-exact")
-"""Those in which all others send a newcomer the same, which confirms values that rise."""
 
 
 def draw_resuming_world(seed: int) -> World:
@@ -232,7 +230,7 @@ def draw_late_world(seed: int) -> World:
         start_at=tuple(starts),
         disturbances=tuple(found),
         late_meet_seconds=60.0,
-        rise=draw.choice([0.0, 3e4]) if world.name in ALL_TO_ALL else 0.0,
+        rise=draw.choice([0.0, 3e4]),
     )
 
 
