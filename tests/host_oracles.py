@@ -34,6 +34,7 @@ from edgegossip.contract.snapshot import dismantle
 from edgegossip.net.guard.admission import Refused
 from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.runtime import Life
+from edgegossip.runs.final_average import FinalState
 
 if TYPE_CHECKING:
     from tests.host_runs import Run
@@ -118,6 +119,8 @@ class Oracles:
         if kept is not None:
             self.resumed.add(process.rank)
             told.is_resumed, told.memory = True, kept.memory.copy()
+            if isinstance(host.state, FinalState):
+                told.final = host.state.models.get(process.rank)
             try:
                 require_same_checkpoint(host, checkpoint)
             except ViolationError as violation:

@@ -20,7 +20,7 @@ from tests.algorithms import (
     server_in,
     with_settings,
 )
-from tests.host_worlds import KINDS, LIES, Disturbance, World
+from tests.host_worlds import KINDS, LIES, SIZE, Disturbance, World
 from tests.oracles import OFFSET
 from tests.virtual_network import Wire
 from tests.worlds import NUM_PARAMS
@@ -453,12 +453,36 @@ def draw_staged_world(seed: int) -> World:
 def draw_final_world(seed: int) -> World:
     """A world of peers, or of a server and its workers, that ends with one mean of all."""
     draws = (draw_world, draw_world, draw_server_world, draw_standby_world)
-    world = draws[seed % len(draws)](seed)
+    draw = random.Random(f"{seed} back")
+    is_back = draw.random() < 0.1
+    world = _draw_return(draw, seed) if is_back else draws[seed % len(draws)](seed)
     # A limit that comes amid the training, or never.
     ends_at = random.Random(f"{seed} limit").choice([math.inf, math.inf, 1000.0, 30.0])
     final = FinalAverage(inner=world.algorithm, num_workers=world.num_workers, ends_at=ends_at)
     # Differences are judged as shares of what models are, so these stay small.
     return replace(world, algorithm=final, liar=None, lie="", offset=0.0)
+
+
+def _draw_return(draw: random.Random, seed: int) -> World:
+    """A world of peers that do not wait; one has ended and is killed, while another is slow."""
+    world = draw_world(seed, draw.choice(["adpsgd", "gosgd", "swift"]))
+    slow, rank = draw.sample(range(world.num_workers), 2)
+    steps = tuple(3.2 if each == slow else 0.2 for each in range(world.num_workers))
+    traits = world.algorithm.traits
+    assert traits.num_rounds is not None
+    ends_at = 0.2 * traits.num_rounds * (traits.local_steps or SIZE)
+    away = draw.choice([0.05, 0.8, 4.0])
+    killed = Disturbance(
+        kind="kill", at=draw.uniform(2, 4) * ends_at, ranks=(rank,), seconds=away
+    )
+    return replace(
+        world,
+        step_seconds=steps,
+        start_at=(0.0,) * world.num_workers,
+        disturbances=(killed,),
+        checkpoint_seconds=0.5,
+        disk_fails=0.0,
+    )
 
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
