@@ -36,7 +36,7 @@ from edgegossip.contract.protocol import (
 from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import Trainer, TrainingResult
 from edgegossip.machine.predictor import PerformancePredictor
-from edgegossip.recipes.rehearsal import rehearse
+from edgegossip.recipes.epoch_times import only_taken
 from edgegossip.sim.machines import profile
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.simulator import Simulator
@@ -70,7 +70,7 @@ class Untrained(Trainer):
         taken = self.stream.take(
             request.work, request.keep_ratio, begins_pass=request.begins_pass
         )
-        return rehearse(taken, request)
+        return only_taken(taken, request)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {}

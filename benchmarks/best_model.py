@@ -22,7 +22,7 @@ from studies.race import MAX_WORK, imbalanced
 import edgegossip as eg
 from edgegossip.data.hold_out import hold_out
 from edgegossip.recipes.baselines import HOME_LINK, balanced
-from edgegossip.recipes.rehearsal import epoch_gossip_seconds
+from edgegossip.recipes.epoch_times import epoch_gossip_seconds
 from edgegossip.recipes.tasks import ACCURACY_AWARE, make_task
 from edgegossip.runs.experiment import throughput_bound
 from edgegossip.runs.files import write_json

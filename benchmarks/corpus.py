@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from edgegossip.contract.algorithm import Traits
 from edgegossip.contract.protocol import Message, Rank, Role
 from edgegossip.contract.schema import Limits, MessageSpec, TensorSpec
 from edgegossip.net.guard.envelope import Envelope, pack
@@ -79,6 +80,8 @@ def frames() -> list[bytes]:
 
 class Described:
     """The part of an algorithm that `connect` uses."""
+
+    traits = Traits()
 
     def schema(self, params: Tensor) -> dict[str, MessageSpec]:
         return SCHEMA

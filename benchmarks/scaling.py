@@ -47,7 +47,7 @@ from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.observer import Observer
 from edgegossip.contract.protocol import Rank, Seconds, Trained
 from edgegossip.contract.topology import ring
-from edgegossip.recipes.rehearsal import Rehearsal
+from edgegossip.recipes.epoch_times import NoTraining
 from edgegossip.runs.files import write_json
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform, uneven
@@ -146,8 +146,8 @@ def rounds(num_workers: int, kind: str) -> dict[str, float]:
         )
 
 
-def make_stub(rank: Rank, incarnation: int) -> Rehearsal:
-    return Rehearsal(1)
+def make_stub(rank: Rank, incarnation: int) -> NoTraining:
+    return NoTraining(1)
 
 
 def alone(work: partial[dict[str, float]]) -> dict[str, float]:

@@ -56,7 +56,7 @@ from edgegossip.contract.protocol import (
 from edgegossip.contract.topology import Topology, ring
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.models import lenet5
-from edgegossip.recipes.rehearsal import Rehearsal
+from edgegossip.recipes.epoch_times import NoTraining
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import uneven
 from edgegossip.sim.pool import ComputePool
@@ -205,7 +205,7 @@ def event_speed(num_workers: int, num_events: int) -> float:
         Chatter(ring(num_workers), num_rounds),
         uneven(num_workers),
         torch.zeros(16),
-        lambda rank, incarnation: Rehearsal(1),
+        lambda rank, incarnation: NoTraining(1),
         links=Links(default=Link(latency=0.003, bandwidth=1e6)),
     )
     start = time.perf_counter()

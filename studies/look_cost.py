@@ -30,9 +30,9 @@ from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer
 from edgegossip.contract.protocol import Epochs, Seconds, Train
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.epoch_times import only_taken
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.published import BALANCING, published_samples
-from edgegossip.recipes.rehearsal import rehearse
 from edgegossip.runs.describe import describe
 from edgegossip.runs.exhibits import Exhibits, Panel, Table
 from edgegossip.runs.scoreboard import grouped, median, middle
@@ -193,7 +193,7 @@ class _WithoutSteps(Learner):
 
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         self.model.load(request.params)
-        return rehearse(self.take(request), request)
+        return only_taken(self.take(request), request)
 
 
 def _accounted(

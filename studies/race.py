@@ -29,9 +29,9 @@ from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.contract.ranges import check_range, check_ranges
 from edgegossip.data.partition import Proportional
 from edgegossip.recipes.baselines import HOME_LINK, averaged, rounds_per_epoch
+from edgegossip.recipes.epoch_times import epoch_gossip_seconds
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.published import BALANCING, READINGS, published_samples
-from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.tasks import ACCURACY_AWARE, Window
 from edgegossip.runs.describe import describe
 from edgegossip.runs.events import EventReader

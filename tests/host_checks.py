@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
 from tests.algorithms import server_in
 from tests.host_runs import LEASE, Run
 from tests.host_worlds import World
@@ -171,7 +172,16 @@ def check_final(world: World) -> Run:
             raise ViolationError(f"worker {rank} ended early: {process.reason}")
     if found := unnamed_differences(world.algorithm, [*present.values()]):
         raise ViolationError("; ".join(found))
+    require_final_models(run)
     return run
+
+
+def require_final_models(run: Run) -> None:
+    """One that had ended when it was restarted keeps the model that the others have of it."""
+    for process, told in run.oracles.told:
+        before, after = told.final, process.host.state.models.get(process.rank)
+        if before is not None and after is not None and not torch.equal(before, after):
+            raise ViolationError(f"worker {process.rank} is back with another final model")
 
 
 def unnamed_differences(algorithm: Algorithm[Any], ended: Sequence[Process]) -> list[str]:

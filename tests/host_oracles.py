@@ -34,6 +34,7 @@ from edgegossip.contract.snapshot import dismantle
 from edgegossip.net.guard.admission import Refused
 from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.runtime import Life
+from edgegossip.runs.final_average import FinalState
 
 if TYPE_CHECKING:
     from tests.host_runs import Run
@@ -118,6 +119,8 @@ class Oracles:
         if kept is not None:
             self.resumed.add(process.rank)
             told.is_resumed, told.memory = True, kept.memory.copy()
+            if isinstance(host.state, FinalState):
+                told.final = host.state.models.get(process.rank)
             try:
                 require_same_checkpoint(host, checkpoint)
             except ViolationError as violation:
@@ -346,6 +349,9 @@ class Oracles:
             there = self.run.processes.get(other)
             if there is None or there.host.peers.life != peer.life or peers.is_resumed:
                 continue
+            # What was kept for a former life was dropped when the next one began.
+            if self._has_returned(there):
+                continue
             on_its_disk = self.kept[other].received if other in self.kept else {}
             has = on_its_disk.get((rank, peers.life, other, peer.life), 0)
             if first > has + 1 and not self.run.world.forgets:
@@ -353,6 +359,11 @@ class Oracles:
                     f"worker {rank} keeps messages from {first} on for worker {other}, whose "
                     f"checkpoint has those up to {has}"
                 )
+
+    def _has_returned(self, process: Process) -> bool:
+        """Whether a process is in a life that its worker has left before."""
+        lives = [each.host.peers.life for each, _ in self.told if each.rank == process.rank]
+        return {*lives[lives.index(lives[-1]) :]} != {lives[-1]}
 
 
 def _num_under_way(sender: Process, receiver: Process) -> int:

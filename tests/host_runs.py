@@ -119,6 +119,7 @@ class Run:
     disks: dict[Rank, tuple[Json, dict[str, torch.Tensor]]] = field(default_factory=dict)
     starts: list[tuple[Seconds, Rank]] = field(default_factory=list)
     gone: set[Rank] = field(default_factory=set)
+    full_disks: set[Rank] = field(default_factory=set)
     busy_until: dict[Rank, Seconds] = field(default_factory=lambda: defaultdict(float))
     num_due: int = 0  # processes that are still to be started
 
@@ -204,9 +205,9 @@ class Run:
         process.run(host)
 
     def _save(self, checkpoint: dict[str, Any]) -> bool:
-        if self.draw.random() < self.world.disk_fails:
-            return False
         rank = checkpoint["state"].rank
+        if self.draw.random() < self.world.disk_fails or rank in self.full_disks:
+            return False
         self.disks[rank] = dismantle(checkpoint)
         self.oracles.saved(rank)
         return True
@@ -223,6 +224,8 @@ class Run:
                 self._fill(each)
             case "unheard end":
                 self.watcher.at_end.append(partial(self._fill_at_end, each.seconds))
+            case "full disk":
+                self.full_disks.update(each.ranks)
             case "stall":
                 self.busy_until[each.ranks[0]] = each.at + each.seconds
             case "interruption":

@@ -20,7 +20,7 @@ from tests.algorithms import (
     server_in,
     with_settings,
 )
-from tests.host_worlds import KINDS, LIES, Disturbance, World
+from tests.host_worlds import KINDS, LIES, SIZE, Disturbance, World
 from tests.oracles import OFFSET
 from tests.virtual_network import Wire
 from tests.worlds import NUM_PARAMS
@@ -85,8 +85,6 @@ CORE = (
     *("adpsgd", "swift", "diloco", "choco-gossip", "epoch-gossip-balanced-exact"),
 )
 """Peers of each way to wait, and to keep what was sent."""
-ALL_TO_ALL = ("epoch-gossip", "all-reduce", "epoch-gossip-balanced-exact")
-"""Those in which all others send a newcomer the same, which confirms values that rise."""
 
 
 def draw_resuming_world(seed: int) -> World:
@@ -95,6 +93,9 @@ def draw_resuming_world(seed: int) -> World:
     often = random.Random(f"{seed} often")
     if world.name in ("gosgd", "adpsgd", "swift") and often.random() < 0.5:
         return _with_returns(often, world)
+    stale = random.Random(f"{seed} stale")
+    if stale.random() < 0.05:
+        return _with_stale_checkpoint(stale, world)
     found, at = [], draw.uniform(1.0, 4.0)
     for _ in range(draw.randint(1, 3)):
         kind = draw.choice(["stop all", "stop", "stop", "kill", "kill", "cut", "partition"])
@@ -141,6 +142,24 @@ def _with_returns(draw: random.Random, world: World) -> World:
         wire=replace(world.wire, latency=latency, late=0.0),
         checkpoint_seconds=0.3,
         log_bytes=1200 if is_forgetful else world.log_bytes,
+    )
+
+
+def _with_stale_checkpoint(draw: random.Random, world: World) -> World:
+    """The same in which one begins a new life, and after a stop of all is in its former one."""
+    at, rank = draw.uniform(1.5, 3.0), draw.randrange(world.num_workers)
+    away = draw.choice([0.05, 0.3, 0.8])
+    stops_at = at + draw.uniform(3.0, 6.0)
+    found = (
+        Disturbance(kind="full disk", at=at, ranks=(rank,)),
+        Disturbance(kind="kill", at=at, ranks=(rank,), seconds=away, with_disk=False),
+        Disturbance(kind="stop all", at=stops_at, ranks=(), seconds=draw.uniform(1.0, 3.0)),
+    )
+    return replace(
+        world,
+        algorithm=longer(world.algorithm, 3),
+        disturbances=found,
+        checkpoint_seconds=0.3,
     )
 
 
@@ -211,7 +230,7 @@ def draw_late_world(seed: int) -> World:
         start_at=tuple(starts),
         disturbances=tuple(found),
         late_meet_seconds=60.0,
-        rise=draw.choice([0.0, 3e4]) if world.name in ALL_TO_ALL else 0.0,
+        rise=draw.choice([0.0, 3e4]),
     )
 
 
@@ -434,12 +453,36 @@ def draw_staged_world(seed: int) -> World:
 def draw_final_world(seed: int) -> World:
     """A world of peers, or of a server and its workers, that ends with one mean of all."""
     draws = (draw_world, draw_world, draw_server_world, draw_standby_world)
-    world = draws[seed % len(draws)](seed)
+    draw = random.Random(f"{seed} back")
+    is_back = draw.random() < 0.1
+    world = _draw_return(draw, seed) if is_back else draws[seed % len(draws)](seed)
     # A limit that comes amid the training, or never.
     ends_at = random.Random(f"{seed} limit").choice([math.inf, math.inf, 1000.0, 30.0])
     final = FinalAverage(inner=world.algorithm, num_workers=world.num_workers, ends_at=ends_at)
     # Differences are judged as shares of what models are, so these stay small.
     return replace(world, algorithm=final, liar=None, lie="", offset=0.0)
+
+
+def _draw_return(draw: random.Random, seed: int) -> World:
+    """A world of peers that do not wait; one has ended and is killed, while another is slow."""
+    world = draw_world(seed, draw.choice(["adpsgd", "gosgd", "swift"]))
+    slow, rank = draw.sample(range(world.num_workers), 2)
+    steps = tuple(3.2 if each == slow else 0.2 for each in range(world.num_workers))
+    traits = world.algorithm.traits
+    assert traits.num_rounds is not None
+    ends_at = 0.2 * traits.num_rounds * (traits.local_steps or SIZE)
+    away = draw.choice([0.05, 0.8, 4.0])
+    killed = Disturbance(
+        kind="kill", at=draw.uniform(2, 4) * ends_at, ranks=(rank,), seconds=away
+    )
+    return replace(
+        world,
+        step_seconds=steps,
+        start_at=(0.0,) * world.num_workers,
+        disturbances=(killed,),
+        checkpoint_seconds=0.5,
+        disk_fails=0.0,
+    )
 
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:

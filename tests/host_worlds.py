@@ -25,8 +25,8 @@ class Disturbance:
     Args:
         kind: "pause", "cut", "one way cut", "partition", "interruption" (end of one link),
             "stall" (training takes so much longer), "full" (no memory for what arrives),
-            "unheard end" (the same for each when it has finished), "kill", "leave", "stop",
-            "stop all".
+            "unheard end" (the same for each when it has finished), "full disk" (no checkpoint
+            is written from then on), "kill", "leave", "stop", "stop all".
         at: When.
         ranks: Whom it befalls; of a partition, one half.
         seconds: For how long; one that is killed or stopped is started again after it, with

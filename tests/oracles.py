@@ -21,6 +21,7 @@ from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush,
 )
 from edgegossip.algorithms.push_sum.sparse_push import SparsePush
+from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
 from edgegossip.contract.algorithm import Algorithm
@@ -68,6 +69,8 @@ def overshoot(algorithm: Algorithm[Any]) -> float:
     layers = [algorithm]
     while (inner := getattr(layers[-1], "inner", None)) is not None:
         layers.append(inner)
+    if any(isinstance(each, DecoupledDiLoCo) and each.outer_momentum for each in layers):
+        return math.inf  # but each step is as documented; see `StepsWithMomentum`
     if any(isinstance(each, SparsePush | SkewCompensatedSparsePush) for each in layers):
         return 10 * FAR  # in proportion to the models, as what they send is sparse
     is_far = any(isinstance(each, OVERSHOOTING) or is_corrected(each) for each in layers)

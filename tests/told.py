@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from tests.host_wrappers import Inside
 from tests.oracles import RoundModels, ViolationError
 from tests.update_rules import Rules
@@ -72,6 +73,7 @@ class Told(Inside):
         given_up: Workers that it was told to have lost while their links were up and they ran.
         began_at: When it was first told anything; None before.
         early: Messages that were taken before it began.
+        final: Its own final model in the checkpoint that it started from, if any.
         is_of_peers: As in `World`.
     """
 
@@ -90,6 +92,7 @@ class Told(Inside):
     given_up: set[Rank] = field(default_factory=set)
     began_at: Seconds | None = None
     early: list[Received] = field(default_factory=list)
+    final: torch.Tensor | None = None
     is_of_peers: bool = False
     peers: Peers = field(init=False)
     sending: Sending = field(init=False)

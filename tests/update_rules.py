@@ -13,8 +13,11 @@ import torch
 from tests.oracles import ViolationError, innermost
 from tests.worlds import stages_in
 
+from edgegossip.algorithms.fragments import fragment
 from edgegossip.algorithms.gossip.adpsgd import ADPSGD
 from edgegossip.algorithms.gossip.swift import SWIFT
+from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
+from edgegossip.algorithms.server.worker import SERVER
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import (
     Event,
@@ -146,6 +149,83 @@ class LastModels(Rule):
             )
 
 
+@dataclass
+class StepsWithMomentum(Rule):
+    """A merge is a Nesterov step on the mean change; progress in flight is added to an answer.
+
+    Nothing else bounds this model. Where answers take many blocks, several workers make the
+    same progress from stale models, and with momentum the model swings ever further.
+    """
+
+    algorithm: Any  # DecoupledDiLoCo, by itself
+    kept: Any = None
+    commit: Message | None = None
+    committed: torch.Tensor | None = None
+    in_flight: torch.Tensor | float = 0.0
+
+    def before(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        self.kept = None
+        if state.rank == SERVER:
+            if not state.is_new:
+                commits = dict(state.waiting)
+                if isinstance(event, Received) and event.message.kind == "commit":
+                    commits.setdefault(event.sender, event.message)
+                self.kept = commits, dict(state.num_commits), state.params, state.velocity
+        elif isinstance(event, Received) and event.message.kind == "params":
+            is_open = state.commit is not None
+            self.kept = state.answer
+            self.in_flight = state.params - self.committed if is_open else 0.0
+
+    def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        expected = self._stepped(state) if state.rank == SERVER else self._rebased(state)
+        if expected is None:
+            return
+        far = float((state.params - expected).abs().max())
+        if far > NEAR * max(1.0, float(expected.abs().max()) / 10):
+            raise ViolationError(f"rank {state.rank} is {far:.2g} off the documented step")
+
+    def _rebased(self, state: Any) -> torch.Tensor | None:  # noqa: ANN401
+        if state.commit is not self.commit:
+            self.commit = state.commit
+            part = self._part(state.commit, state.params) if state.commit else slice(None)
+            self.committed = state.base.clone()
+            self.committed[part] = state.params[part]
+        if self.kept is None or state.answer is self.kept:  # it answers another request
+            return None
+        expected: torch.Tensor = state.base + self.in_flight
+        return expected
+
+    def _stepped(self, state: Any) -> torch.Tensor | None:  # noqa: ANN401
+        if self.kept is None:
+            return None
+        commits, counts, params, velocity = self.kept
+        merged = [commits[j] for j, n in state.num_commits.items() if n > counts[j]]
+        expected: torch.Tensor = params.double()
+        mu = self.algorithm.outer_momentum
+        parts = {str(self._part(each, params)): self._part(each, params) for each in merged}
+        for name, part in parts.items():
+            own = [each for each in merged if str(self._part(each, params)) == name]
+            weights = [_weight(each) for each in own]
+            weights = weights if any(weights) else [1.0] * len(own)
+            changes = [each.payload["update"].double() for each in own]
+            total = sum(w * change for w, change in zip(weights, changes, strict=True))
+            mean = total / sum(weights)
+            moved = mu * velocity[part] + mean
+            expected[part] += self.algorithm.outer_lr * (mean + mu * moved)
+        return expected
+
+    def _part(self, commit: Message, params: torch.Tensor) -> slice:
+        num_parts = self.algorithm.fragments
+        place = (int(commit.numbers["number"]) - 1) % num_parts
+        return fragment(place, num_parts, params.numel())
+
+
+def _weight(commit: Message) -> float:
+    numbers = commit.numbers
+    num_steps = numbers.get("turn_steps", numbers["num_steps"])
+    return numbers["num_samples"] ** 2 / num_steps if num_steps else 0.0
+
+
 def rules_of(algorithm: Algorithm[Any], state: Any) -> list[Rule]:  # noqa: ANN401
     """The rules that a worker of `algorithm` follows from its innermost `state` on."""
     if stages_in(algorithm):
@@ -157,6 +237,11 @@ def rules_of(algorithm: Algorithm[Any], state: Any) -> list[Rule]:  # noqa: ANN4
             return [AveragedOnce()]
         case SWIFT() if inner.robust is None and inner is algorithm:
             return [LastModels(inner, dict(state.models))]  # those of a checkpoint
+        case DecoupledDiLoCo() if inner is algorithm:
+            if state.rank == SERVER:
+                return [StepsWithMomentum(inner)]
+            opened = {"commit": state.commit, "committed": state.committed}
+            return [StepsWithMomentum(inner, **opened)]
     return []
 
 

@@ -41,10 +41,10 @@ from edgegossip.models import (
     vgg16,
 )
 from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.epoch_times import epoch_gossip_seconds
 from edgegossip.recipes.language import LanguageSettings, language_task, slowest_seconds
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.push_sum_comparison import DENSE, compressor
-from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.staged_training import METHODS, StageSettings, stage_run
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.describe import describe

@@ -24,7 +24,7 @@ from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.server.methods import ASP
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Message, Rank, Seconds, Train
-from edgegossip.contract.topology import complete
+from edgegossip.contract.topology import complete, from_edges
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.data.dataset import WorkerData, from_tensors
 from edgegossip.net.host.host import Host
@@ -193,6 +193,16 @@ def test_a_worker_that_was_started_again_takes_its_neighbors_model(num_workers: 
     run.require_together()
     run.require_equal()
     assert run.hosts[1].state.round == 12
+
+
+def test_a_worker_with_one_neighbor_does_not_wait_for_others_to_confirm_its_model() -> None:
+    path = from_edges(3, [(0, 1), (1, 2)])
+    run = VirtualRun(EpochGossip(topology=path, num_rounds=12), PIXELS, (0.05,) * 3)
+    run.restart(0, at=6.0, after=3.0)
+    run.to_the_end()
+    run.require_together()
+    # If it waited until nobody has patience left, they would end five seconds later.
+    assert max(process.ended_at for process in run.processes.values()) < 12.0
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])

@@ -127,6 +127,7 @@ class Forged(Watched):
 
     def _admission(self, rank: Rank) -> Admission:
         schema = self.inner.schema(PARAMS)
+        others = [each for each in range(NUM_WORKERS) if each != rank]
         return Admission(
             run=RUN,
             rank=rank,
@@ -136,7 +137,8 @@ class Forged(Watched):
                 schema,
                 PARAMS,
                 rank,
-                present=lambda: [each for each in range(NUM_WORKERS) if each != rank],
+                present=lambda: others,
+                senders=lambda: others,
                 role=lambda each: self.inner.role(each).name,
             ),
         )

@@ -191,6 +191,46 @@ def test_who_has_restarted_is_numbered_anew() -> None:
     assert (peers[1].sent, peers[1].received) == (0, 0)
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_who_returns_to_a_former_life_is_numbered_where_it_was(is_resumed: bool) -> None:
+    """Its newest checkpoint may be from that life, and it sends again what came after it."""
+    peers = make_peers()
+    peers.begin()
+    peers[1].sent, peers[1].received = 5, 7
+    peers.appeared(1, incarnation=2)
+    peers.told(1, status(life=OLD), 0.0)
+    peers[1].sent, peers[1].received = 2, 3
+    if is_resumed:
+        kept, peers = peers, Peers(0, 2, NEW)
+        peers.load_state_dict(kept.state_dict())
+    peers.appeared(1, incarnation=3)
+    peers.told(1, status(life=OTHER), 0.0)
+    assert (peers[1].sent, peers[1].received) == (5, 7)
+    assert peers.status_for(1, Phase.RUNNING, 0.0).oldest == 6  # nothing is kept for it
+    peers.appeared(1, incarnation=4)
+    peers.told(1, status(life=OLD), 0.0)
+    assert (peers[1].sent, peers[1].received) == (2, 3)
+
+
+def test_numbers_of_former_lives_are_of_this_worker_s_own_life() -> None:
+    peers = make_peers()
+    peers[1].received = 7
+    peers.appeared(1, incarnation=2)
+    peers.told(1, status(life=OLD), 0.0)
+    peers.live_anew(NEW)
+    peers.appeared(1, incarnation=3)
+    peers.told(1, status(life=OTHER), 0.0)
+    assert peers[1].received == 0
+
+
+def test_a_worker_that_is_restarted_for_ever_takes_little_memory() -> None:
+    peers = make_peers()
+    for incarnation in range(2, 100):
+        peers.appeared(1, incarnation)
+        peers.told(1, status(life=incarnation), 0.0)
+    assert len(peers[1].former) == 16
+
+
 def test_messages_are_kept_until_their_receiver_has_them_in_a_checkpoint() -> None:
     peers = make_peers()
     for number in (1, 2, 3):

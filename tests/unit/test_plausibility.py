@@ -28,13 +28,18 @@ SCHEMA = {
 SOUND = torch.ones(2)
 
 
-def make(initial: float = 0.5, present: Collection[int] = (1, 2, 3)) -> Plausibility:
-    """Rank 4 is a server, all others are workers."""
+def make(
+    initial: float = 0.5,
+    present: Collection[int] = (1, 2, 3),
+    senders: Collection[int] | None = None,
+) -> Plausibility:
+    """Rank 4 is a server, all others are workers; by default all that are present send."""
     return Plausibility(
         SCHEMA,
         torch.full((2,), initial),
         rank=0,
         present=lambda: present,
+        senders=lambda: present if senders is None else senders,
         role=lambda rank: "server" if rank == 4 else "worker",
     )
 
@@ -87,6 +92,16 @@ def test_the_only_server_is_believed_before_own_training() -> None:
     assert not is_too_large(plausibility, 4, 1e4)
     plausibility.went_well(SOUND)
     assert is_lie(plausibility, 4, 1e4)
+
+
+def test_the_only_worker_that_sends_is_believed_before_own_training() -> None:
+    """On a sparse graph, nobody else would confirm or contradict it."""
+    plausibility = make(senders=(1,))
+    assert not is_too_large(plausibility, 1, 1e4)
+    assert is_lie(plausibility, 1, 2 * MOST)
+    plausibility.went_well(SOUND)
+    assert is_lie(plausibility, 1, 1e4)
+    assert not is_lie(make(senders=(1, 2)), 1, 1e4)
 
 
 def test_the_first_message_is_held_against_the_initial_parameters() -> None:

@@ -33,9 +33,9 @@ from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.contract.topology import complete
 from edgegossip.models import mlp
 from edgegossip.recipes.baselines import HOME_LINK
+from edgegossip.recipes.epoch_times import epoch_gossip_seconds
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.registry import load_study, studies
-from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.report.study_page import write_study_report
 from edgegossip.runs.exhibits import Exhibits
 from edgegossip.runs.experiment import Experiment
@@ -169,7 +169,7 @@ def test_a_limit_of_work_is_kept_to(tmp_path: Path) -> None:
     assert other["throughputs"] == [platform.total_throughput for platform in uneven(4)]
 
 
-def test_a_rehearsal_takes_as_long_as_an_epoch_on_the_slowest() -> None:
+def test_an_epoch_takes_as_long_as_on_the_slowest() -> None:
     workload = Workload(SMALL.task(NOWHERE), range(4), seed=0)
     once, twice = (epoch_gossip_seconds(workload, uneven(4), HOME_LINK, k) for k in (1, 2))
     assert twice - once == pytest.approx(30 / 250)
@@ -177,12 +177,12 @@ def test_a_rehearsal_takes_as_long_as_an_epoch_on_the_slowest() -> None:
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MANY", 4), ("MANY_MESSAGES", 1)])
-def test_many_epochs_are_not_rehearsed_one_by_one(
+def test_many_epochs_are_not_simulated_one_by_one(
     limit: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = Workload(SMALL.task(NOWHERE), range(4), seed=0)
     whole = epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 50)
-    monkeypatch.setattr(f"edgegossip.recipes.rehearsal.{limit}", value)
+    monkeypatch.setattr(f"edgegossip.recipes.epoch_times.{limit}", value)
     assert epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 50) == pytest.approx(whole)
     endless = epoch_gossip_seconds(workload, uneven(4), HOME_LINK, 10**9)
     assert endless == pytest.approx(10**9 * 30 / 250)

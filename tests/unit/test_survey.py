@@ -278,7 +278,7 @@ def test_the_file_of_machines_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "machines.toml"
     path.write_text(machines_text(machines, [*found.notes, "guessed"]), encoding="utf-8")
     assert read_machines(path) == machines
-    assert "# variation: samples/s 4 %, transfers 0 %, round trips 0 %" in path.read_text()
+    assert "# samples/s 4 %, transfers 0 %, round trips 0 %" in path.read_text()
 
 
 @pytest.mark.parametrize(

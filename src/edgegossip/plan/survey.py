@@ -107,9 +107,9 @@ class Survey:
 
     @property
     def notes(self) -> list[str]:
-        """How sure the numbers of each machine are, in words, in order of ranks."""
+        """How much the numbers of each machine vary, in order of ranks."""
         return [
-            f"variation: samples/s {_percent(spread_of(self.costs[rank].speeds))}, transfers "
+            f"samples/s {_percent(spread_of(self.costs[rank].speeds))}, transfers "
             f"{_percent(self._worst_transfer(rank))}, round trips "
             f"{_percent(max(x.spread for pair, x in self.links.items() if rank in pair))}"
             for rank in sorted(self.names)

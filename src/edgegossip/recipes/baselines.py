@@ -30,8 +30,8 @@ from edgegossip.data.partition import IID, BySubject, Partition, Shared
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.data.readers import cifar10, har, mnist
 from edgegossip.models import lenet5, resnet20, sensor_cnn
+from edgegossip.recipes.epoch_times import epoch_gossip_seconds
 from edgegossip.recipes.published import as_published
-from edgegossip.recipes.rehearsal import epoch_gossip_seconds
 from edgegossip.recipes.tasks import (
     ACCURACY_AWARE,
     CommonSettings,

@@ -150,7 +150,8 @@ def _plan(command: Command[LivePlanOptions, RecipeCall], service: Service, desk:
     began = time.monotonic()
     survey = _measure(desk)
     file = options.machines or Path(f"{run}.toml")
-    write_whole(file, machines_text(survey.machines, survey.notes).encode())
+    notes = [f"variation: {note}" for note in survey.notes]
+    write_whole(file, machines_text(survey.machines, notes).encode())
     _print_survey(survey)
     print(f"measured in {time.monotonic() - began:.0f} s; machines: {file}", flush=True)
     plan, target, order = _ranked(command, file)
@@ -242,7 +243,7 @@ def _print_survey(survey: Survey) -> None:
             f"{machine.ms_per_mb:.3g} ms",
             units.number(machine.mbits),
             f"{machine.latency_ms:.3g} ms",
-            note.removeprefix("variation: "),
+            note,
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     print(

@@ -62,6 +62,7 @@ class Plausibility:
         params: Initial parameters, [num_params].
         rank: Rank of this worker.
         present: Returns the other workers that are present and not ignored.
+        senders: Returns those of them that may send to this worker.
         role: Returns the name of a rank's role.
 
     Attributes:
@@ -75,10 +76,12 @@ class Plausibility:
         rank: Rank,
         *,
         present: Callable[[], Collection[Rank]],
+        senders: Callable[[], Collection[Rank]],
         role: Callable[[Rank], str],
     ) -> None:
         self.num_changes = 0
         self._present = present
+        self._senders = senders
         self._role = role
         self._sound = params
         self._sound_size: float | None = None  # computed when a value is in question
@@ -170,10 +173,11 @@ class Plausibility:
         # keeps, is 10,000.
         if self._num_trained:
             return Excess(text, is_lie=True)
-        # Another worker of the same role will confirm or contradict the value, so it waits. A
-        # server's values, which only the server sends, would wait in vain.
+        # Another worker of the same role will confirm or contradict the value, so it waits. It
+        # would wait in vain if no other one sends such values to this worker: they are a
+        # server's, or this worker has one neighbor left in a sparse graph.
         role = self._role(sender)
-        if any(self._role(rank) == role for rank in others):
+        if any(self._role(rank) == role for rank in self._senders() if rank != sender):
             return Excess(text, is_lie=False)
         return None
 

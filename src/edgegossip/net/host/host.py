@@ -102,7 +102,8 @@ class Host(Generic[State]):
 
     A worker that starts with an empty state draws a number, its *life*, and keeps it in its
     checkpoints. Messages are numbered for each pair of lives. A restarted worker is therefore
-    never mistaken for one that was cut off, and messages for an earlier life are dropped.
+    never mistaken for one that was cut off, and messages for an earlier life are dropped. One
+    that resumes from a checkpoint of a former life is back in that life, with its numbers.
 
     Args:
         algorithm: The workers' algorithm.

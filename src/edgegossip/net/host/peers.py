@@ -25,6 +25,8 @@ _MAX_DOUBLINGS = 4
 """Limits the delay to 45 s, less than the default patience of algorithms."""
 _MAX_LIVES = 2
 """Maximum lives of a process, which begins a new life when it rejoins, at most once."""
+_MAX_FORMER_LIVES = 16
+"""Lives of a worker whose counts are kept; a restart without a checkpoint adds one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class Peer:
         status: Newest status of that process.
         began_at: Time at which it began, by its status but on this worker's clock.
         life: Life for which messages are numbered.
+        former: Number of the last message to each of its other lives, and from it.
         num_lives: Number of its lives in the current process.
         sent: Number of the last message to that life.
         received: Number of the last message from it.
@@ -99,6 +102,7 @@ class Peer:
     status: WorkerStatus | None = None
     began_at: Seconds = 0.0
     life: Life = 0
+    former: dict[Life, tuple[int, int]] = field(default_factory=dict)
     num_lives: int = 0
     sent: int = 0
     received: int = 0
@@ -124,11 +128,22 @@ class Peer:
         return is_gone or (self.may_never_come and self.life == 0)
 
     def turn_to(self, life: Life) -> None:
-        """Restart the numbering of messages if this is another life."""
-        if life != self.life:
-            self.life = life
-            self.num_lives += 1
-            self.count_anew()
+        """Number messages for this life, if it is another one.
+
+        A worker whose newest checkpoint is from a former life returns to that life, and the
+        numbering goes on where it was. Otherwise what it sends again would count twice, and it
+        would drop new messages as repeated. What was kept for that life is gone.
+        """
+        if life == self.life:
+            return
+        if self.life:
+            self.former[self.life] = self.sent, self.received
+        if len(self.former) > _MAX_FORMER_LIVES:
+            del self.former[next(iter(self.former))]
+        self.life = life
+        self.num_lives += 1
+        self.count_anew()
+        self.sent, self.received = self.former.pop(life, (0, 0))
 
     def heard(self, number: int, now: Seconds) -> None:
         """Record the arrival of message `number`."""
@@ -453,6 +468,7 @@ class Peers:
         self.life, self.is_resumed = life, False
         for _, peer in self:
             peer.count_anew()
+            peer.former.clear()
             peer.known_life, peer.is_lost = 0, False
 
     def begin(self, *, has_rejoined: bool = False) -> list[Event]:
@@ -559,6 +575,7 @@ class Peers:
                     peer.is_lost,
                     peer.has_lost_some,
                     list(peer.log.entries),
+                    [[life, *counts] for life, counts in peer.former.items()],
                 ]
                 for rank, peer in self
             },
@@ -573,9 +590,10 @@ class Peers:
         """Restore a `state_dict`."""
         self.life, self.is_resumed = state["life"], True
         for rank, kept in state["peers"].items():
-            known_life, life, sent, received, is_lost, has_lost_some, log = kept
+            known_life, life, sent, received, is_lost, has_lost_some, log, former = kept
             peer = self[rank]
             peer.turn_to(life)
+            peer.former = {each: (sent_to, got) for each, sent_to, got in former}
             peer.known_life, peer.is_lost = known_life, is_lost
             peer.has_lost_some = has_lost_some
             # After `turn_to`, which sets them to 0. What had arrived is in this checkpoint.

@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from edgegossip.contract.protocol import (
     Seconds,
     WorkerJoined,
 )
+from edgegossip.contract.topology import Topology
 from edgegossip.net.guard.admission import (
     FLOOD,
     MUTED,
@@ -473,6 +475,7 @@ def connect(
         params,
         rank,
         present=lambda: peers.trusted,
+        senders=lambda: _senders(algorithm.traits.topology, peers),
         role=lambda other: algorithm.role(other).name,
     )
     admission = Admission(
@@ -494,3 +497,12 @@ def connect(
         sending, admission, plausibility, budget, inbox, peers, introductions, clock
     )
     return sending, receiving, plausibility
+
+
+def _senders(topology: Topology | None, peers: Peers) -> Collection[Rank]:
+    """The workers that are present, not ignored, and send to this one in some round."""
+    present = peers.trusted
+    if topology is None:
+        return present
+    absent = {*range(peers.num_workers)} - {peers.rank, *present}
+    return {*topology.present(absent).all_in_neighbors(peers.rank)}.intersection(present)

@@ -50,7 +50,7 @@ def epoch_gossip_seconds(
         _OnlySends(topology=complete(len(platforms)), num_rounds=num_epochs),
         platforms,
         workload.initial_params(),
-        lambda rank, incarnation: Rehearsal(len(workload.shards[rank])),
+        lambda rank, incarnation: NoTraining(len(workload.shards[rank])),
         links=Links(default=link),
     )
     simulator.run()
@@ -65,7 +65,7 @@ class _OnlySends(EpochGossip):
 
 
 @dataclass(frozen=True)
-class Rehearsal(Trainer):
+class NoTraining(Trainer):
     """A trainer that only reports the cost of an epoch over a shard."""
 
     shard_size: int
@@ -87,7 +87,7 @@ class Rehearsal(Trainer):
         pass
 
 
-def rehearse(taken: Iterable[Batch | Probe], request: Train) -> TrainingResult:
+def only_taken(taken: Iterable[Batch | Probe], request: Train) -> TrainingResult:
     """Take the requested batches as a learner would, without training on them."""
     sizes = [len(part) for part in taken if isinstance(part, Batch)]
     return TrainingResult(request.params, sum(sizes), len(sizes), 0.0)
