@@ -112,6 +112,8 @@ class Deliveries:
         def counting(take: Callable[..., list[Event]]) -> Callable[..., list[Event]]:
             def takes(*args: Any) -> list[Event]:  # noqa: ANN401
                 events = take(*args)
+                if not events:
+                    return events
                 by_sender: dict[Rank, list[Message]] = defaultdict(list)
                 for event in events:
                     if isinstance(event, Received):

@@ -314,7 +314,8 @@ def lie(host: Host[Any], world: World, draw: random.Random) -> None:
                 return replace(status, is_resumed=True)
             case "finished":
                 return replace(status, phase=Phase.FINISHED)
-            case "waiting":
+            # At its end it would answer each answer to its lie, without an end.
+            case "waiting" if phase < Phase.FINISHED:
                 return replace(status, phase=Phase.WAITING)
             case "counts":
                 sent, received = (

@@ -10,6 +10,7 @@ are late, lost or come twice; full disks; stops of all; one that lies. `check` r
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import multiprocessing
@@ -90,6 +91,7 @@ def main() -> int:
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.worlds)
     began = time.perf_counter()
+    gc.freeze()  # all modules stay, so no collection need look at them: an eighth of the time
     with multiprocessing.Pool(options.processes) as pool:
         found = [*pool.imap_unordered(partial(try_world, options.kind), seeds, chunksize=8)]
     seconds = time.perf_counter() - began

@@ -17,6 +17,7 @@ from tests.algorithms import (
     SEVERAL_SERVERS,
     STAGES,
     STANDBYS,
+    AnyServer,
     server_in,
     with_settings,
 )
@@ -29,7 +30,9 @@ from edgegossip.algorithms.gossip.streaming_diloco import StreamingDiLoCo
 from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
 from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
 from edgegossip.algorithms.server.heloco import HeLoCo
+from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.server.worker import SERVER
+from edgegossip.algorithms.stages.stages import Stages
 from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
@@ -43,6 +46,12 @@ from edgegossip.contract.topology import Topology, from_edges_by_round
 from edgegossip.runs.final_average import FinalAverage
 
 _WRAPPERS = AveragedMoments | ControlVariates | EdgeGossip | TrailingAverage
+
+
+SERVER_ROUNDS = 10
+"""Of a run with servers: a world costs as much as it has messages, however long it lasts."""
+LASTING: Seconds = 8.0
+"""Training of its fastest worker. What happens to it mostly happens as early."""
 
 
 def draw_world(seed: int, name: str | None = None) -> World:
@@ -226,7 +235,7 @@ def draw_late_world(seed: int) -> World:
         found.append(killed)
     return replace(
         world,
-        algorithm=longer(world.algorithm, 6),
+        algorithm=longer(world.algorithm, 3),
         start_at=tuple(starts),
         disturbances=tuple(found),
         late_meet_seconds=60.0,
@@ -278,7 +287,9 @@ def draw_open_world(seed: int) -> World:
     names = [name for name in PEERS if "choco" not in name]
     name = names[seed % len(names)]
     draw = random.Random(f"{seed} open")
-    algorithm = opened(resized(ALL[name], draw.choice([3, 4, 5, 6, 8, 8, 16])))
+    # Mostly few, because messages grow with the square of their number.
+    sizes = [3, 3, 3, 4, 4, 4, 5, 5, 6] * 3 + [8, 8, 16]
+    algorithm = opened(resized(ALL[name], draw.choice(sizes)))
     num_workers = num_workers_of(algorithm)
     world = draw_world(seed, name)
     starts = [0.0] * num_workers
@@ -300,7 +311,7 @@ def draw_open_world(seed: int) -> World:
         at += draw.uniform(0.0, 6.0)
     return replace(
         world,
-        algorithm=longer(algorithm, draw.choice([1, 2, 4])),
+        algorithm=longer(algorithm, draw.choice([1, 1, 2, 3])),
         step_seconds=tuple(0.2 * 2 ** draw.random() for _ in range(num_workers)),
         start_at=tuple(starts),
         disturbances=tuple(found),
@@ -324,7 +335,7 @@ def draw_server_world(seed: int) -> World:
         away = draw.choice([0.05, 0.8, 4.0])
         killed = Disturbance(
             kind="kill",
-            at=draw.uniform(3, 12),
+            at=draw.uniform(1.0, 0.7 * LASTING),
             ranks=(SERVER,),
             seconds=away,
             with_disk=with_disk,
@@ -332,11 +343,8 @@ def draw_server_world(seed: int) -> World:
         # Who comes when nobody else is there begins alone, and the server is not there to help.
         spared, starts = (*spared, killed), (0.0,) * len(starts)
     liar = None if world.liar == SERVER else world.liar
-    # A longer one, or the run is over before anything happens.
-    lasting: Any = longer(adding(world.algorithm), 20)
     world = replace(
-        world,
-        algorithm=with_settings(lasting, resend_after=2.0),
+        lasting(world, adding(world.algorithm)),
         disturbances=spared,
         start_at=starts,
         liar=liar,
@@ -348,22 +356,40 @@ def draw_server_world(seed: int) -> World:
 def with_slow_worker(seed: int, world: World) -> World:
     """The same, or for some seeds one in which nothing happens but that one worker is slow.
 
-    Others that do not wait for it have long finished when it has; after ten times their run
-    they would leave.
+    Others that do not wait for it have long finished when it has, and their patience would be
+    over; after ten times their run they would leave.
     """
     draw = random.Random(f"{seed} slow")
     if draw.random() > 0.15:
         return world
-    steps = [0.2] * world.num_workers
-    steps[draw.randrange(1, len(steps))] = 8 * 0.2
+    steps = [min(world.step_seconds)] * world.num_workers
+    steps[draw.randrange(1, len(steps))] *= 8
     return replace(
         world,
+        algorithm=longer(world.algorithm, 2),
         step_seconds=tuple(steps),
         start_at=(0.0,) * world.num_workers,
         disturbances=(),
         wire=replace(world.wire, lost=0.0),
         liar=None,
         lie="",
+    )
+
+
+def lasting(world: World, algorithm: AnyServer) -> World:
+    """The world with `algorithm`, whose run takes the fastest worker about `LASTING`.
+
+    The slowest one takes at most three times as long.
+    """
+    server = server_in(algorithm)
+    step_seconds = LASTING / (SERVER_ROUNDS * (server.traits.local_steps or 3))
+    least = min(world.step_seconds)
+    return replace(
+        world,
+        algorithm=with_settings(algorithm, num_rounds=SERVER_ROUNDS, resend_after=1.0),
+        step_seconds=tuple(
+            step_seconds * min(3.0, each / least) for each in world.step_seconds
+        ),
     )
 
 
@@ -389,12 +415,12 @@ def draw_standby_world(seed: int) -> World:
     name = [*STANDBYS][seed % len(STANDBYS)]
     world = draw_world(seed, name)
     draw = random.Random(f"{seed} standby")
-    lasting: Any = longer(adding(STANDBYS[name]), 20)
-    changes: dict[str, Any] = {"algorithm": with_settings(lasting, resend_after=2.0)}
+    world = lasting(world, adding(world.algorithm))
+    changes: dict[str, Any] = {}
     if draw.random() < 0.5:
         killed = Disturbance(
             kind="kill",
-            at=draw.uniform(3, 12),
+            at=draw.uniform(1.0, 0.7 * LASTING),
             ranks=(SERVER,),
             seconds=draw.choice([0.05, 0.8, 4.0, math.inf]),
             with_disk=draw.random() < 0.5,
@@ -415,8 +441,8 @@ def draw_sharing_world(seed: int) -> World:
     name = [*SEVERAL_SERVERS][seed % len(SEVERAL_SERVERS)]
     world = draw_world(seed, name)
     draw = random.Random(f"{seed} sharing")
-    lasting: Any = longer(SEVERAL_SERVERS[name], 10)
-    servers = range(lasting.num_servers)
+    algorithm: Any = world.algorithm
+    servers = range(algorithm.num_servers)
     spared = tuple(
         each
         for each in world.disturbances
@@ -425,15 +451,14 @@ def draw_sharing_world(seed: int) -> World:
     if draw.random() < 0.5:
         killed = Disturbance(
             kind="kill",
-            at=draw.uniform(3, 12),
+            at=draw.uniform(1.0, 0.7 * LASTING),
             ranks=(draw.choice(servers),),
             seconds=draw.choice([0.05, 0.8, 4.0]),
             with_disk=draw.random() < 0.5,
         )
         spared = (killed,)
     return replace(
-        world,
-        algorithm=with_settings(lasting, resend_after=2.0),
+        lasting(world, algorithm),
         disturbances=spared,
         start_at=(0.0,) * world.num_workers,
         wire=replace(world.wire, lost=0.0),
@@ -445,9 +470,9 @@ def draw_sharing_world(seed: int) -> World:
 def draw_staged_world(seed: int) -> World:
     """The world of `seed` in which one model is trained in stages; anything may be lost."""
     name = [*STAGES][seed % len(STAGES)]
-    world = draw_world(seed, "bsp")  # as many ranks
+    world = draw_world(seed, name)
     algorithm = replace(STAGES[name], forget_after=2.0)
-    return replace(world, name=name, algorithm=algorithm, liar=None, lie="")
+    return replace(world, algorithm=algorithm, liar=None, lie="")
 
 
 def draw_final_world(seed: int) -> World:
@@ -487,7 +512,7 @@ def _draw_return(draw: random.Random, seed: int) -> World:
 
 def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
     varied: Any = algorithm
-    if isinstance(varied, _WRAPPERS | Standby | Shards):
+    if isinstance(varied, _WRAPPERS | Standby | Shards | Stages):
         inner: Any = longer(varied.inner, factor)
         wrapped: Algorithm[Any] = replace(varied, inner=inner)
         return wrapped
@@ -496,10 +521,16 @@ def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
 
 
 def smaller(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
-    """The same for fewer workers; as it is where it has no topology."""
-    if isinstance(algorithm, _WRAPPERS):
-        return replace(algorithm, inner=smaller(algorithm.inner, num_workers))
+    """The same for fewer workers, of which one or more are servers where it has such."""
+    if isinstance(algorithm, _WRAPPERS | Standby):
+        inner: Any = smaller(algorithm.inner, num_workers)
+        return replace(algorithm, inner=inner)
     varied: Any = algorithm
+    if isinstance(algorithm, ParameterServer):
+        return replace(algorithm, num_workers=max(3, num_workers - 1))
+    if isinstance(algorithm, Shards):
+        num_left = max(2, num_workers - algorithm.num_servers)
+        return replace(algorithm, inner=replace(algorithm.inner, num_workers=num_left))
     if not isinstance(getattr(varied, "topology", None), Topology):
         return algorithm
     found: Algorithm[Any] = replace(varied, topology=_cut_down(varied.topology, num_workers))
@@ -545,9 +576,8 @@ def _cut_down(topology: Topology, num_workers: int) -> Topology:
 
 
 def num_workers_of(algorithm: Algorithm[Any]) -> int:
-    algorithm = getattr(algorithm, "inner", algorithm)
-    topology = getattr(algorithm, "topology", None)
-    return topology.num_workers if isinstance(topology, Topology) else NUM_WORKERS
+    topology = algorithm.traits.topology
+    return NUM_WORKERS if topology is None else topology.num_workers
 
 
 def draw_starts(draw: random.Random, num_workers: int) -> tuple[Seconds, ...]:

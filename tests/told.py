@@ -97,9 +97,12 @@ class Told(Inside):
     peers: Peers = field(init=False)
     sending: Sending = field(init=False)
     rules: Rules = field(init=False)
+    last_round: int | None = field(init=False)
+    is_synchronous: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rules = Rules(self.inner)
+        self.rules, traits = Rules(self.inner), self.traits
+        self.last_round, self.is_synchronous = traits.num_rounds, traits.is_synchronous
 
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         before = state.round
@@ -135,7 +138,7 @@ class Told(Inside):
                 self._join(event)
             case TimerFired(name):
                 self.memory.timers.pop(name, None)
-            case Trained() if self.traits.is_synchronous and now != self.began_at:
+            case Trained() if self.is_synchronous and now != self.began_at:
                 self._require_room()
             case Received():
                 self.taken[:] = [each for each in self.taken if each is not event]
@@ -219,7 +222,7 @@ class Told(Inside):
 
     def _receive(self, event: Received) -> None:
         """Nobody hears from one that it counts as lost, but has found it before."""
-        rank, last = self.peers.rank, self.traits.num_rounds
+        rank, last = self.peers.rank, self.last_round
         if last is not None and event.message.round > last:
             raise ViolationError(
                 f"worker {rank} is handed a message of round {event.message.round} of {last}"

@@ -8,6 +8,7 @@ Prints one JSON object: how many worlds ran, and which one failed by which oracl
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import logging
@@ -79,6 +80,7 @@ def first_failure(
         zip(*(tries(kind, names, first) for kind in kinds), strict=True)
     )
     began = time.perf_counter()
+    gc.freeze()  # see `tests.host_swarm`
     found: dict[str, object] = {"num_worlds": num_worlds}
     for number, (label, run) in enumerate(itertools.islice(turns, num_worlds), 1):
         # Its own time, not the clock's: other programs may slow it down.

@@ -412,12 +412,12 @@ class Host(Generic[State]):
         if not self.peers.has_begun:
             self._pending.append(event)
             return
-        self._ending.changed(self.now, event)
-        round_before = self.state.round
+        now, round_before = self.now, self.state.round
+        self._ending.changed(now, event)
         if isinstance(event, Received):
-            age = staleness(self.state.round, event.message.round)
-            self._observer.received(self.now, self.rank, event.sender, event.message, age)
-        for effect in self._algorithm.handle(self.state, event, self.now):
+            age = staleness(round_before, event.message.round)
+            self._observer.received(now, self.rank, event.sender, event.message, age)
+        for effect in self._algorithm.handle(self.state, event, now):
             match effect:
                 case Train():
                     self._patience.trains = True

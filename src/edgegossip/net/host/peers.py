@@ -276,8 +276,8 @@ class Peers:
         for rank in late:
             del self._leaving[rank]
         events = [event for rank in late for event in self.lose(rank)]
-        for rank, peer in self:
-            if clock >= self._return_at(peer):
+        for rank, peer in self._peers.items():
+            if clock >= peer.return_at and self._takes_part(peer):
                 events += self._return_when_due(rank, clock)
         return events
 
@@ -341,7 +341,8 @@ class Peers:
 
         The schedule remains, so a link that is down at that time does not prolong the delay.
         """
-        return peer.return_at if self._takes_part(peer) else math.inf
+        is_due = peer.return_at < math.inf and self._takes_part(peer)
+        return peer.return_at if is_due else math.inf
 
     def _return_when_due(self, rank: Rank, clock: Seconds) -> list[Event]:
         """Bring back a lost worker without the messages that it says it has sent.

@@ -139,10 +139,12 @@ class Outbox:
         num_bytes = sum(map(len, frame))
         with self._lock:
             waiting = self._waiting[receiver]
-            is_too_much = self._num_bytes.total() + num_bytes > self._max_bytes
-            is_more = self._num_bytes[receiver] + num_bytes > self._share
             # One message is always accepted, whatever its size.
-            if waiting and is_too_much and is_more:
+            if (
+                waiting
+                and self._num_bytes[receiver] + num_bytes > self._share
+                and self._num_bytes.total() + num_bytes > self._max_bytes
+            ):
                 return False
             item = _Waiting(frame, message, number, self._known[receiver], done)
             way = "overtake to" if overtakes and waiting else "send to"
