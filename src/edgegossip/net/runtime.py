@@ -69,8 +69,9 @@ class FairQueue:
         self._lanes: defaultdict[_Lane, deque[Any]] = defaultdict(deque)
         self._turns: deque[_Lane] = deque()
         self._handle: Callable[[Any], bool] | None = None
-        # Held by the thread that handles items, from the first `let_help` on.
+        # Held by the thread that handles items, once others may help.
         self._handling = threading.Lock()
+        self._is_shared = False
 
     def put(self, item: Any, /) -> None:  # noqa: ANN401
         """Add `item`; thread-safe."""
@@ -110,8 +111,8 @@ class FairQueue:
         Args:
             handle: Handles an item, and returns whether `get` must return. It may not raise.
         """
-        if not self._handling.locked():
-            self._handling.acquire()
+        if handle is not None and not self._is_shared:
+            self._is_shared = self._handling.acquire()
         self._handle = handle
 
     def help(self) -> None:
@@ -119,7 +120,7 @@ class FairQueue:
 
         This may take as long as an item takes, so a thread that others wait for calls `put`.
         """
-        if self._handling.acquire(blocking=False):
+        if self._handle is not None and self._handling.acquire(blocking=False):
             try:
                 handle, must_return = self._handle, True
                 if handle is not None:

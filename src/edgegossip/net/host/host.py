@@ -94,8 +94,9 @@ class Trainings:
 class Host(Generic[State]):
     """Runs an unchanged algorithm for one worker, as the simulator does for all workers.
 
-    The caller's thread handles events and carries out effects; training, evaluation and sending
-    run in other threads. Every message passes `Admission` before the algorithm sees it.
+    The caller's thread handles events and carries out effects. While it waits, the thread that
+    brings an event may do so: one thread at a time. Training and evaluation run in other
+    threads, and so does sending that takes long. Every message passes `Admission` before the algorithm sees it.
 
     A run begins when all workers have met or the wait for missing workers is over. A worker
     that arrives later rejoins. The run ends when all present workers have finished and nothing

@@ -140,9 +140,13 @@ class ZenohPeer:
 
     def begin(self, frame: Sequence[Buffer]) -> Progress:
         """Send what a direct stream takes of a frame at once."""
+        with self._telling:  # see `send`
+            turn = self._num_turns
         if self.direct is None or not self._sending.acquire(blocking=False):
             return Progress.NONE
         try:
+            if not self._goes_on(turn):
+                return Progress.NONE
             progress = self.direct.begin(frame)
             # As in `send`: short frames overtake what is left of it.
             self._is_sending_long = progress == Progress.SOME
