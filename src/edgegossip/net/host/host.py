@@ -96,7 +96,8 @@ class Host(Generic[State]):
 
     The caller's thread handles events and carries out effects. While it waits, the thread that
     brings an event may do so: one thread at a time. Training and evaluation run in other
-    threads, and so does sending that takes long. Every message passes `Admission` before the algorithm sees it.
+    threads, and so does sending that takes long. Every message passes `Admission` before the
+    algorithm sees it.
 
     A run begins when all workers have met or the wait for missing workers is over. A worker
     that arrives later rejoins. The run ends when all present workers have finished and nothing
