@@ -41,7 +41,7 @@ from edgegossip.machine.allocation import keep_freed_memory
 from edgegossip.net.address import Address
 from edgegossip.net.guard.admission import Admission, Admitted
 from edgegossip.net.guard.envelope import Envelope, pack
-from edgegossip.net.transport import Incarnation
+from edgegossip.net.transport import Incarnation, Listener
 from edgegossip.net.zenoh.transport import ZenohTransport
 from edgegossip.real.launch import free_ports
 
@@ -62,7 +62,7 @@ class Exchange(Protocol):
     def close(self) -> None: ...
 
 
-class Ours:
+class Ours(Listener):
     """A listener that admits what arrives in the thread that waits for it, as the host does."""
 
     def __init__(self, rank: Rank, ports: list[int]) -> None:

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from edgegossip.contract.protocol import Rank
 from edgegossip.net.address import Address
-from edgegossip.net.transport import Incarnation
+from edgegossip.net.transport import Incarnation, Listener
 from edgegossip.net.zenoh.transport import ZenohTransport
 
 LEASE = 10.0
 """Seconds: a link that shares 20 Mbit/s with others must not be given up for being slow."""
 
 
-class Arrivals:
+class Arrivals(Listener):
     """A listener that counts who is there and times what comes."""
 
     def __init__(self) -> None:

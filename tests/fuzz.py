@@ -21,7 +21,6 @@ import argparse
 import json
 import logging
 import math
-import queue
 import random
 import resource
 import time
@@ -54,7 +53,7 @@ from edgegossip.net.host.receiving import Frame, connect
 from edgegossip.net.host.settings import HostSettings
 from edgegossip.net.host.status import STATUS, Phase
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.runtime import RunClock
+from edgegossip.net.runtime import FairQueue, RunClock
 
 
 def admission() -> Admission:
@@ -113,7 +112,7 @@ class Fuzzer:
             Described(),  # type: ignore[arg-type]
             PARAMS,
             transport,
-            queue.SimpleQueue(),
+            FairQueue(),
             peers,
             HostSettings(run=RUN),
             RunClock(time.monotonic),

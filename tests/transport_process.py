@@ -13,10 +13,10 @@ from tests.transports import OverZenoh
 
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Rank
-from edgegossip.net.transport import Incarnation
+from edgegossip.net.transport import Incarnation, Listener
 
 
-class Printer:
+class Printer(Listener):
     def received(self, sender: Rank, frame: Buffer) -> None:
         print("received", sender, len(frame), flush=True)
 

@@ -13,7 +13,7 @@ from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.address import Address
 from edgegossip.net.memory import MemoryNetwork
-from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Transport
+from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener, Transport
 from edgegossip.net.zenoh.session import LEASE
 from edgegossip.net.zenoh.transport import ZenohTransport
 from edgegossip.real.launch import free_ports
@@ -22,7 +22,7 @@ What: TypeAlias = tuple[Any, ...]
 """("appeared", rank, incarnation), ("received", sender, bytes) and so on."""
 
 
-class Recorder:
+class Recorder(Listener):
     """A listener that writes down what it is told."""
 
     def __init__(self) -> None:

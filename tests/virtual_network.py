@@ -21,7 +21,7 @@ from tests.virtual_time import VirtualTime
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.identity.tls import Credentials
-from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
+from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener, Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +314,12 @@ class VirtualTransport:
 
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
         self._network.send(self, receiver, b"".join(frame))
+
+    def begin(self, receiver: Rank, frame: Sequence[Buffer]) -> Progress:
+        return Progress.NONE
+
+    def send_rest(self, receiver: Rank) -> None:
+        raise AssertionError("nothing has begun")
 
     def close(self) -> None:
         """Say farewell once all that was submitted has left, or ten seconds are over."""

@@ -39,6 +39,9 @@ class VirtualInbox(FairQueue):
         super().put(item)
         self._notify()
 
+    def help(self) -> None:
+        self._notify()
+
 
 class VirtualBackground:
     """Jobs of one process, one after the other, each for as long as it sleeps."""

@@ -19,7 +19,9 @@ pytestmark = [
 
 LEASE = 1.5
 TALKER = f"""{PREPARE}
-class Listener:
+from edgegossip.net.transport import Listener
+
+class Own(Listener):
     def received(self, sender, frame): pass
     def refused(self, rank, reason): pass
     def appeared(self, rank, incarnation): print("appeared", rank, flush=True)
@@ -31,7 +33,7 @@ def talk(receiver):
         transport.send(receiver, [bytes(19_000)])
         time.sleep(0.05)
 
-transport.open(Listener())
+transport.open(Own())
 talk_to_all()
 time.sleep(600)
 """

@@ -22,7 +22,9 @@ FRAME_BYTES = 1_000_000
 SLOW = 1
 
 TALKER = f"""{PREPARE}
-class Listener:
+from edgegossip.net.transport import Listener
+
+class Own(Listener):
     def received(self, sender, frame): print("received", sender, len(frame), flush=True)
     def refused(self, rank, reason): print("refused", rank, reason, flush=True)
     def appeared(self, rank, incarnation): here.release()
@@ -34,7 +36,7 @@ def talk(receiver):
         transport.send(receiver, [bytes({FRAME_BYTES})])
 
 here = threading.Semaphore(0)
-transport.open(Listener())
+transport.open(Own())
 for _ in others:
     here.acquire()
 if rank == {SLOW}:

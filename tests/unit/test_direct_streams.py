@@ -24,6 +24,7 @@ from edgegossip.contract.topology import complete
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.net.host.host import Host
 from edgegossip.net.streams import Stream
+from edgegossip.net.transport import Progress
 from edgegossip.net.zenoh import direct, peer as module
 from edgegossip.net.zenoh.direct import DirectStreams
 from edgegossip.net.zenoh.links import Links, new_session_id
@@ -99,6 +100,41 @@ def test_both_ways_have_a_stream_of_their_own(network: OverZenoh) -> None:
     switch(a, b, itertools.count())
     switch(b, a, itertools.count())
     assert None not in {streams_of(end)._outgoing for end in (a, b)}
+
+
+def test_what_a_stream_takes_at_once_keeps_its_place(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    assert a.transport.begin(1, [frame(0)]) == Progress.NONE  # zenoh may have to wait
+    switch(a, b, itertools.count())
+    for number in range(5):
+        assert a.transport.begin(1, [frame(number)]) == Progress.ALL
+        a.send(1, b"next")
+        assert b.events.take(2) == [("received", 0, frame(number)), ("received", 0, b"next")]
+
+
+def test_a_short_frame_does_not_wait_for_what_is_left_of_a_long_one(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    switch(a, b, itertools.count())
+    large = frame(1, 5_000_000)
+    assert a.transport.begin(1, [large]) == Progress.SOME
+    a.send(1, b"short")
+    assert b.events.next() == ("received", 0, b"short")
+    a.transport.send_rest(1)
+    a.send(1, b"after it")
+    assert b.events.take(2) == [("received", 0, large), ("received", 0, b"after it")]
+
+
+def test_a_stream_that_ends_under_a_frame_begins_a_turn(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    switch(a, b, itertools.count())
+    outgoing = streams_of(a)._outgoing
+    assert outgoing is not None
+    outgoing.close()
+    a.transport.begin(1, [frame(1)])
+    assert a.events.next()[0] == "interrupted"
+    a.transport.send_rest(1)  # of nothing
+    a.send(1, frame(2))
+    assert b.events.next() == ("received", 0, frame(2))
 
 
 def test_short_frames_open_no_stream(network: OverZenoh) -> None:

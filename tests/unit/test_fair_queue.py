@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.algorithms import NUM_WORKERS
 from tests.hosts import EPOCHS, make_host
 from tests.parity import SETTINGS
 from tests.worlds import NUM_PARAMS
+from tests.zenoh_workers import wait_until
 
 from edgegossip.contract.protocol import Event, Message, Seconds, WorkerLost
 from edgegossip.net.guard.envelope import Envelope, pack
@@ -58,6 +60,96 @@ def test_nothing_is_none_after_a_while_and_what_comes_meanwhile_is_taken() -> No
     assert waiting.get(timeout=0.001) is None
     threading.Timer(0.01, waiting.put, ["late"]).start()
     assert waiting.get(timeout=10.0) == "late"
+
+
+class Helped:
+    """A queue whose items other threads may handle, and who handles which."""
+
+    def __init__(self) -> None:
+        self.queue = FairQueue()
+        self.handled: list[tuple[Any, str]] = []
+        self.must_return = False
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.queue.let_help(self._handle)
+
+    def _handle(self, item: Any) -> bool:  # noqa: ANN401
+        self.handled.append((item, threading.current_thread().name))
+        assert self.may_go_on.wait(10)
+        return self.must_return
+
+    def waiting(self) -> tuple[threading.Thread, list[Any]]:
+        """A thread that takes one item, once it waits for it."""
+        taken = list[Any]()
+
+        def take() -> None:
+            taken.append(self.queue.get(timeout=10))
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        wait_until(lambda: not self.queue._handling.locked())
+        return thread, taken
+
+
+def helper(helped: Helped, *items: Any) -> threading.Thread:  # noqa: ANN401
+    def help_with() -> None:
+        for item in items:
+            helped.queue.add(item)
+            helped.queue.help()
+
+    thread = threading.Thread(target=help_with, name="helper")
+    thread.start()
+    return thread
+
+
+def test_while_nobody_handles_items_whoever_brings_one_does() -> None:
+    helped = Helped()
+    thread, taken = helped.waiting()
+    helper(helped, "one", "two").join()
+    assert helped.handled == [("one", "helper"), ("two", "helper")]
+    assert taken == []
+    helped.queue.put("three")
+    thread.join()
+    assert taken == ["three"]
+
+
+def test_a_helper_can_have_the_queues_own_thread_return() -> None:
+    helped = Helped()
+    thread, taken = helped.waiting()
+    helped.must_return = True
+    helper(helped, "one").join()
+    thread.join()
+    assert helped.handled == [("one", "helper")]
+    assert taken == [None]
+
+
+def test_what_comes_while_an_item_is_handled_is_left_to_the_queues_own_thread() -> None:
+    helped = Helped()
+    thread, taken = helped.waiting()
+    helped.may_go_on.clear()
+    first = helper(helped, "one")
+    wait_until(lambda: bool(helped.handled))
+    helper(helped, "two").join()  # it does not wait for the first
+    time.sleep(0.01)
+    assert taken == []  # one thread at a time handles items
+    helped.may_go_on.set()
+    first.join()
+    thread.join()
+    assert (helped.handled, taken) == ([("one", "helper")], ["two"])
+
+
+def test_a_helper_handles_one_item_and_none_once_nobody_may_help() -> None:
+    helped = Helped()
+    thread, taken = helped.waiting()
+    helped.queue.add(WorkerLost(1))
+    helped.queue.add(WorkerLost(1))
+    helper(helped, WorkerLost(2)).join()
+    thread.join()
+    assert [item for item, _ in helped.handled] + taken == [WorkerLost(1), WorkerLost(2)]
+    helped.queue.let_help(None)
+    helper(helped, "late").join()
+    assert len(helped.handled) == 1
+    assert [helped.queue.get() for _ in range(2)] == [WorkerLost(1), "late"]
 
 
 def test_a_bucket_lets_a_burst_pass_and_then_its_rate() -> None:

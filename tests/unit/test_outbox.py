@@ -12,12 +12,19 @@ from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Message, Rank
 from edgegossip.net.host.sending import Outbox
 from edgegossip.net.runtime import RealRuntime
-from edgegossip.net.transport import Transport
+from edgegossip.net.transport import Progress, Transport
 
 MESSAGE = Message("push", 0)
 
 
-class Failing:
+class Blocking:
+    """Sends nothing at once."""
+
+    def begin(self, receiver: Rank, frame: Sequence[Buffer]) -> Progress:
+        return Progress.NONE
+
+
+class Failing(Blocking):
     """Has no memory for the first frame."""
 
     def __init__(self) -> None:
@@ -30,7 +37,7 @@ class Failing:
         self.sent.append(b"".join(frame))
 
 
-class Busy:
+class Busy(Blocking):
     """Takes a frame only when it may."""
 
     def __init__(self) -> None:
@@ -144,3 +151,77 @@ def test_all_receivers_share_the_limit_beyond_what_each_may_have() -> None:
     assert outbox.waiting == {1: 20, 2: 10, 3: 40}
     transport.may_go_on.set()
     outbox.close(10.0)
+
+
+class AtOnce(Busy):
+    """Sends frames at once, in part or as a whole."""
+
+    progress = Progress.ALL
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[threading.Thread] = []
+
+    def begin(self, receiver: Rank, frame: Sequence[Buffer]) -> Progress:
+        self.threads.append(threading.current_thread())
+        if self.progress == Progress.ALL:
+            self.sent.append(b"".join(frame))
+        return self.progress
+
+    def send_rest(self, receiver: Rank) -> None:
+        super().send(receiver, [b"rest"])
+
+
+def test_a_frame_leaves_in_the_callers_thread_if_it_can() -> None:
+    transport = AtOnce()
+    outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
+    done: list[threading.Thread] = []
+    assert outbox.put(1, [b"on", b"e"], lambda: done.append(threading.current_thread()))
+    assert transport.sent == [b"one"]
+    assert transport.threads == done == [threading.current_thread()]
+    assert outbox.is_empty
+    assert outbox.sent == {1: 3}
+    assert outbox.waiting == {1: 0}
+
+
+def test_what_is_left_of_a_frame_leaves_in_the_background_and_before_the_next_one() -> None:
+    transport = AtOnce()
+    transport.progress = Progress.SOME
+    outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
+    outbox.put(1, [b"first"], number=4)
+    assert outbox.last_begun(1) == 4
+    assert not outbox.replace(1, 4, [b"too late"], MESSAGE)
+    outbox.put(1, [b"second"], number=5)  # it waits, and nobody tries to send it at once
+    assert outbox.num_numbered(1) == 2
+    assert len(transport.threads) == 1
+    transport.may_go_on.set()
+    outbox.close(10.0)
+    assert transport.sent == [b"rest", b"second"]
+    assert outbox.sent == {1: len(b"firstsecond")}
+
+
+def test_nothing_leaves_at_once_over_a_link_that_has_ended() -> None:
+    transport = AtOnce()
+    outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
+    outbox.drop(1)
+    outbox.put(1, [b"by one that does not know"])
+    outbox.close(10.0)
+    assert not transport.sent
+    assert not transport.threads
+    outbox.resume(1)
+    outbox.put(1, [b"next"])
+    assert transport.sent == [b"next"]
+
+
+def test_a_failure_to_begin_is_told_and_the_next_frame_is_sent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = AtOnce()
+    outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
+    with monkeypatch.context() as patch:
+        patch.setattr(transport, "begin", None)
+        assert outbox.put(1, [b"lost"])
+    assert "could not send to 1" in caplog.text
+    assert outbox.is_empty
+    outbox.put(1, [b"next"])
+    assert transport.sent == [b"next"]

@@ -292,7 +292,11 @@ def test_a_sender_that_stalls_within_a_frame_ends_the_stream(ends: Ends) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
-def test_the_kernel_takes_little_that_it_cannot_send(ends: Ends) -> None:
+def test_the_kernel_takes_little_that_it_cannot_send(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between machines: within one, no path becomes slow."""
+    monkeypatch.setattr(module, "_is_within_a_machine", lambda connection: False)
     sender, _receiver = ends.pair()
     most = 0
 
@@ -309,6 +313,48 @@ def test_the_kernel_takes_little_that_it_cannot_send(ends: Ends) -> None:
             most = max(most, struct.unpack("i", unsent)[0])
         time.sleep(0.01)
     assert 0 < most < 2 * module._MAX_UNSENT
+
+
+def test_what_the_kernel_takes_at_once_leaves_at_once(ends: Ends) -> None:
+    sender, receiver = ends.pair()
+    if sender._is_tls:
+        assert sender.begin([b"one"])  # TLS may have to wait, whatever the size
+        sender.send_rest()
+    else:
+        assert not sender.begin([b"o", b"ne"])
+    assert bytes(receiver.receive(MOST, unwanted) or b"") == b"one"
+
+
+def test_a_rest_leaves_before_the_next_frame_and_nobody_waits_for_it(ends: Ends) -> None:
+    sender, receiver = ends.pair()
+    sender._lease = 30.0
+    frames = [bytes([number]) * MOST for number in range(40)]
+    seconds = list[float]()
+    has_rest = False  # until the kernel does not take a whole one
+    while not has_rest:
+        began = time.monotonic()
+        has_rest = sender.begin([frames[len(seconds)]])
+        seconds.append(time.monotonic() - began)
+    frames = frames[: len(seconds)]
+    assert max(seconds) < sender._lease / 2
+    following = threading.Thread(target=sender.send, args=([b"next"],))
+    following.start()
+    for frame in [*frames, b"next"]:
+        assert bytes(receiver.receive(MOST, unwanted) or b"") == frame
+    following.join()
+    sender.send_rest()  # nothing is left
+    sender.finish()
+    assert receiver.receive(MOST, unwanted) is None
+
+
+def test_a_frame_that_is_too_large_to_wait_for_is_a_rest(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AT_ONCE", 100)
+    sender, receiver = ends.pair()
+    assert sender.begin([bytes(101)])
+    sender.send_rest()
+    assert bytes(receiver.receive(MOST, unwanted) or b"") == bytes(101)
 
 
 def test_closing_wakes_those_who_wait(ends: Ends) -> None:

@@ -22,6 +22,7 @@ from edgegossip.net.host.sending import Sending
 from edgegossip.net.host.settings import HostSettings
 from edgegossip.net.host.status import STATUS, Phase, WorkerStatus
 from edgegossip.net.runtime import FairQueue, RunClock
+from edgegossip.net.transport import Progress
 
 SIZE = 1000
 
@@ -43,6 +44,9 @@ class SlowLink:
             self.has_begun.release()
             assert self.is_free.acquire(timeout=10)
         self.sent.append((envelope, message))
+
+    def begin(self, receiver: Rank, frame: Sequence[Buffer]) -> Progress:
+        return Progress.NONE
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         raise AttributeError(name)

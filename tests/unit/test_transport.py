@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.transports import NETWORKS, Network
 
+from edgegossip.net.transport import Listener
 from edgegossip.net.zenoh.session import CHUNK_BYTES
 
 
@@ -52,7 +53,7 @@ def test_a_received_frame_may_be_written_to(network: Network) -> None:
     frames: list[memoryview] = []
     has_received = threading.Event()
 
-    class Keeper:
+    class Keeper(Listener):
         def received(self, sender: int, frame: memoryview) -> None:
             frames.append(frame)
             has_received.set()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-from typing import Any
 
 import torch
 from tests.worlds import NUM_PARAMS, ManySamples
@@ -12,7 +10,7 @@ from tests.worlds import NUM_PARAMS, ManySamples
 from edgegossip.contract.protocol import Epochs, Predicted, Seconds, Started, Train, Trained
 from edgegossip.contract.trainer import TrainingResult
 from edgegossip.net.host.work import Work
-from edgegossip.net.runtime import RealRuntime
+from edgegossip.net.runtime import FairQueue, RealRuntime
 
 SIZE = 10
 SETTING_UP, TRAINING = 100.0, 1.0
@@ -63,7 +61,7 @@ class Noting:
 def test_a_host_is_not_kept_by_its_own_setting_up_and_a_forecast_does_not_count_it() -> None:
     clock, forecaster = StoppedClock(), Noting()
     trainer = SlowToSetUp(clock)
-    items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    items = FairQueue()
     work = Work(0, trainer, items, forecaster, None, clock)
     started = work.started(has_rejoined=False, has_data=True, life=7)
     assert started == Started(False, SIZE, SIZE, life=7)

@@ -68,6 +68,13 @@ class Trainer(Protocol):
     def cost(self, request: Train) -> float:
         """Cost, in training samples, of calling `train` with `request` next."""
 
+    def announce(self, request: Train, progress: float) -> None:
+        """Hear of the next call of `train`, which follows in another thread; returns at once.
+
+        For a trainer that only passes on what is to be trained: `set_up` may not have ended.
+        """
+        return
+
     def train(self, request: Train, progress: float = 0.0) -> TrainingResult:
         """Train from `request.params`, which stay unchanged; see `Train`.
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Rank, Seconds
-from edgegossip.net.transport import TWIN, Incarnation, Transport
+from edgegossip.net.transport import TWIN, Incarnation, Listener, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
 ROUND_TRIPS = 20
@@ -63,7 +63,7 @@ class _Request(NamedTuple):
     num_frames: int
 
 
-class LinkMeter:
+class LinkMeter(Listener):
     """Measures links of this worker, and answers the measurements of others while it is open.
 
     The messages take the way that those of a run take: the transport's links, direct or

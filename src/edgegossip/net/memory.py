@@ -12,7 +12,7 @@ from edgegossip.contract.codec import Buffer
 from edgegossip.contract.errors import NetworkError
 from edgegossip.contract.protocol import Rank
 from edgegossip.net.identity.tls import TLS, Credentials
-from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
+from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener, Progress
 
 
 class MemoryNetwork:
@@ -153,6 +153,13 @@ class MemoryTransport:
         """See `Transport`."""
         # A copy, which the receiver owns: it may write to it, and the sender may not.
         self._network.carry(self, receiver, bytearray().join(frame))
+
+    def begin(self, receiver: Rank, frame: Sequence[Buffer]) -> Progress:
+        """See `Transport`; nothing leaves at once."""
+        return Progress.NONE
+
+    def send_rest(self, receiver: Rank) -> None:
+        """See `Transport`."""
 
     def close(self) -> None:
         """See `Transport`."""

@@ -12,12 +12,13 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from edgegossip.contract.protocol import Rank, Seconds
 
 _Lane: TypeAlias = Rank | None
+_NOTHING = object()
 RATE = 2000.0
 """Sustained rate of messages per second from one sender."""
 BURST = 100_000
@@ -36,12 +37,22 @@ class Sink(Protocol):
     def put(self, item: Any, /) -> None:  # noqa: ANN401
         """Add `item`; thread-safe."""
 
+    def add(self, item: Any, /) -> None:  # noqa: ANN401
+        """Add `item`, for a thread that calls `help` next; thread-safe."""
+
+    def help(self) -> None:
+        """Let this thread handle an item, if it may; see `FairQueue.help`."""
+
 
 class FairQueue:
-    """A queue with one consumer that serves senders in turn.
+    """A queue that serves senders in turn, with one thread that takes items and some that help.
 
     Items of one sender (their `sender` or `rank`) stay in order. Items without a sender also
     stay in order and have their own turn.
+
+    While the thread that takes items waits in `get`, another one may handle the next item in
+    its place (`help`), so that no change of thread lies between an item and its effects. One
+    thread at a time handles items.
 
     >>> from edgegossip.contract.protocol import WorkerJoined, WorkerLost
     >>> waiting = FairQueue()
@@ -53,42 +64,97 @@ class FairQueue:
 
     def __init__(self) -> None:
         # A signal handler may also put an item in during a `get`.
-        self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._arrived: deque[Any] = deque()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lanes: defaultdict[_Lane, deque[Any]] = defaultdict(deque)
         self._turns: deque[_Lane] = deque()
+        self._handle: Callable[[Any], bool] | None = None
+        # Held by the thread that handles items, once others may help.
+        self._handling = threading.Lock()
+        self._is_shared = False
 
     def put(self, item: Any, /) -> None:  # noqa: ANN401
         """Add `item`; thread-safe."""
-        self._arrived.put(item)
+        self._arrived.append(item)
+        self._bell.put(None)
+
+    def add(self, item: Any, /) -> None:  # noqa: ANN401
+        """Add `item` without waking the thread that takes items; call `help` next."""
+        self._arrived.append(item)
 
     def get(self, timeout: Seconds | None = None) -> Any:  # noqa: ANN401
         """Take the next item, waiting at most `timeout` seconds; None if there is none.
 
-        Only one thread may call this.
+        None may also come earlier, if a helper asks for it. Only one thread may call this.
         """
+        while not self._bell.empty():
+            self._bell.get()
+        if (item := self._next()) is _NOTHING:
+            is_helped = self._handle is not None
+            if is_helped:
+                self._handling.release()
+            try:
+                with suppress(queue.Empty):
+                    self._bell.get(timeout=timeout)
+            finally:
+                if is_helped:
+                    self._handling.acquire()
+            item = self._next()
+        return None if item is _NOTHING else item
+
+    def let_help(self, handle: Callable[[Any], bool] | None) -> None:
+        """Let other threads handle items with `handle` from now on; none of them if it is None.
+
+        Only the thread that handles items may call this, and `get` must be called by the thread
+        that has called it first.
+
+        Args:
+            handle: Handles an item, and returns whether `get` must return. It may not raise.
+        """
+        if handle is not None and not self._is_shared:
+            self._is_shared = self._handling.acquire()
+        self._handle = handle
+
+    def help(self) -> None:
+        """Handle the next item in this thread if nobody handles one; else see that `get` does.
+
+        This may take as long as an item takes, so a thread that others wait for calls `put`.
+        """
+        if self._handle is not None and self._handling.acquire(blocking=False):
+            try:
+                handle, must_return = self._handle, True
+                if handle is not None:
+                    item = self._next()
+                    must_return = item is None or (item is not _NOTHING and handle(item))
+                    must_return |= bool(self._turns)
+            finally:
+                self._handling.release()
+            # Whoever added an item meanwhile has found this thread at work, and rings.
+            if not must_return:
+                return
+        self._bell.put(None)
+
+    def empty(self) -> bool:
+        """Whether no item waits."""
+        return not self._arrived and not self._turns
+
+    def qsize(self) -> int:
+        """Number of waiting items; thread-safe."""
+        return len(self._arrived) + sum(map(len, [*self._lanes.values()]))
+
+    def _next(self) -> Any:  # noqa: ANN401
         # All that has arrived is sorted first; else a flood would still stand before the
         # others.
-        while not self._arrived.empty():
-            self._sort(self._arrived.get())
+        while self._arrived:
+            self._sort(self._arrived.popleft())
         if not self._turns:
-            try:
-                self._sort(self._arrived.get(timeout=timeout))
-            except queue.Empty:
-                return None
+            return _NOTHING
         lane = self._turns.popleft()
         item = self._lanes[lane].popleft()
         # One item per turn, then to the end of the line.
         if self._lanes[lane]:
             self._turns.append(lane)
         return item
-
-    def empty(self) -> bool:
-        """Whether no item waits."""
-        return self._arrived.empty() and not self._turns
-
-    def qsize(self) -> int:
-        """Number of waiting items; thread-safe."""
-        return self._arrived.qsize() + sum(map(len, [*self._lanes.values()]))
 
     def _sort(self, item: Any) -> None:  # noqa: ANN401
         lane = getattr(item, "sender", getattr(item, "rank", None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import Protocol, TypeAlias
 
 from edgegossip.contract.codec import Buffer
@@ -20,11 +21,27 @@ this process has to end.
 """
 
 
+class Progress(Enum):
+    """How much of a frame has been sent."""
+
+    NONE = auto()
+    SOME = auto()
+    ALL = auto()
+
+
 class Listener(Protocol):
     """Receives events from the transport's threads, so its methods must not block."""
 
     def received(self, sender: Rank, frame: memoryview) -> None:
         """A complete, writable frame from `sender` has arrived; the listener now owns it."""
+
+    def read(self, sender: Rank, frame: memoryview) -> Callable[[], None]:
+        """As `received`, from a thread that does nothing but read this sender's frames.
+
+        The thread calls what this returns, without locks, before it reads on; this may block.
+        """
+        self.received(sender, frame)
+        return lambda: None
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
         """Worker `rank` has become reachable."""
@@ -80,6 +97,15 @@ class Transport(Protocol):
         that disappears in the meantime, is lost. Thread-safe; sends to different receivers do
         not block each other.
         """
+
+    def begin(self, receiver: Rank, frame: Sequence[Buffer]) -> Progress:
+        """Send as much of `frame` as leaves within milliseconds; return how much that is.
+
+        What is left of it must be sent with `send_rest`.
+        """
+
+    def send_rest(self, receiver: Rank) -> None:
+        """Send the rest of the frame that `begin` has begun to send, as `send` does."""
 
     def close(self) -> None:
         """Deliver sent frames, then stop listening and disappear; no effect if closed."""

@@ -47,6 +47,8 @@ from edgegossip.net.runtime import HostCoroutine, RunClock, drive
 from edgegossip.net.transport import Transport
 
 _LOG = logging.getLogger("edgegossip.net")
+_LONG: Seconds = 0.1
+"""Seconds in which a message is handled at a host whose messages other threads may handle."""
 _CONGESTED: Seconds = 0.1
 """Seconds between two looks at what waits to be sent, before a round may begin."""
 
@@ -92,8 +94,10 @@ class Trainings:
 class Host(Generic[State]):
     """Runs an unchanged algorithm for one worker, as the simulator does for all workers.
 
-    The caller's thread handles events and carries out effects; training, evaluation and sending
-    run in other threads. Every message passes `Admission` before the algorithm sees it.
+    The caller's thread handles events and carries out effects. While it waits, the thread that
+    brings an event may do so: one thread at a time. Training and evaluation run in other
+    threads, and so does sending that takes long. Every message passes `Admission` before the
+    algorithm sees it.
 
     A run begins when all workers have met or the wait for missing workers is over. A worker
     that arrives later rejoins. The run ends when all present workers have finished and nothing
@@ -170,6 +174,8 @@ class Host(Generic[State]):
         self.trainings = Trainings()
         self._chores = Chores(services.chores)
         self._should_stop = self._should_leave = False
+        self._looks_at: Seconds = 0.0
+        self._error: BaseException | None = None  # of a helper
         self._kept_at: Seconds = 0.0
         self._checkpoint_at: Seconds = math.inf if self._save is None else 0.0
         # Events that came before the run began, or that a checkpoint holds.
@@ -248,12 +254,14 @@ class Host(Generic[State]):
         try:
             yield from self._meet()
             while (reason := self._why_end()) is None:
-                yield from self._take_next(self._wake_at())
+                self._looks_at = self._wake_at()
+                yield from self._take_next(self._looks_at)
             if reason == "time limit":  # the others must not count it as lost
                 self.sending.phase = Phase.FINISHED
                 self.sending.tell_all()
             return reason
         finally:
+            self._inbox.let_help(None)
             # What was sent leaves first; training may take a while to notice its cancellation.
             self.sending.close()
             self._transport.close()
@@ -328,12 +336,41 @@ class Host(Generic[State]):
 
     def _take_next(self, wake_at: Seconds) -> HostCoroutine[None]:
         """Wait for an item until `wake_at`, and handle it."""
-        match item := (yield self._clock.began_at + wake_at):
+        item = yield self._clock.began_at + wake_at
+        if self._error is not None:
+            raise self._error
+        self._take(item)
+        if self.peers.has_begun:
+            self._tick()
+
+    def _help(self, item: object) -> bool:
+        """Handle an item in another thread, while the host's own waits for one.
+
+        Returns whether the host's own thread has something to do: all but the item's effects,
+        which may take long, is left to it.
+        """
+        try:
+            if self._error is None:
+                self._take(item)
+        except BaseException as error:  # the host's thread raises it
+            self._error = error
+        is_calm = self._error is None and self.sending.phase == Phase.RUNNING
+        is_calm &= not (self._pending or self._should_stop)
+        return not is_calm or self._wake_at() < self._looks_at
+
+    def _take(self, item: object) -> None:
+        began = self.now
+        match item:
             case Frame() | Appeared() | Disappeared() | Interrupted() | Refused():
                 if self._should_stop:
                     return  # it is resent when the worker resumes from the checkpoint
-                for event in self.receiving.take(item, self.state.round, self.now):
+                events = self.receiving.take(item, self.state.round, self.now)
+                for event in events:
                     self._handle(event)
+                # Threads that read are needed to read on, so they handle what is done soon.
+                if events and self.peers.has_begun:
+                    is_soon = self.now - began < _LONG
+                    self._inbox.let_help(self._help if is_soon else None)
             case Completed():
                 self._complete(item)
             case Ping(answer):
@@ -341,8 +378,6 @@ class Host(Generic[State]):
             case Sent(receiver, message, began):
                 sent = (message, codec.num_bytes(message), (began, self.now))
                 self._observer.sent(began, self.rank, receiver, *sent)
-        if self.peers.has_begun:
-            self._tick()
 
     def _tick(self) -> None:
         """Carry out all due actions."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -214,20 +214,30 @@ class Receiving:
     # Calls of the transport, from its threads.
 
     def received(self, sender: Rank, frame: memoryview) -> None:
+        if (held := self._held(sender, frame)) is not None:
+            self._inbox.put(held)
+
+    def read(self, sender: Rank, frame: memoryview) -> Callable[[], None]:
+        if (held := self._held(sender, frame)) is None:
+            return lambda: None
+        self._inbox.add(held)
+        return self._inbox.help
+
+    def _held(self, sender: Rank, frame: memoryview) -> Frame | None:
         # Only what needs no look into the frame, because reading it would take this worker as
         # long as writing it took the sender.
         if sender in self._strikes.muted:
             self.refused(sender, MUTED)
-            return
+            return None
         bucket = self._buckets.get(sender)
         if bucket is not None and not bucket.take(self._clock.read()):
             self.refused(sender, FLOOD)
-            return
+            return None
         held = self.budget.take(sender, frame)
         if held is None:
             self.refused(sender, "more than can be held")
-        else:
-            self._inbox.put(Frame(sender, held))
+            return None
+        return Frame(sender, held)
 
     def appeared(self, rank: Rank, incarnation: Incarnation) -> None:
         self._inbox.put(Appeared(rank, incarnation))

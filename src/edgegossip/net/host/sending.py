@@ -20,7 +20,7 @@ from edgegossip.net.host.peers import Peers
 from edgegossip.net.host.settings import HostSettings, OnLink
 from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.runtime import Background, RunClock, Runtime
-from edgegossip.net.transport import Incarnation, Transport
+from edgegossip.net.transport import Incarnation, Progress, Transport
 
 _LOG = logging.getLogger("edgegossip.net")
 SHARE = 3
@@ -59,6 +59,9 @@ def _is_same(one: Message, other: Message) -> bool:
 
 class Outbox:
     """Frames waiting to be sent: a thread per receiver, so a slow one delays no other.
+
+    A frame for which no other one waits leaves in the caller's thread, as far as it can at
+    once.
 
     Where frames wait, short ones of a second thread overtake them.
 
@@ -148,8 +151,12 @@ class Outbox:
                 return False
             item = _Waiting(frame, message, number, self._known[receiver], done)
             way = "overtake to" if overtakes and waiting else "send to"
+            is_next = not waiting
             waiting.append(item)
             self._num_bytes[receiver] += num_bytes
+        if is_next and self._begin(receiver, item) == Progress.ALL:
+            self._left(receiver, item)
+            return True
         name = f"{way} {receiver}"
         if name not in self._senders:
             self._senders[name] = self._runtime.background(name)
@@ -217,15 +224,40 @@ class Outbox:
         for sender in self._senders.values():
             sender.close(max(0.0, deadline - self._runtime.clock()))
 
+    def _begin(self, receiver: Rank, item: _Waiting) -> Progress:
+        """Send what leaves at once, in the caller's thread, which saves a change of thread."""
+        with self._lock:
+            if item.link != self._ended[receiver]:
+                return Progress.NONE
+        try:
+            progress = self._transport.begin(receiver, item.frame)
+        except Exception:
+            _LOG.exception("could not send to %d", receiver)
+            return Progress.ALL
+        with self._lock:
+            if progress != Progress.NONE:
+                self._has_begun(receiver, item)
+            if progress == Progress.ALL:
+                self._sent[receiver] += item.num_bytes
+        return progress
+
+    def _has_begun(self, receiver: Rank, item: _Waiting) -> None:
+        item.has_begun = True
+        if item.number:
+            self._begun[receiver] = item.number
+
     def _send(self, receiver: Rank, item: _Waiting) -> None:
         with self._lock:
+            is_rest = item.has_begun
             item.has_begun = True
             if item.link != self._ended[receiver]:
                 return
-            if item.number:
-                self._begun[receiver] = item.number
+            self._has_begun(receiver, item)
         try:
-            self._transport.send(receiver, item.frame)
+            if is_rest:
+                self._transport.send_rest(receiver)
+            else:
+                self._transport.send(receiver, item.frame)
         except Exception:  # the thread must go on to send the next messages
             _LOG.exception("could not send to %d", receiver)
             return

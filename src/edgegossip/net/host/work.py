@@ -210,6 +210,7 @@ class Work:
 
             return trained
 
+        trainer.announce(effect, progress)
         self._run(self._training_thread, job)
 
     def _set_up(self) -> None:
@@ -342,7 +343,8 @@ class Work:
 
         def report(done: Completed | None) -> None:
             if done is not None:
-                self._items.put(done)
+                self._items.add(done)
+                self._items.help()
 
         thread.submit(work, report)
 

@@ -16,7 +16,7 @@ from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Rank, Seconds
 from edgegossip.net.identity.tls import Credentials
 from edgegossip.net.streams import TOKEN_BYTES, Stream, Streams
-from edgegossip.net.transport import Incarnation
+from edgegossip.net.transport import Incarnation, Progress
 
 _LOG = logging.getLogger("edgegossip.net")
 _LEAST = 16_384
@@ -237,6 +237,26 @@ class DirectStreams:
             # Before any other frame is sent, so that none arrives without this one.
             self._owner.outgoing_ended(stream)
         return True
+
+    def begin(self, frame: Sequence[Buffer]) -> Progress:
+        """Send what the stream in use takes of a frame at once; call this as `send`."""
+        stream = self._outgoing
+        if stream is None:
+            return Progress.NONE
+        try:
+            return Progress.SOME if stream.begin(frame) else Progress.ALL
+        except OSError:
+            self._owner.outgoing_ended(stream)
+        return Progress.ALL
+
+    def send_rest(self) -> None:
+        """Send the rest of a frame that has begun to leave, if its stream has not ended."""
+        stream = self._outgoing
+        if stream is not None:
+            try:
+                stream.send_rest()
+            except OSError:
+                self._owner.outgoing_ended(stream)
 
     def finish(self) -> None:
         """Tell the peer that no frame follows."""

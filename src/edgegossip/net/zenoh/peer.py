@@ -19,7 +19,7 @@ from edgegossip.net.identity.tls import Credentials
 from edgegossip.net.pacing import UNLIMITED, Pace, UploadLimit
 from edgegossip.net.runtime import TokenBucket
 from edgegossip.net.streams import Stream, Streams
-from edgegossip.net.transport import Incarnation, Listener
+from edgegossip.net.transport import Incarnation, Listener, Progress
 from edgegossip.net.zenoh.direct import DirectStreams
 from edgegossip.net.zenoh.links import Links, process_of
 from edgegossip.net.zenoh.order import FIRST, Arrival, Order, following, is_since
@@ -135,6 +135,33 @@ class ZenohPeer:
             try:
                 if not self._send_directly(frame, turn):
                     self._send_in_pieces(frame, turn, is_short)
+            finally:
+                self._is_sending_long = False
+
+    def begin(self, frame: Sequence[Buffer]) -> Progress:
+        """Send what a direct stream takes of a frame at once."""
+        with self._telling:  # see `send`
+            turn = self._num_turns
+        if self.direct is None or not self._sending.acquire(blocking=False):
+            return Progress.NONE
+        try:
+            if not self._goes_on(turn):
+                return Progress.NONE
+            progress = self.direct.begin(frame)
+            # As in `send`: short frames overtake what is left of it.
+            self._is_sending_long = progress == Progress.SOME
+        finally:
+            self._sending.release()
+        if progress != Progress.NONE and self._links.leave_machine(self._session_id):
+            self.bytes_sent += sum(map(len, frame))
+        return progress
+
+    def send_rest(self) -> None:
+        """Send the rest of a frame that `begin` has begun to send."""
+        with self._sending:
+            try:
+                if self.direct is not None:
+                    self.direct.send_rest()
             finally:
                 self._is_sending_long = False
 
@@ -284,7 +311,8 @@ class ZenohPeer:
                 return False
             if self._links.leave_machine(self._session_id):
                 self.bytes_received += len(frame)
-            self._listener.received(self._rank, frame)
+            handle = self._listener.read(self._rank, frame)
+        handle()
         return True
 
     def stream_refused(self, reason: str) -> None:

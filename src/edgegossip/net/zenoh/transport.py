@@ -20,7 +20,7 @@ from edgegossip.net.identity.access import bound_name, known_holders, zenoh_secu
 from edgegossip.net.identity.tls import TLS, CertificateWatch, Credentials, require_tls
 from edgegossip.net.pacing import UNLIMITED, Pace, UploadLimit, bytes_per_second
 from edgegossip.net.streams import IS_SUPPORTED, Streams
-from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener
+from edgegossip.net.transport import MAX_FRAME_BYTES, Incarnation, Listener, Progress
 from edgegossip.net.zenoh.links import (
     DeadLinks,
     ExpiredLinks,
@@ -237,6 +237,14 @@ class ZenohTransport:
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
         """See `Transport`."""
         self._peers[receiver].send(frame)
+
+    def begin(self, receiver: Rank, frame: Sequence[Buffer]) -> Progress:
+        """See `Transport`."""
+        return self._peers[receiver].begin(frame)
+
+    def send_rest(self, receiver: Rank) -> None:
+        """See `Transport`."""
+        self._peers[receiver].send_rest()
 
     def close(self) -> None:
         """See `Transport`."""
