@@ -176,9 +176,16 @@ class VirtualNetwork:
 
     # Links.
 
-    def send(self, sender: VirtualTransport, receiver: Rank, frame: bytes) -> None:
-        """Put a frame on the wire; sleeps for as long as that takes."""
-        self.time.sleep(len(frame) / self._wire.bandwidth)
+    def link(self, sender: Rank, receiver: Rank) -> _Link | None:
+        """The present link, if there is one."""
+        return self._links.get((sender, receiver))
+
+    def send(
+        self, sender: VirtualTransport, receiver: Rank, frame: bytes, *, at_once: bool = False
+    ) -> None:
+        """Put a frame on the wire; sleeps for as long as that takes, unless `at_once`."""
+        if not at_once:
+            self.time.sleep(len(frame) / self._wire.bandwidth)
         link = self._links.get((sender.rank, receiver))
         if link is None or link.sender is not sender or not link.is_seen:
             return  # a worker that has not appeared gets nothing
@@ -204,7 +211,7 @@ class VirtualNetwork:
             is_on_link = link.turn == turn and not link.is_broken
             if is_on_link and self._links.get(way) is link:
                 data = memoryview(bytearray(frame))
-                to.process.act(lambda: to.listener.received(way[0], data))
+                to.process.act(lambda: to.listener.read(way[0], data)())
 
         for _ in range(2 if wire.twice and draw.random() < wire.twice else 1):
             self.time.at(at, arrive)
@@ -298,6 +305,7 @@ class VirtualTransport:
         self.process = process
         self.alive: dict[Rank, Incarnation] = {}
         self._network = network
+        self._rests: dict[Rank, tuple[_Link, int, Sequence[Buffer]]] = {}
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -316,10 +324,20 @@ class VirtualTransport:
         self._network.send(self, receiver, b"".join(frame))
 
     def begin(self, receiver: Rank, frame: Sequence[Buffer]) -> Progress:
-        return Progress.NONE
+        link, chance = self._network.link(self.rank, receiver), self._network.draw.random()
+        if link is None or chance < 0.3:
+            return Progress.NONE
+        if chance < 0.7:
+            self._network.send(self, receiver, b"".join(frame), at_once=True)
+            return Progress.ALL
+        self._rests[receiver] = link, link.turn, frame
+        return Progress.SOME
 
     def send_rest(self, receiver: Rank) -> None:
-        raise AssertionError("nothing has begun")
+        """Send it, unless its link or turn is over, and with it what has left before."""
+        link, turn, frame = self._rests.pop(receiver)
+        if self._network.link(self.rank, receiver) is link and link.turn == turn:
+            self.send(receiver, frame)
 
     def close(self) -> None:
         """Say farewell once all that was submitted has left, or ten seconds are over."""

@@ -40,6 +40,10 @@ class VirtualInbox(FairQueue):
         self._notify()
 
     def help(self) -> None:
+        if self._handle is not None:
+            item = self._next()
+            if item is not None and not self._handle(item) and not self._turns:
+                return
         self._notify()
 
 

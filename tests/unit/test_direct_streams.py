@@ -573,3 +573,29 @@ def test_with_certificates_streams_are_tls_and_end_with_the_certificate(
         outgoing[2].send([bytes(LARGE)])
     meet(*members[:2])
     assert not first.hears(("received", 2, bytes(LARGE)), seconds=0.5)
+
+
+def test_one_that_has_been_told_of_a_turn_begins_nothing_in_the_turn_before(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = network.open_all()
+    switch(a, b, itertools.count())
+    peer, begun = peer_of(a), list[Progress]()
+    host = threading.Thread(target=lambda: begun.append(peer.begin([b"introduction"])))
+
+    def interrupted(rank: Rank, incarnation: int) -> None:
+        host.start()
+        host.join(0.2)  # it would have begun by then
+
+    monkeypatch.setattr(peer._listener, "interrupted", interrupted)
+    begin_turn(peer)
+    host.join(10)
+    assert begun == [Progress.NONE]
+
+
+def test_nothing_is_begun_behind_the_last_frame(network: OverZenoh) -> None:
+    a, b = network.open_all()
+    switch(a, b, itertools.count())
+    peer = peer_of(a)
+    assert peer.leave(time.monotonic() + 5)
+    assert peer.begin([b"behind the end"]) == Progress.NONE

@@ -152,6 +152,46 @@ def test_a_helper_handles_one_item_and_none_once_nobody_may_help() -> None:
     assert [helped.queue.get() for _ in range(2)] == [WorkerLost(1), "late"]
 
 
+class Preempted:
+    """A lock whose holder stands still, just after it has got it, until it may go on."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_held, self.may_go_on = threading.Event(), threading.Event()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        is_held = self.lock.acquire(blocking)
+        if is_held and threading.current_thread().name == "helper":
+            self.is_held.set()
+            assert self.may_go_on.wait(10)
+        return is_held
+
+    def release(self) -> None:
+        self.lock.release()
+
+
+def test_nobody_helps_while_the_queues_own_thread_begins_to_share_it() -> None:
+    waiting, handled, lock = FairQueue(), list[Any](), Preempted()
+    waiting._handling = lock  # type: ignore[assignment]
+
+    def help_with() -> None:
+        waiting.add("trained")
+        waiting.help()
+
+    def handle(item: Any) -> bool:  # noqa: ANN401
+        handled.append(item)
+        return False
+
+    early = threading.Thread(target=help_with, name="helper")
+    early.start()
+    lock.is_held.wait(0.05)
+    waiting.let_help(handle)  # its own thread is at work
+    lock.may_go_on.set()
+    early.join()
+    assert handled == []
+    assert waiting.get(timeout=0) == "trained"
+
+
 def test_a_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
     bucket = TokenBucket(rate=10.0, burst=5)
     assert [bucket.take(0.0) for _ in range(7)] == [True] * 5 + [False] * 2

@@ -6,12 +6,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 from tests.algorithms import NUM_WORKERS
 from tests.host_wrappers import Inside
 from tests.hosts import EPOCHS, make_host
+from tests.parity import SETTINGS
 
 from edgegossip.contract.protocol import (
     Effect,
@@ -63,10 +65,12 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run(notes: list[Noting]) -> list[str | BaseException]:
-    network, ends = MemoryNetwork(), list[str | BaseException]([""] * NUM_WORKERS)
-    hosts: list[Host[WorkerState]] = [
-        make_host(note, rank, network) for rank, note in enumerate(notes)
-    ]
+    network = MemoryNetwork()
+    return run_all([make_host(note, rank, network) for rank, note in enumerate(notes)])
+
+
+def run_all(hosts: list[Host[WorkerState]]) -> list[str | BaseException]:
+    ends = list[str | BaseException]([""] * NUM_WORKERS)
 
     def one(rank: Rank) -> None:
         try:
@@ -93,6 +97,21 @@ def test_threads_that_read_and_train_handle_what_they_bring() -> None:
     assert total["receive", Received]
     assert total["train", Trained]
     assert {thread for thread, _ in total} == {"own", "receive", "train"}
+
+
+def test_checkpoints_stay_with_the_hosts_own_threads() -> None:
+    threads, network = Counter[str](), MemoryNetwork()
+
+    def save(checkpoint: object) -> bool:
+        threads[threading.current_thread().name.partition(" ")[0]] += 1
+        return True
+
+    settings = replace(SETTINGS, checkpoint_seconds=0.001)
+    algorithm = replace(EPOCHS, num_rounds=60)
+    make = partial(make_host, algorithm, network=network, save=save, settings=settings)
+    ends = run_all([make(rank) for rank in range(NUM_WORKERS)])
+    assert ends == ["finished"] * NUM_WORKERS
+    assert threads.keys() == {"own"}
 
 
 def test_an_error_in_another_thread_ends_the_host() -> None:

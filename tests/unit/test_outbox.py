@@ -220,7 +220,8 @@ def test_a_failure_to_begin_is_told_and_the_next_frame_is_sent(
     outbox = Outbox(cast("Transport", transport), 100, RealRuntime())
     with monkeypatch.context() as patch:
         patch.setattr(transport, "begin", None)
-        assert outbox.put(1, [b"lost"])
+        assert outbox.put(1, [b"lost"], number=7)
+    assert outbox.last_begun(1) == 7  # it may have left
     assert "could not send to 1" in caplog.text
     assert outbox.is_empty
     outbox.put(1, [b"next"])

@@ -33,6 +33,10 @@ class SlowToSetUp(ManySamples):
         self.may_begin = threading.Event()
         self._clock = clock
         self._is_set_up = False
+        self.num_announced = 0
+
+    def announce(self, request: Train, progress: float) -> None:
+        self.num_announced += 1
 
     def set_up(self) -> None:
         assert self.may_begin.wait(10)
@@ -73,3 +77,30 @@ def test_a_host_is_not_kept_by_its_own_setting_up_and_a_forecast_does_not_count_
     work.close()
     first, second = SETTING_UP + TRAINING, SETTING_UP + 2 * TRAINING
     assert forecaster.told == [(SETTING_UP, first, SIZE), (first, second, SIZE)]
+
+
+REQUEST = Train(torch.zeros(NUM_PARAMS), Epochs())
+
+
+def test_each_training_is_announced_once() -> None:
+    clock, items = StoppedClock(), FairQueue()
+    trainer = SlowToSetUp(clock)
+    trainer.may_begin.set()
+    work = Work(0, trainer, items, None, None, clock)
+    for number in (1, 2, 3):
+        work.train(REQUEST, clock.now, 0.0)
+        work.take(items.get(timeout=10), clock.now)
+        assert trainer.num_announced == number
+    work.close()
+
+
+def test_a_training_that_a_stop_puts_off_was_not_announced() -> None:
+    clock, items = StoppedClock(), FairQueue()
+    trainer = SlowToSetUp(clock)
+    work = Work(0, trainer, items, None, None, clock)
+    work.train(REQUEST, clock.now, 0.0)
+    assert work.put_off()
+    trainer.may_begin.set()
+    work.close()
+    assert trainer.num_announced == 0
+    assert work.training is not None  # for the checkpoint

@@ -69,9 +69,9 @@ class Trainer(Protocol):
         """Cost, in training samples, of calling `train` with `request` next."""
 
     def announce(self, request: Train, progress: float) -> None:
-        """Hear of the next call of `train`, which follows in another thread; returns at once.
+        """Hear of the next call of `train`, which follows in its own thread; returns at once.
 
-        For a trainer that only passes on what is to be trained: `set_up` may not have ended.
+        For a trainer that only passes on what is to be trained.
         """
         return
 

@@ -33,6 +33,7 @@ from edgegossip.contract.protocol import (
     TimerFired,
     Train,
     Trained,
+    WorkerLost,
 )
 from edgegossip.contract.trainer import Trainer
 from edgegossip.net.guard.admission import Refused
@@ -175,6 +176,7 @@ class Host(Generic[State]):
         self._chores = Chores(services.chores)
         self._should_stop = self._should_leave = False
         self._looks_at: Seconds = 0.0
+        self._is_helped = False
         self._error: BaseException | None = None  # of a helper
         self._kept_at: Seconds = 0.0
         self._checkpoint_at: Seconds = math.inf if self._save is None else 0.0
@@ -349,11 +351,13 @@ class Host(Generic[State]):
         Returns whether the host's own thread has something to do: all but the item's effects,
         which may take long, is left to it.
         """
+        self._is_helped = True
         try:
             if self._error is None:
                 self._take(item)
         except BaseException as error:  # the host's thread raises it
             self._error = error
+        self._is_helped = False
         is_calm = self._error is None and self.sending.phase == Phase.RUNNING
         is_calm &= not (self._pending or self._should_stop)
         return not is_calm or self._wake_at() < self._looks_at
@@ -367,6 +371,8 @@ class Host(Generic[State]):
                 events = self.receiving.take(item, self.state.round, self.now)
                 for event in events:
                     self._handle(event)
+                    if isinstance(event, WorkerLost):
+                        self._looks_at = math.inf  # it looks whether too few are left
                 # Threads that read are needed to read on, so they handle what is done soon.
                 if events and self.peers.has_begun:
                     is_soon = self.now - began < _LONG
@@ -385,11 +391,12 @@ class Host(Generic[State]):
         for name in self._alarms.pop_due(self.now):
             self._handle(TimerFired(name))
         self._chores.do_due(self.now)
+        # Before what is pending, which may begin to train.
+        if self.now >= self._checkpoint_at and not self._work.is_busy:
+            self._keep()
         if self._pending:
             self._handle_pending()
         now = self.now
-        if now >= self._checkpoint_at and not self._work.is_busy:
-            self._keep()
         if not self._should_stop:  # a checkpoint must record no stopped worker as lost
             for event in self.peers.overdue(self._clock.began_at + now):
                 self._handle(event)
@@ -517,6 +524,8 @@ class Host(Generic[State]):
         # handles.
         self._pending.append(event)
         if self.now >= self._checkpoint_at:
+            if self._is_helped:
+                return  # to the host's own thread, as a checkpoint may take long
             self._keep()
         self._handle_pending()
 

@@ -233,6 +233,8 @@ class Outbox:
             progress = self._transport.begin(receiver, item.frame)
         except Exception:
             _LOG.exception("could not send to %d", receiver)
+            with self._lock:
+                self._has_begun(receiver, item)  # it may have left
             return Progress.ALL
         with self._lock:
             if progress != Progress.NONE:

@@ -191,10 +191,12 @@ class Work:
         if self.is_busy:
             raise LocalProtocolError(f"worker {self._rank} asked for a second Train at once")
         self.is_busy, self.training = True, (effect, now)
-        trainer = self._trainer
+        trainer, is_set_up = self._trainer, self._is_set_up
 
         def job() -> Callable[[Seconds], Event]:
             self._set_up()
+            if not is_set_up:
+                trainer.announce(effect, progress)
             # From here on, because a forecast must not take the setup for slow training.
             began = self._clock()
             cost = trainer.cost(effect)
@@ -210,7 +212,8 @@ class Work:
 
             return trained
 
-        trainer.announce(effect, progress)
+        if is_set_up:  # else `put_off` may still postpone this training
+            trainer.announce(effect, progress)
         self._run(self._training_thread, job)
 
     def _set_up(self) -> None:
