@@ -110,7 +110,7 @@ def parts(
         settings,
         contests,
         partial(exhibits, target, WHOLE, lambda run: SYSTEMS[WHOLE]),
-        printed=(),
+        printed=("EdgeSqueeze is ours, so no paper prints a figure for it.",),
         environments=environments,
         tasks=[task],
         num_trials=num_trials,
