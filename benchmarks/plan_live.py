@@ -64,7 +64,7 @@ def said(path: Path, pattern: str, desk: Process) -> list[str]:
 
 def lived(options: argparse.Namespace, out: Path) -> float:
     """Let the hosts join, plan and train in `out`; return the seconds that planning took."""
-    words = ["plan", RECIPE, "--num-workers", str(len(HOSTS)), "--live", "--yes"]
+    words = ["plan", options.recipe, "--num-workers", str(len(HOSTS)), "--live", "--yes"]
     words += ["--only", *options.only, "--seeds", *options.seeds, "--target", options.target]
     words += ["--max-seconds", options.seconds, "--budget", options.budget]
     words += ["--processes", "2", "--machines", "machines.toml", "--out", "plan"]
@@ -126,7 +126,9 @@ def turn(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     rows = {name: cell["row"] for name, cell in cells.items()}
     _, order = ranked(ranking_rows(rows), target)
     joined = JoinedRun.read(out / "host0")
-    gathered = [_gathered(joined, out / f"run{seed}", seed) for seed in options.seeds]
+    gathered = [
+        _gathered(options.recipe, joined, out / f"run{seed}", seed) for seed in options.seeds
+    ]
     times = [crossing(each.history, target) or math.inf for each in gathered]
     measured, forecast = statistics.median(times), order[0].seconds
     return {
@@ -149,7 +151,7 @@ def turn(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     }
 
 
-def _gathered(joined: JoinedRun, run: Path, seed: str) -> Results:
+def _gathered(recipe: str, joined: JoinedRun, run: Path, seed: str) -> Results:
     """The results of a planned run with one seed."""
     words = [*joined.words, "--seed", seed, "--out", str(run)]
     if "--max-seconds" in words:
@@ -158,7 +160,7 @@ def _gathered(joined: JoinedRun, run: Path, seed: str) -> Results:
     call = parse_recipe("gather", GatherOptions, words)
     experiment = call.call.experiment(call.options.only)
     with one_intra_op_thread():
-        return Gathering(experiment, run, RECIPE).finish()
+        return Gathering(experiment, run, recipe).finish()
 
 
 def main() -> int:
@@ -167,6 +169,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--recipe", default=RECIPE)
     parser.add_argument("--only", nargs="+", default=["gosgd", "epoch-gossip"])
     parser.add_argument("--seeds", nargs="+", default=["0", "1", "2"])
     parser.add_argument("--target", default="0.97")
