@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from tests.host_wrappers import Inside
-from tests.oracles import RoundModels, ViolationError
+from tests.oracles import RoundModels, ViolationError, innermost
 from tests.update_rules import Rules
 
 from edgegossip.contract.protocol import (
@@ -26,6 +26,7 @@ from edgegossip.contract.protocol import (
     WorkerLost,
     WorkerState,
 )
+from edgegossip.contract.rounds import RoundState
 from edgegossip.net.host.peers import Peers
 from edgegossip.net.host.sending import Sending
 from edgegossip.net.host.status import Phase
@@ -114,6 +115,8 @@ class Told(Inside):
             self._hear(event, before, now)
         except ViolationError as violation:
             self.report(violation)
+        if is_of_absent(state, event):
+            self.rounds.has_trouble(before, self.furthest())
         self.rules.before(state, event)
         effects = self.inner.handle(state, event, now)
         try:
@@ -252,3 +255,13 @@ class Told(Inside):
                     f"timer {name!r} of worker {self.peers.rank} was due at {at:.2f} s, "
                     f"not fired at {now:.2f} s"
                 )
+
+
+def is_of_absent(state: WorkerState, event: Event) -> bool:
+    """Whether a message is not waited for, and yet mixed if it is in time."""
+    inner = innermost(state)
+    return (
+        isinstance(event, Received)
+        and isinstance(inner, RoundState)
+        and inner.first_exchange.get(event.sender, 0) > event.message.round
+    )
