@@ -126,9 +126,7 @@ def turn(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     rows = {name: cell["row"] for name, cell in cells.items()}
     _, order = ranked(ranking_rows(rows), target)
     joined = JoinedRun.read(out / "host0")
-    gathered = [
-        _gathered(options.recipe, joined, out / f"run{seed}", seed) for seed in options.seeds
-    ]
+    gathered = [_gathered(joined, out / f"run{seed}", seed) for seed in options.seeds]
     times = [crossing(each.history, target) or math.inf for each in gathered]
     measured, forecast = statistics.median(times), order[0].seconds
     return {
@@ -151,7 +149,7 @@ def turn(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     }
 
 
-def _gathered(recipe: str, joined: JoinedRun, run: Path, seed: str) -> Results:
+def _gathered(joined: JoinedRun, run: Path, seed: str) -> Results:
     """The results of a planned run with one seed."""
     words = [*joined.words, "--seed", seed, "--out", str(run)]
     if "--max-seconds" in words:
@@ -160,7 +158,7 @@ def _gathered(recipe: str, joined: JoinedRun, run: Path, seed: str) -> Results:
     call = parse_recipe("gather", GatherOptions, words)
     experiment = call.call.experiment(call.options.only)
     with one_intra_op_thread():
-        return Gathering(experiment, run, recipe).finish()
+        return Gathering(experiment, run, call.call.name).finish()
 
 
 def main() -> int:

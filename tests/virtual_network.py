@@ -186,7 +186,7 @@ class VirtualNetwork:
         """Put a frame on the wire; sleeps for as long as that takes, unless `at_once`."""
         if not at_once:
             self.time.sleep(len(frame) / self._wire.bandwidth)
-        link = self._links.get((sender.rank, receiver))
+        link = self.link(sender.rank, receiver)
         if link is None or link.sender is not sender or not link.is_seen:
             return  # a worker that has not appeared gets nothing
         if link.is_broken:

@@ -40,11 +40,8 @@ class VirtualInbox(FairQueue):
         self._notify()
 
     def help(self) -> None:
-        if self._handle is not None:
-            item = self._next()
-            if item is not None and not self._handle(item) and not self._turns:
-                return
-        self._notify()
+        if self._handle_next():
+            self._notify()
 
 
 class VirtualBackground:

@@ -122,11 +122,7 @@ class FairQueue:
         """
         if self._handle is not None and self._handling.acquire(blocking=False):
             try:
-                handle, must_return = self._handle, True
-                if handle is not None:
-                    item = self._next()
-                    must_return = item is None or (item is not _NOTHING and handle(item))
-                    must_return |= bool(self._turns)
+                must_return = self._handle_next()
             finally:
                 self._handling.release()
             # Whoever added an item meanwhile has found this thread at work, and rings.
@@ -141,6 +137,14 @@ class FairQueue:
     def qsize(self) -> int:
         """Number of waiting items; thread-safe."""
         return len(self._arrived) + sum(map(len, [*self._lanes.values()]))
+
+    def _handle_next(self) -> bool:
+        """Handle the next item, if others may; return whether `get` must return."""
+        if (handle := self._handle) is None:
+            return True
+        item = self._next()
+        must_return = item is None or (item is not _NOTHING and handle(item))
+        return must_return or bool(self._turns)
 
     def _next(self) -> Any:  # noqa: ANN401
         # All that has arrived is sorted first; else a flood would still stand before the

@@ -276,8 +276,8 @@ class Peers:
         for rank in late:
             del self._leaving[rank]
         events = [event for rank in late for event in self.lose(rank)]
-        for rank, peer in self._peers.items():
-            if clock >= peer.return_at and self._takes_part(peer):
+        for rank, peer in self:
+            if clock >= self._return_at(peer):
                 events += self._return_when_due(rank, clock)
         return events
 
