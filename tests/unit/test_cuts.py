@@ -168,6 +168,7 @@ def test_one_that_is_back_gets_nothing_new_before_what_it_lacks(has_restarted: b
     def say(status: WorkerStatus, earlier: int = 0) -> None:
         frame = pack(Envelope(SETTINGS.run, 1, 7, peers.life + earlier, 0), status.message())
         receiving.take(Frame(1, memoryview(bytearray().join(frame))), 0, 1.0)
+        sending.release(1.0)
 
     def push() -> None:
         number = peers[1].sent + 1

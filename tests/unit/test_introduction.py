@@ -84,7 +84,7 @@ def test_an_incompatible_protocol_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     introductions = meet(2)
     monkeypatch.setattr("edgegossip.net.host.introduction.PROTOCOL", 99)
     introductions.take(1, account())
-    with pytest.raises(NetworkError, match="worker 1 has network protocol 99, this one 3"):
+    with pytest.raises(NetworkError, match="worker 1 has network protocol 99, this one 4"):
         introductions.require_majority(is_waiting=True)
 
 

@@ -102,6 +102,7 @@ class Rig:
         """Receive the other's report of what has arrived."""
         self.peers.told(1, status(received=(received, 0)), 0.0)
         self.sending.reported(1)
+        self.sending.release(0.0)
 
     def push(self, value: float, weight: float, round: int = 0) -> bool:
         payload = {"params": torch.full((SIZE,), value)}
@@ -269,6 +270,7 @@ def test_what_was_lost_with_one_of_two_links_is_no_gap_before_it_is_sent_again(
     assert rig.told().left == 0  # the other does not have it yet
     rig.peers.told(1, status(received=(0, 0)), 0.0)
     rig.sending.reported(1)
+    rig.sending.release(0.0)
     assert rig.pushes(2)
     wait_until(lambda: rig.sending.is_idle)
     rig.sending.tell(1, again=True)

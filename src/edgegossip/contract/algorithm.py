@@ -146,8 +146,12 @@ class Algorithm(ABC, Generic[State]):
 
         Args:
             older: A message that waits to be sent.
-            newer: The next message to the same receiver. On a slow link, a driver sends the
+            newer: A later message to the same receiver. On a slow link, a driver sends the
                 result in place of both.
+
+        Returns:
+            `newer` itself only if it makes `older` needless: a driver then also drops an older
+            message that may have arrived, or that other ones have followed.
         """
         return None
 

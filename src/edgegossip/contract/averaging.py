@@ -9,7 +9,7 @@ from typing import Generic
 from torch import Tensor
 
 from edgegossip.contract.mixing import MetropolisHastings, MixingRule
-from edgegossip.contract.protocol import Payload, Rank
+from edgegossip.contract.protocol import Message, Payload, Rank
 from edgegossip.contract.robust import RobustRule, robust_field
 from edgegossip.contract.rounds import RoundBased, S
 from edgegossip.contract.schema import TensorSpec
@@ -24,6 +24,19 @@ class RobustRounds(RoundBased[S], Generic[S]):
     """
 
     robust: RobustRule | None = robust_field()
+
+    def joined(self, older: Message, newer: Message) -> Message | None:
+        """An announcement in place of what was sent before it.
+
+        Its receiver waits for nothing older, and drops most of it as late. Everything sent here
+        is a copy, and nobody needs the copy of an exchange that is over.
+        """
+        if newer.kind != "catch-up" or older.kind not in ("params", "catch-up"):
+            return None
+        is_earlier = self.exchange_of(older) <= self.exchange_of(newer)
+        # A wrapper may have added something to the older one only.
+        is_known = older.numbers.keys() - {"exchange", "seen"} <= newer.numbers.keys()
+        return newer if is_earlier and is_known else None
 
     def combine(
         self,

@@ -209,6 +209,10 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
                 state.replicas[sender].hear(message)
         return super().receive(state, sender, message, now)
 
+    def joined(self, older: Message, newer: Message) -> Message | None:
+        """None: neighbors in earlier rounds need all increments, each in its round."""
+        return None
+
     def lose(self, state: ChocoState, rank: Rank) -> None:
         if rank in state.replicas:
             state.replicas[rank].forget()

@@ -27,6 +27,8 @@ _MAX_LIVES = 2
 """Maximum lives of a process, which begins a new life when it rejoins, at most once."""
 _MAX_FORMER_LIVES = 16
 """Lives of a worker whose counts are kept; a restart without a checkpoint adds one."""
+PLACEHOLDER = Message("net/placeholder", 0)
+"""Takes the number of a message that a newer one has made needless; see `Algorithm.joined`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,9 +51,13 @@ class SentLog:
             self._drop()
 
     def replace(self, number: int, message: Message) -> None:
-        """Put `message` in the place of `number`, the last one added, if it is still there."""
-        if self.has(number):
-            self.entries[-1] = number, message
+        """Put `message` in the place of `number`, if it is still there."""
+        for index in reversed(range(len(self.entries))):  # what is replaced is not old
+            if self.entries[index][0] == number:
+                self.num_bytes -= payload_num_bytes(self.entries[index][1].payload)
+                self.num_bytes += payload_num_bytes(message.payload)
+                self.entries[index] = number, message
+                return
 
     def forget(self, number: int) -> None:
         """Drop the messages up to `number`, which are in the receiver's checkpoint."""
@@ -297,7 +303,7 @@ class Peers:
             return []
         # A loss settles all that was lost in transit before: nobody waits for it any more.
         peer.is_lost, peer.has_lost_some = True, False
-        self._count_on()
+        self.count_on()
         return [WorkerLost(rank)]
 
     def told(self, rank: Rank, status: WorkerStatus, clock: Seconds) -> list[Event]:
@@ -319,7 +325,7 @@ class Peers:
             return self.lose(rank)
         # It handles other events than before this worker's checkpoint, when it was in step.
         if self.has_begun and self._has_begun_without(status):
-            self._count_on()
+            self.count_on()
         is_counting = status.phase >= Phase.RUNNING and status.begun_with == self.life
         # A single gap proves nothing: the status may have overtaken messages that are resent.
         is_gap = is_counting and status.left > peer.received
@@ -375,17 +381,18 @@ class Peers:
         if peer.is_lost:  # nobody waits for messages that it sent in the meantime
             peer.has_lost_some, peer.num_gaps = False, 0
         peer.is_lost, peer.known_life, peer.return_at = False, peer.life, math.inf
-        self._count_on()
+        self.count_on()
         return [*lost, WorkerJoined(rank, has_restarted)]
 
-    def _count_on(self) -> None:
+    def count_on(self) -> None:
         """Continue numbering after the last message that each receiver has; receivers drop
         lower numbers as duplicates.
 
         A resumed worker repeats its actions since the checkpoint and sends the same messages
         with the same numbers. Its actions may differ once a worker is lost or found, or has
         lost this one, because the resumed worker then receives different messages. They may
-        always differ if the algorithm depends on the order of arrival.
+        always differ if the algorithm depends on the order of arrival, and do once a placeholder
+        comes for what it had received.
         """
         if self.is_resumed:  # only then has it used numbers that it does not remember
             for _, peer in self:
@@ -487,7 +494,7 @@ class Peers:
                 events += [WorkerJoined(rank)] if peer.is_lost else []
                 peer.is_lost, peer.known_life = False, peer.life
         if events or self._takes_repeats or any(map(self._has_begun_without, here.values())):
-            self._count_on()
+            self.count_on()
         return events
 
     def _goes_along(self, rank: Rank, status: WorkerStatus, has_rejoined: bool) -> bool:

@@ -25,6 +25,7 @@ from edgegossip.contract.protocol import (
     Seconds,
     WorkerJoined,
 )
+from edgegossip.contract.schema import MessageSpec
 from edgegossip.contract.topology import Topology
 from edgegossip.net.guard.admission import (
     FLOOD,
@@ -39,7 +40,7 @@ from edgegossip.net.guard.envelope import Envelope
 from edgegossip.net.guard.plausibility import Plausibility
 from edgegossip.net.guard.seals import Seals, with_seals
 from edgegossip.net.host.introduction import INTRODUCTION, SPEC, Introductions
-from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.peers import PLACEHOLDER, Peers
 from edgegossip.net.host.sending import SHARE, Sending
 from edgegossip.net.host.settings import HostSettings, OnLink
 from edgegossip.net.host.status import STATUS, Phase, WorkerStatus, spec
@@ -371,6 +372,9 @@ class Receiving:
         found = self._peers.find(sender) if is_there else []
         if found:  # it may have lost this worker, too, and hear nothing more of it
             self._sending.tell(sender, again=True)
+        if message.kind == PLACEHOLDER.kind:
+            self._peers.count_on()
+            return found
         return [*found, Received(sender, message)]
 
     def _read_status(
@@ -473,7 +477,12 @@ def connect(
         Both directions, and the memory of usual values that they share with the host.
     """
     rank, num_workers = peers.rank, peers.num_workers
-    schema = {**algorithm.schema(params), STATUS: spec(num_workers), INTRODUCTION: SPEC}
+    own = {
+        STATUS: spec(num_workers),
+        INTRODUCTION: SPEC,
+        PLACEHOLDER.kind: MessageSpec(max_round=0),
+    }
+    schema = {**algorithm.schema(params), **own}
     seals = None
     if transport.credentials is not None and any(each.is_passed_on for each in schema.values()):
         seals = Seals(transport.credentials, rank, settings.run)
@@ -498,7 +507,7 @@ def connect(
         life_of=lambda other: peers[other].life,
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
-    waiting = max(budget.max_bytes, budget.share), budget.share, algorithm.joined
+    waiting = max(budget.max_bytes, budget.share), budget.share, algorithm.joined, params.nbytes
     sending = Sending(
         transport, peers, admission, plausibility, settings, clock, *waiting, on_link
     )

@@ -16,7 +16,7 @@ from edgegossip.net.guard.admission import Admission
 from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.net.guard.plausibility import Plausibility
 from edgegossip.net.host.link_log import LinkLog
-from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.peers import PLACEHOLDER, Peers
 from edgegossip.net.host.settings import HostSettings, OnLink
 from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.runtime import Background, RunClock, Runtime
@@ -25,6 +25,8 @@ from edgegossip.net.transport import Incarnation, Progress, Transport
 _LOG = logging.getLogger("edgegossip.net")
 SHARE = 3
 """Messages of each sender for which a receiver always has room; see `ReceiveBudget`."""
+_SMALL = 4096
+"""Bytes of a model below which other messages take as much."""
 _HOLD: Seconds = 3.0
 """Seconds for which messages wait for the report of a worker whose link is back."""
 
@@ -191,15 +193,19 @@ class Outbox:
         return None
 
     def replace(
-        self, receiver: Rank, number: int, frame: Sequence[Buffer], message: Message
+        self, receiver: Rank, number: int, frame: Sequence[Buffer], message: Message | None
     ) -> bool:
-        """Put `frame` in the place of a frame that has not begun to leave, if it waits."""
+        """Put `frame` in the place of a frame that has not begun to leave, if it waits.
+
+        Without a message, nobody is told when the frame leaves.
+        """
         with self._lock:
             item = self._find(receiver, number)
             if item is None:
                 return False
             self._num_bytes[receiver] -= item.num_bytes
             item.frame, item.message = frame, message
+            item.done = None if message is None else item.done
             self._num_bytes[receiver] += item.num_bytes
             return True
 
@@ -293,6 +299,7 @@ class Sending:
         max_waiting_bytes: Limit, in bytes, on frames that wait for all receivers together.
         share: Bytes that may wait for each receiver in any case.
         joined: Joins two messages to one receiver; see `Algorithm.joined`.
+        model_bytes: Bytes of a model.
         on_link: As in `HostServices`.
 
     Attributes:
@@ -311,6 +318,7 @@ class Sending:
         max_waiting_bytes: int,
         share: int = 0,
         joined: Callable[[Message, Message], Message | None] = lambda older, newer: None,
+        model_bytes: int = 0,
         on_link: OnLink | None = None,
     ) -> None:
         self.phase = Phase.WAITING
@@ -324,6 +332,7 @@ class Sending:
         self._on_link = on_link
         self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime, share)
         self._joined = joined
+        self._model_bytes = max(model_bytes, _SMALL)
         # The last message to each receiver, and its number, unless it left for a lost link.
         self._last: dict[Rank, tuple[int, Message]] = {}
         self._told: dict[Rank, WorkerStatus] = {}
@@ -343,11 +352,17 @@ class Sending:
 
     @property
     def is_congested(self) -> bool:
-        """Whether a reachable worker's messages are held, or more wait than it has room for."""
+        """Whether a reachable worker's messages are held, or more wait for it than should."""
         if self._held:
             return True
         known = (rank for rank, peer in self._peers if peer.is_known)
-        return any(self.outbox.num_numbered(rank) > SHARE for rank in known)
+        return any(self._is_congested(rank) for rank in known)
+
+    def _is_congested(self, rank: Rank) -> bool:
+        number = self.outbox.num_numbered(rank)
+        # One round's messages may wait while the next round's are made, but not those of two.
+        is_much = number > 1 and self.outbox.waiting[rank] >= 2 * self._model_bytes
+        return is_much or number > SHARE
 
     def close(self, seconds: Seconds = 10.0) -> None:
         """Send what waits, for at most `seconds`."""
@@ -379,6 +394,7 @@ class Sending:
             if report is not None:
                 report()
             return True
+        self._drop_replaced(receiver, message)
         if self._join(receiver, message):
             return True
         # Numbered and logged even if it cannot leave now: the receiver may resume its life, and
@@ -397,6 +413,22 @@ class Sending:
         # Only now, because this reads all of it; meanwhile another thread sends it.
         self._plausibility.sent(message)
         return is_sent
+
+    def _drop_replaced(self, receiver: Rank, message: Message) -> None:
+        """Drop what `message` makes needless, whether it waits or may have to be sent again.
+
+        A placeholder keeps each one's number, so the receiver misses none.
+        """
+        peer = self._peers[receiver]
+        if peer.status is None:
+            return  # a new process, which may have kept anything
+        for number, older in reversed([*peer.log.entries]):
+            if number <= peer.status.received[self._peers.rank]:
+                return
+            if self._joined(older, message) is message:
+                peer.log.replace(number, PLACEHOLDER)
+                frame = self._frame(receiver, PLACEHOLDER, number)
+                self.outbox.replace(receiver, number, frame, None)
 
     def _join(self, receiver: Rank, message: Message) -> bool:
         """Send `message` as a part of the last one, if that one still waits; report success.
@@ -500,10 +532,13 @@ class Sending:
             self._on_link(self._clock.now, rank, reason, is_up)
 
     def reported(self, rank: Rank) -> None:
-        """Send `rank`, whose link is back, the messages that its last report lacks."""
-        if self._relinked.pop(rank, None) is not None:
-            del self._held_from[rank]
-            self._send_missing(rank)
+        """Hold messages to `rank` no longer: it has reported what has arrived.
+
+        They leave at the next `release`, after the algorithm's answer to the return of `rank`,
+        which may make them needless.
+        """
+        if rank in self._relinked:
+            self._relinked[rank] = -math.inf
 
     @property
     def release_at(self) -> Seconds:
@@ -513,9 +548,10 @@ class Sending:
         return min(self._held.values(), default=math.inf)
 
     def release(self, clock: Seconds) -> None:
-        """Send the messages held for workers whose report is overdue."""
+        """Send the messages that a worker lacks by its report, or whose report is overdue."""
         for rank in [rank for rank, at in self._held.items() if clock >= at]:
-            self.reported(rank)
+            del self._relinked[rank], self._held_from[rank]
+            self._send_missing(rank)
 
     @property
     def _held(self) -> dict[Rank, Seconds]:
