@@ -10,9 +10,11 @@ from typing import Any, TypeAlias
 import torch
 from tests.oracles import ViolationError
 
+from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds
 from edgegossip.net.guard.envelope import Envelope
 from edgegossip.net.host.host import Host
+from edgegossip.net.host.peers import PLACEHOLDER
 from edgegossip.net.runtime import Life
 
 Way: TypeAlias = tuple[Rank, Life, Rank, Life]
@@ -139,6 +141,8 @@ class Deliveries:
             is_current = (peers[sender].life, peers.life) == (way[1], way[3])
             if is_current and 0 < envelope.number <= peers[sender].received:
                 self.again.append((way, envelope.number))
+            elif is_current and message.kind == PLACEHOLDER.kind:
+                self._pass_over(process, way, envelope.number, host._algorithm)
             return read(sender, envelope, message, now)
 
         # What arrives, and what could not be judged when it did.
@@ -147,6 +151,24 @@ class Deliveries:
             host.receiving.reconsider
         )
         host.receiving._read = reads  # type: ignore[method-assign]
+
+    def _pass_over(
+        self, process: int, way: Way, number: int, algorithm: Algorithm[Any]
+    ) -> None:
+        """Take a placeholder, which stands only for what a newer message has replaced."""
+        known = self.sent[way]
+        newer = [each for later in known if later > number for each in known[later]]
+        for older in known.get(number, []):
+            if not any(algorithm.replaces(each, older) for each in newer):
+                self.report(
+                    ViolationError(
+                        f"worker {way[2]} gets a placeholder for message {number} of worker "
+                        f"{way[0]}, which no newer one replaces: {older.kind}"
+                    )
+                )
+        self.heard.add((process, way))
+        self.last[process][way] = number
+        self.handed_over.add((way, number))
 
     def _hand_over(self, process: int, way: Way, number: int, messages: list[Message]) -> None:
         sender, _, receiver, _ = way

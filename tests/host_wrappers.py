@@ -53,6 +53,9 @@ class Inside(Algorithm[WorkerState]):
     def joined(self, older: Message, newer: Message) -> Message | None:
         return self.inner.joined(older, newer)
 
+    def replaces(self, newer: Message, older: Message) -> bool:
+        return self.inner.replaces(newer, older)
+
     def handle(self, state: WorkerState, event: Event, now: Seconds) -> list[Effect]:
         return self.inner.handle(state, event, now)
 

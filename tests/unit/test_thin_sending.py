@@ -11,12 +11,14 @@ import pytest
 import torch
 from tests.zenoh_workers import wait_until
 
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import _LARGEST, GoSGD
+from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Message, Rank
 from edgegossip.contract.topology import complete
 from edgegossip.net.guard.envelope import Envelope, unpack
-from edgegossip.net.host.peers import Peers
+from edgegossip.net.host.peers import PLACEHOLDER, Peers
 from edgegossip.net.host.receiving import connect
 from edgegossip.net.host.sending import Sending
 from edgegossip.net.host.settings import HostSettings
@@ -24,7 +26,7 @@ from edgegossip.net.host.status import STATUS, Phase, WorkerStatus
 from edgegossip.net.runtime import FairQueue, RunClock
 from edgegossip.net.transport import Progress
 
-SIZE = 1000
+SIZE = 1100  # above 4 kB
 
 
 class SlowLink:
@@ -40,7 +42,7 @@ class SlowLink:
 
     def send(self, receiver: Rank, frame: Sequence[Buffer]) -> None:
         envelope, message = unpack(bytearray().join(frame))
-        if message.kind == "push":
+        if message.payload.keys() == {"params"}:
             self.has_begun.release()
             assert self.is_free.acquire(timeout=10)
         self.sent.append((envelope, message))
@@ -70,12 +72,12 @@ def status(**changes: Any) -> WorkerStatus:  # noqa: ANN401
 
 
 class Rig:
-    """Worker 0 of two, which sends pushes of GoSGD over a slow link."""
+    """Worker 0 of two, which sends over a slow link, by default pushes of GoSGD."""
 
-    def __init__(self) -> None:
+    def __init__(self, algorithm: Algorithm[Any] | None = None) -> None:
         self.link, self.peers = SlowLink(), Peers(0, 2, life=7, max_log_bytes=10**6)
         clock = RunClock(time.monotonic)
-        algorithm = GoSGD(topology=complete(2), num_rounds=50)
+        algorithm = algorithm or GoSGD(topology=complete(2), num_rounds=50)
         settings = HostSettings(run=b"thinlink")
         link: Any = self.link
         self.sending: Sending
@@ -107,6 +109,20 @@ class Rig:
     def push(self, value: float, weight: float, round: int = 0) -> bool:
         payload = {"params": torch.full((SIZE,), value)}
         return self.sending.send(1, Message("push", round, payload, {"weight": weight}))
+
+    def model(self, exchange: int, kind: str = "params") -> bool:
+        """Send a model of `EpochGossip`."""
+        payload = {"params": torch.full((SIZE,), float(exchange))}
+        return self.sending.send(1, Message(kind, exchange, payload))
+
+    def arrivals(self, number: int) -> list[tuple[int, str, int]]:
+        """Number, kind and round of the first messages that leave, one of which is a model."""
+        self.link.is_free.release()
+        deadline = time.monotonic() + 10
+        while len(found := [s for s in self.link.sent if s[0].number]) < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return [(envelope.number, m.kind, m.round) for envelope, m in found]
 
     def told(self) -> WorkerStatus:
         """The last status that has left."""
@@ -151,6 +167,73 @@ def test_pushes_that_wait_become_one_without_a_gap_or_a_loss_of_weight(rig: Rig)
     assert second == (2, pytest.approx(6.5), pytest.approx(0.2))
     assert rig.push(1.0, 0.01)  # nothing waits any more
     assert rig.pushes(3)[2] == (3, 1.0, 0.01)
+
+
+@pytest.fixture
+def rounds() -> Iterator[Rig]:
+    rig = Rig(EpochGossip(topology=complete(2), num_rounds=50))
+    yield rig
+    for _ in range(100):
+        rig.link.is_free.release()
+    rig.sending.close(10.0)
+
+
+def test_after_a_return_only_an_announcement_is_sent_and_no_number_is_missing(
+    rounds: Rig,
+) -> None:
+    rig = rounds
+    rig.model(0)
+    assert rig.link.has_begun.acquire(timeout=10)
+    for exchange in range(1, 4):
+        rig.model(exchange)
+    rig.lose_link()
+    rig.arrivals(1)  # what was under way leaves the transport, but may not arrive
+    rig.link.sent.clear()
+    rig.appear(1)
+    rig.peers.told(1, status(received=(0, 0)), 0.0)
+    rig.sending.reported(1)
+    rig.model(9, "catch-up")  # what the algorithm answers to the return
+    rig.sending.release(0.0)
+    old = [(number, PLACEHOLDER.kind, 0) for number in range(1, 5)]
+    assert rig.arrivals(5) == [*old, (5, "catch-up", 9)]
+    assert rig.peers[1].log.num_bytes == 4 * SIZE + 5 * 1024
+
+
+def test_an_announcement_replaces_what_waits_for_a_link_that_is_up(rounds: Rig) -> None:
+    rig = rounds
+    rig.model(0)
+    assert rig.link.has_begun.acquire(timeout=10)
+    rig.model(1)
+    rig.model(1, "catch-up")
+    rig.model(2)
+    rig.model(3, "catch-up")
+    assert rig.sending.outbox.waiting[1] < 2.2 * 4 * SIZE
+    kinds = [m.kind for _, m in rig.peers[1].log.entries]
+    assert kinds == [PLACEHOLDER.kind] * 4 + ["catch-up"]
+    rig.link.is_free.release()
+    kinds = [each[1] for each in rig.arrivals(5)]
+    assert kinds == ["params", *[PLACEHOLDER.kind] * 3, "catch-up"]
+
+
+def test_what_has_arrived_is_kept_for_a_receiver_that_resumes(rounds: Rig) -> None:
+    rig = rounds
+    rig.model(0)
+    rig.model(1)
+    rig.peers.told(1, status(received=(1, 0)), 0.0)
+    rig.model(5, "catch-up")
+    kinds = [m.kind for _, m in rig.peers[1].log.entries]
+    assert kinds == ["params", PLACEHOLDER.kind, "catch-up"]
+
+
+def test_no_round_begins_while_two_models_wait_for_a_receiver(rounds: Rig) -> None:
+    rig = rounds
+    rig.model(0)
+    assert rig.link.has_begun.acquire(timeout=10)
+    assert not rig.sending.is_congested
+    rig.model(1)
+    assert rig.sending.is_congested
+    rig.arrivals(1)
+    wait_until(lambda: not rig.sending.is_congested)
 
 
 def weights(rig: Rig) -> list[tuple[int, float]]:

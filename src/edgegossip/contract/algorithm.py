@@ -146,14 +146,20 @@ class Algorithm(ABC, Generic[State]):
 
         Args:
             older: A message that waits to be sent.
-            newer: A later message to the same receiver. On a slow link, a driver sends the
+            newer: The next message to the same receiver. On a slow link, a driver sends the
                 result in place of both.
-
-        Returns:
-            `newer` itself only if it makes `older` needless: a driver then also drops an older
-            message that may have arrived, or that other ones have followed.
         """
         return None
+
+    def replaces(self, newer: Message, older: Message) -> bool:
+        """Whether nobody needs `older` once `newer` has arrived; by default, all are needed.
+
+        Args:
+            newer: A message to the same receiver.
+            older: One that was sent before it, and may have arrived or not. On a link that is
+                slow or was lost, a driver drops it.
+        """
+        return False
 
     def warnings(self, setting: Setting) -> list[str]:
         """List the algorithm's conflicts with `setting`, each with its remedy."""
@@ -212,6 +218,10 @@ class Wrapper(Algorithm[State]):
     def joined(self, older: Message, newer: Message) -> Message | None:
         """Join as the inner algorithm does, which must know all that the messages hold."""
         return self.inner.joined(older, newer)
+
+    def replaces(self, newer: Message, older: Message) -> bool:
+        """As the inner algorithm says, which must know all that the messages hold."""
+        return self.inner.replaces(newer, older)
 
     def warnings(self, setting: Setting) -> list[str]:
         """List the inner algorithm's warnings."""

@@ -25,18 +25,17 @@ class RobustRounds(RoundBased[S], Generic[S]):
 
     robust: RobustRule | None = robust_field()
 
-    def joined(self, older: Message, newer: Message) -> Message | None:
-        """An announcement in place of what was sent before it.
+    def replaces(self, newer: Message, older: Message) -> bool:
+        """Whether `newer` announces where this worker continues, after the exchange of `older`.
 
-        Its receiver waits for nothing older, and drops most of it as late. Everything sent here
-        is a copy, and nobody needs the copy of an exchange that is over.
+        The receiver then no longer waits for `older`. Nothing is lost with it, because all
+        messages hold copies.
         """
         if newer.kind != "catch-up" or older.kind not in ("params", "catch-up"):
-            return None
-        is_earlier = self.exchange_of(older) <= self.exchange_of(newer)
-        # A wrapper may have added something to the older one only.
+            return False
+        # A wrapper may have added a number to the older one only.
         is_known = older.numbers.keys() - {"exchange", "seen"} <= newer.numbers.keys()
-        return newer if is_earlier and is_known else None
+        return is_known and self.exchange_of(older) <= self.exchange_of(newer)
 
     def combine(
         self,

@@ -209,9 +209,9 @@ class ChocoGossip(LocalSteps[ChocoState], NeighborAveraging[ChocoState]):
                 state.replicas[sender].hear(message)
         return super().receive(state, sender, message, now)
 
-    def joined(self, older: Message, newer: Message) -> Message | None:
-        """None: neighbors in earlier rounds need all increments, each in its round."""
-        return None
+    def replaces(self, newer: Message, older: Message) -> bool:
+        """False: a neighbor in an earlier round needs each increment in its round."""
+        return False
 
     def lose(self, state: ChocoState, rank: Rank) -> None:
         if rank in state.replicas:

@@ -28,7 +28,7 @@ _MAX_LIVES = 2
 _MAX_FORMER_LIVES = 16
 """Lives of a worker whose counts are kept; a restart without a checkpoint adds one."""
 PLACEHOLDER = Message("net/placeholder", 0)
-"""Takes the number of a message that a newer one has made needless; see `Algorithm.joined`."""
+"""Takes the number of a message that a newer one replaces; see `Algorithm.replaces`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -391,8 +391,8 @@ class Peers:
         A resumed worker repeats its actions since the checkpoint and sends the same messages
         with the same numbers. Its actions may differ once a worker is lost or found, or has
         lost this one, because the resumed worker then receives different messages. They may
-        always differ if the algorithm depends on the order of arrival, and do once a placeholder
-        comes for what it had received.
+        always differ if the algorithm depends on the order of arrival, and once a placeholder
+        has taken the place of what it had received.
         """
         if self.is_resumed:  # only then has it used numbers that it does not remember
             for _, peer in self:

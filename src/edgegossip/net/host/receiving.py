@@ -507,9 +507,19 @@ def connect(
         life_of=lambda other: peers[other].life,
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
-    waiting = max(budget.max_bytes, budget.share), budget.share, algorithm.joined, params.nbytes
     sending = Sending(
-        transport, peers, admission, plausibility, settings, clock, *waiting, on_link
+        transport,
+        peers,
+        admission,
+        plausibility,
+        settings,
+        clock,
+        max(budget.max_bytes, budget.share),
+        share=budget.share,
+        joined=algorithm.joined,
+        replaces=algorithm.replaces,
+        model_bytes=params.nbytes,
+        on_link=on_link,
     )
     introductions = Introductions(num_workers, settings.introduction)
     receiving = Receiving(

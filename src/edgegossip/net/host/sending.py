@@ -299,6 +299,7 @@ class Sending:
         max_waiting_bytes: Limit, in bytes, on frames that wait for all receivers together.
         share: Bytes that may wait for each receiver in any case.
         joined: Joins two messages to one receiver; see `Algorithm.joined`.
+        replaces: Whether the first message makes the second needless; see `Algorithm.replaces`.
         model_bytes: Bytes of a model.
         on_link: As in `HostServices`.
 
@@ -318,6 +319,7 @@ class Sending:
         max_waiting_bytes: int,
         share: int = 0,
         joined: Callable[[Message, Message], Message | None] = lambda older, newer: None,
+        replaces: Callable[[Message, Message], bool] = lambda newer, older: False,
         model_bytes: int = 0,
         on_link: OnLink | None = None,
     ) -> None:
@@ -332,6 +334,7 @@ class Sending:
         self._on_link = on_link
         self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime, share)
         self._joined = joined
+        self._replaces = replaces
         self._model_bytes = max(model_bytes, _SMALL)
         # The last message to each receiver, and its number, unless it left for a lost link.
         self._last: dict[Rank, tuple[int, Message]] = {}
@@ -394,9 +397,9 @@ class Sending:
             if report is not None:
                 report()
             return True
-        self._drop_replaced(receiver, message)
         if self._join(receiver, message):
             return True
+        self._drop_replaced(receiver, message)
         # Numbered and logged even if it cannot leave now: the receiver may resume its life, and
         # then asks for all that it lacks.
         peer.sent += 1
@@ -425,7 +428,7 @@ class Sending:
         for number, older in reversed([*peer.log.entries]):
             if number <= peer.status.received[self._peers.rank]:
                 return
-            if self._joined(older, message) is message:
+            if self._replaces(message, older):
                 peer.log.replace(number, PLACEHOLDER)
                 frame = self._frame(receiver, PLACEHOLDER, number)
                 self.outbox.replace(receiver, number, frame, None)
