@@ -25,12 +25,12 @@ from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.contract.algorithm import Algorithm
-from edgegossip.contract.protocol import Message, Rank, Seconds
+from edgegossip.contract.protocol import Event, Message, Rank, Received, Seconds
 from edgegossip.contract.topology import complete
 from edgegossip.net.guard.envelope import Envelope, pack, unpack
 from edgegossip.net.host.host import Host
 from edgegossip.net.host.link_log import LinkLog
-from edgegossip.net.host.peers import SentLog
+from edgegossip.net.host.peers import PLACEHOLDER, SentLog
 from edgegossip.net.host.receiving import Appeared, Disappeared, Frame
 from edgegossip.net.host.sending import Outbox
 from edgegossip.net.host.status import Phase, WorkerStatus
@@ -190,6 +190,32 @@ def test_one_that_is_back_gets_nothing_new_before_what_it_lacks(has_restarted: b
     again = [1, 2, 3, 4] if has_restarted else [2, 3, 4]
     assert [number for number in sent if number] == [1, 2, 3, *again, 5]  # 0 are accounts
     assert reported == [1, 2, 3, 4, 5]
+
+
+def test_a_placeholder_counts_as_its_message_and_is_not_handed_over() -> None:
+    host = make_host(PUSHING, 0, MemoryNetwork(), settings=SETTINGS)
+    receiving, peers = host.receiving, host.peers
+
+    def receive(number: int, message: Message) -> list[Event]:
+        frame = pack(Envelope(SETTINGS.run, 1, 7, peers.life, number), message)
+        return receiving.take(Frame(1, memoryview(bytearray().join(frame))), 0, 1.0)
+
+    receiving.take(Appeared(1, 5), 0, 0.0)
+    running = replace(peers.status_for(1, Phase.RUNNING, 0.0), life=7, begun_with=peers.life)
+    # Of what this worker has sent before it resumed, four messages have arrived.
+    told = replace(running, received=(4, *running.received[1:]))
+    receive(0, told.message())
+    peers.begin()
+    receive(0, told.message())
+    peers.is_resumed = True
+    peers[1].sent = 2
+    push = Message("push", 0, {"params": torch.zeros(NUM_PARAMS)}, {"weight": 0.1})
+    assert receive(1, PLACEHOLDER) == receive(1, push) == []  # it has come already
+    assert peers[1].sent == 4  # what it does from now on differs from what it did before
+    [event] = receive(2, push)
+    assert isinstance(event, Received)
+    assert not peers[1].has_lost_some
+    assert not host.refusals
 
 
 @pytest.mark.parametrize("by", ["message", "status"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edgegossip.contract.protocol import Message, WorkerJoined, WorkerLost
-from edgegossip.net.host.peers import Peers, SentLog
+from edgegossip.net.host.peers import PLACEHOLDER, Peers, SentLog
 from edgegossip.net.host.status import Phase, WorkerStatus
 
 OWN, OTHER, OLD, NEW = 100, 200, 300, 400
@@ -449,3 +449,20 @@ def test_a_link_that_is_down_when_a_return_is_due_does_not_delay_it_anew(is_told
     peers.appeared(1, incarnation=1)
     back = peers.told(1, STUCK, at + 0.1) if is_told else peers.overdue(at + 0.1)
     assert back == [WorkerJoined(1)]
+
+
+def test_a_log_frees_the_memory_of_what_is_replaced() -> None:
+    log = SentLog(max_bytes=10**6)
+    model = Message("params", 0, {"params": torch.zeros(100)})
+    for number in range(1, 4):
+        log.add(number, model)
+    log.replace(2, PLACEHOLDER)
+    assert [message.kind for _, message in log.entries] == [
+        "params",
+        PLACEHOLDER.kind,
+        "params",
+    ]
+    log.forget(3)
+    assert log.num_bytes == 0
+    log.replace(2, PLACEHOLDER)  # no longer there
+    assert not log.entries

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from tests.algorithms import ALL
 from tests.effects import kinds
 from tests.round_worker import PATIENT, RING, Worker, heard, sends
 
+from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.mixing import MetropolisHastings
 from edgegossip.contract.protocol import (
+    Message,
     Send,
     SetTimer,
     Started,
@@ -216,3 +221,26 @@ def test_old_catch_up_message_does_not_undo_a_newer_one() -> None:
     worker.on(heard(3, 0, 0.0, kind="catch-up"))
     worker.trains_to(3.0)
     assert kinds(worker.hears(1, round=0, value=3.0)) == ["Train"]
+
+
+def test_an_announcement_replaces_the_models_of_exchanges_before_it() -> None:
+    algorithm = EdgeGossip(
+        inner=EpochGossip(topology=ring(4), num_rounds=9)
+    )  # asks its inner one
+    model = {"params": torch.zeros(2)}
+    announcement = Message("catch-up", 3, model)
+    for kind, exchange in (("params", 2), ("catch-up", 2), ("catch-up", 3)):
+        assert algorithm.replaces(announcement, Message(kind, exchange, model))
+    assert not algorithm.replaces(announcement, Message("params", 4, model))
+    assert not algorithm.replaces(announcement, Message("forecast", 2))
+    assert not algorithm.replaces(Message("params", 3, model), Message("params", 2, model))
+    # What only the older one says would be lost.
+    assert not algorithm.replaces(announcement, Message("params", 2, model, {"speed": 1.0}))
+
+
+def test_increments_and_mass_are_not_replaced() -> None:
+    for name in ("choco-gossip", "sparse-push", "double-squeeze", "gosgd"):
+        algorithm = ALL[name]
+        for kind in ("params", "push", "catch-up"):
+            older = Message(kind, 1, {"params": torch.zeros(2)})
+            assert not algorithm.replaces(Message("catch-up", 3, older.payload), older)

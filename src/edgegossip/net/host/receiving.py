@@ -51,6 +51,7 @@ _LOG = logging.getLogger("edgegossip.net")
 _OVERHEAD = 512  # bytes that even the shortest frame takes
 _GIB = 2**30
 _ROOM = 4096  # for the headers around the payload
+_OWN_KINDS = {INTRODUCTION: SPEC, PLACEHOLDER.kind: MessageSpec(max_round=0)}
 
 
 @dataclass(slots=True, eq=False)
@@ -477,12 +478,7 @@ def connect(
         Both directions, and the memory of usual values that they share with the host.
     """
     rank, num_workers = peers.rank, peers.num_workers
-    own = {
-        STATUS: spec(num_workers),
-        INTRODUCTION: SPEC,
-        PLACEHOLDER.kind: MessageSpec(max_round=0),
-    }
-    schema = {**algorithm.schema(params), **own}
+    schema = {**algorithm.schema(params), STATUS: spec(num_workers), **_OWN_KINDS}
     seals = None
     if transport.credentials is not None and any(each.is_passed_on for each in schema.values()):
         seals = Seals(transport.credentials, rank, settings.run)
@@ -507,19 +503,9 @@ def connect(
         life_of=lambda other: peers[other].life,
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
+    waiting = max(budget.max_bytes, budget.share), budget.share, params.nbytes, algorithm
     sending = Sending(
-        transport,
-        peers,
-        admission,
-        plausibility,
-        settings,
-        clock,
-        max(budget.max_bytes, budget.share),
-        share=budget.share,
-        joined=algorithm.joined,
-        replaces=algorithm.replaces,
-        model_bytes=params.nbytes,
-        on_link=on_link,
+        transport, peers, admission, plausibility, settings, clock, *waiting, on_link
     )
     introductions = Introductions(num_workers, settings.introduction)
     receiving = Receiving(

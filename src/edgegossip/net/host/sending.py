@@ -8,7 +8,9 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Message, Rank, Seconds
 from edgegossip.contract.schema import require_described
@@ -298,9 +300,8 @@ class Sending:
         clock: The run's clock.
         max_waiting_bytes: Limit, in bytes, on frames that wait for all receivers together.
         share: Bytes that may wait for each receiver in any case.
-        joined: Joins two messages to one receiver; see `Algorithm.joined`.
-        replaces: Whether the first message makes the second needless; see `Algorithm.replaces`.
         model_bytes: Bytes of a model.
+        algorithm: Knows which messages become one, and which newer ones replace.
         on_link: As in `HostServices`.
 
     Attributes:
@@ -317,10 +318,9 @@ class Sending:
         settings: HostSettings,
         clock: RunClock,
         max_waiting_bytes: int,
-        share: int = 0,
-        joined: Callable[[Message, Message], Message | None] = lambda older, newer: None,
-        replaces: Callable[[Message, Message], bool] = lambda newer, older: False,
-        model_bytes: int = 0,
+        share: int,
+        model_bytes: int,
+        algorithm: Algorithm[Any],
         on_link: OnLink | None = None,
     ) -> None:
         self.phase = Phase.WAITING
@@ -333,8 +333,7 @@ class Sending:
         self._links = LinkLog()
         self._on_link = on_link
         self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime, share)
-        self._joined = joined
-        self._replaces = replaces
+        self._algorithm = algorithm
         self._model_bytes = max(model_bytes, _SMALL)
         # The last message to each receiver, and its number, unless it left for a lost link.
         self._last: dict[Rank, tuple[int, Message]] = {}
@@ -428,7 +427,7 @@ class Sending:
         for number, older in reversed([*peer.log.entries]):
             if number <= peer.status.received[self._peers.rank]:
                 return
-            if self._replaces(message, older):
+            if self._algorithm.replaces(message, older):
                 peer.log.replace(number, PLACEHOLDER)
                 frame = self._frame(receiver, PLACEHOLDER, number)
                 self.outbox.replace(receiver, number, frame, None)
@@ -446,7 +445,7 @@ class Sending:
         is_held = number >= self._held_from.get(receiver, math.inf) and log.has(number)
         if not is_held and not self.outbox.is_waiting(receiver, number):
             return False
-        joined = self._joined(last, message)
+        joined = self._algorithm.joined(last, message)
         if joined is None:
             return False
         if not is_held:
