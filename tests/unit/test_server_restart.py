@@ -152,6 +152,23 @@ def test_worker_ignores_what_only_servers_get(kind: str) -> None:
     assert adacomm.handle(worker, Received(0, replace(commit(1), kind=kind)), 0.0) == []
 
 
+@pytest.mark.parametrize("is_known_before", [True, False])
+def test_commit_in_the_shown_model_has_ended_its_round(is_known_before: bool) -> None:
+    """The worker may have shown its model before the answer of the earlier server came."""
+    state = restarted(ASP_OF_3)
+    hear(ASP_OF_3, state, 1, copy(5, 5, 5, number=6, params=OLDER, round=5))
+    if is_known_before:
+        hear(ASP_OF_3, state, 1, commit(6, round=5))
+    for rank in (2, 3):
+        hear(ASP_OF_3, state, rank, copy(6, 6, 6, number=6, round=6))
+    if not is_known_before:
+        hear(ASP_OF_3, state, 1, commit(6, round=5))
+    assert state.rounds == {1: 6, 2: 6, 3: 6}
+    # An early commit that comes again says nothing new.
+    hear(ASP_OF_3, state, 1, commit(3, round=2))
+    assert state.rounds[1] == 6
+
+
 def test_pull_shows_no_model_so_the_server_waits_for_one_that_is_merely_lost() -> None:
     state = restarted(ASP_OF_3, 3)
     for rank in (1, 2):

@@ -429,6 +429,7 @@ class ParameterServer(Committer, Algorithm[CommitState]):
             state.waiting[sender] = message
         elif sender not in state.waiting:
             state.pulling[sender] = None  # the answer was lost
+            self._know_merged(state, sender, message)
 
     # A server that has restarted.
 
@@ -485,7 +486,19 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         # The adopted model may include commits that arrived before it. They are answered here,
         # because `serve` would merge them a second time.
         known = [j for j in state.waiting if state.is_counted(j)]
+        for rank in known:
+            self._know_merged(state, rank, state.waiting[rank])
         return [*effects, *(self.answer(state, j) for j in known)]
+
+    def _know_merged(self, state: ServerState, rank: Rank, commit: Message) -> None:
+        """Count the round of a commit that the model includes, as an earlier server did.
+
+        The worker may have reported before that server's answer came. After its last round it
+        then sends nothing more, and this server would wait for it forever.
+        """
+        if state.rounds[rank] == commit.round < self.num_rounds:
+            state.rounds[rank] += 1
+            state.round = max(state.round, state.rounds[rank])
 
     def _skip(self, state: ServerState, rank: Rank) -> None:
         """Let a returned worker continue in the round of the slowest other worker.
