@@ -21,6 +21,7 @@ from tests.tiers import by_name, first, thorough
 from tests.virtual_network import Wire
 from tests.worlds import NUM_PARAMS, ManySamples
 
+from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
@@ -150,6 +151,28 @@ class AtOnce(RealRuntime):
 
     def close(self, seconds: Seconds) -> None:
         pass
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(EpochGossip(topology=complete(3), num_rounds=2), id="epoch-gossip"),
+        pytest.param(DiLoCo(topology=complete(3), num_rounds=2, local_steps=4), id="diloco"),
+    ],
+)
+def test_models_are_equal_after_a_cut_in_the_last_exchange(algorithm: Algorithm[Any]) -> None:
+    """Both ends of the link wait for a third worker; one lacks the other's model, which has
+    mixed its own."""
+    cut = Disturbance(kind="one way cut", at=6.25, ranks=(0, 1), seconds=3.2)
+    calm = replace(SLOW, wire=Wire(bandwidth=1e5), start_at=(0.0,) * 3, meet_seconds=2.0)
+    world = replace(
+        calm, algorithm=algorithm, step_seconds=(0.1, 0.1, 1.5), disturbances=(cut,)
+    )
+    run = Run(world)
+    assert run.to_the_end()
+    first, *others = [process.host.state.params for process in run.processes.values()]
+    for params in others:
+        torch.testing.assert_close(params, first)
 
 
 @pytest.mark.parametrize("has_restarted", [False, True])

@@ -26,16 +26,20 @@ class RobustRounds(RoundBased[S], Generic[S]):
     robust: RobustRule | None = robust_field()
 
     def replaces(self, newer: Message, older: Message) -> bool:
-        """Whether `newer` announces where this worker continues, after the exchange of `older`.
+        """Whether `newer` announces where this worker continues, far ahead of `older`.
 
-        The receiver then no longer waits for `older`. Nothing is lost with it, because all
-        messages hold copies.
+        A receiver in the exchange of `older` is then so far behind that it skips rounds and
+        adopts a model. A nearer one may still be in an exchange in which this worker has mixed
+        its message. If it could not mix `older` in return, the mean would move, and the models
+        would differ after the last exchange. An earlier announcement is outdated in any case.
         """
         if newer.kind != "catch-up" or older.kind not in ("params", "catch-up"):
             return False
         # A wrapper may have added a number to the older one only.
-        is_known = older.numbers.keys() - {"exchange", "seen"} <= newer.numbers.keys()
-        return is_known and self.exchange_of(older) <= self.exchange_of(newer)
+        if not older.numbers.keys() - {"exchange", "seen"} <= newer.numbers.keys():
+            return False
+        behind, ahead = self.exchange_of(older), self.exchange_of(newer)
+        return behind <= ahead if older.kind == "catch-up" else self._is_far(behind, ahead)
 
     def combine(
         self,
