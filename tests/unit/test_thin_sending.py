@@ -226,6 +226,22 @@ def test_what_has_arrived_is_kept_for_a_receiver_that_resumes(rounds: Rig) -> No
     assert kinds == ["params", PLACEHOLDER.kind, "catch-up"]
 
 
+def test_a_message_that_replaces_nothing_costs_one_question(
+    rounds: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the log holds."""
+    asked = list[str]()
+
+    def replaces(algorithm: EpochGossip, newer: Message, older: Message) -> bool:
+        asked.append(newer.kind)
+        return False
+
+    monkeypatch.setattr(EpochGossip, "replaces", replaces)
+    for exchange in range(3):
+        rounds.model(exchange)
+    assert asked == ["params"] * 3
+
+
 def test_no_round_begins_while_two_models_wait_for_a_receiver(rounds: Rig) -> None:
     rig = rounds
     rig.model(0)

@@ -154,6 +154,9 @@ class Algorithm(ABC, Generic[State]):
     def replaces(self, newer: Message, older: Message) -> bool:
         """Whether nobody needs `older` once `newer` has arrived; by default, all are needed.
 
+        A message that replaces any other also replaces one that says the same; a driver asks
+        this first.
+
         Args:
             newer: A message to the same receiver.
             older: One that was sent before it, and may have arrived or not. On a link that is

@@ -421,10 +421,13 @@ class Sending:
 
         A placeholder keeps each one's number, so the receiver misses none.
         """
+        # Asked once: most messages replace none, and the log may be long.
+        if not self._algorithm.replaces(message, message):
+            return
         peer = self._peers[receiver]
         if peer.status is None:
             return  # a new process, which may have kept anything
-        for number, older in reversed([*peer.log.entries]):
+        for number, older in reversed(peer.log.entries):
             if number <= peer.status.received[self._peers.rank]:
                 return
             if self._algorithm.replaces(message, older):
