@@ -560,27 +560,29 @@ class Host(Generic[State]):
     # Waiting for others.
 
     def _watch_for_waiting(self) -> None:
-        """Watch for a state that only a message can end: no work, no timer.
+        """Watch for a state without work, which only a message or a timer can end.
 
         A timer at the time limit ends the run, not a wait.
         """
-        is_waiting = (
+        is_idle = (
             not self._work.is_busy
             and not self._work.has_questions
             and not self._pending
             and self.sending.phase == Phase.RUNNING
-            and self._alarms.next_at in (self._settings.max_seconds, math.inf)
         )
-        self._patience.watch(is_waiting, self.now)
+        has_timer = self._alarms.next_at not in (self._settings.max_seconds, math.inf)
+        self._patience.watch(is_idle, self.now, has_timer=has_timer)
 
     def _lose_patience(self) -> None:
-        """Give up on workers that are silent past the deadline or whose messages were lost."""
+        """Announce this worker; give up those that are silent or whose messages were lost."""
         now, patience = self.now, self._patience
         patience.check_again(now)
         patience.asked = self.peers.asked_silence
         # First its own status: the others may wait for the same silent worker, and must not
         # take this one for silent, too.
         self.sending.tell_all(again=True)
+        if not patience.is_waiting:
+            return
         heard_at = {rank: self.peers[rank].heard_at for rank in self.peers.active}
         silent = patience.silent(heard_at, self.receiving.spoke_at, now)
         for rank in dict.fromkeys([*silent, *self.peers.lacking]):
