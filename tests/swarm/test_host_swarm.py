@@ -54,7 +54,7 @@ MANY = [
 ONCE_WRONG = [
     # One stage began alone, and nobody told the others that it was back: still for 600 s.
     ("stages", range(10, 11)),
-    # A stage had an old timer, so it did not announce itself, and who had lost it waited for 600 s.
+    # A stage with an old timer did not announce itself, and who had lost it waited for 600 s.
     ("stages", range(748, 749)),
     # The time for which a sender was paused counted as time in which nothing arrived.
     ("stages", range(283, 284)),
