@@ -130,6 +130,9 @@ def check_standby(world: World) -> Run:
     require_little_memory(run)
     require_succession(run)
     states = [process.host.state for process in run.processes.values() if process.is_alive]
+    for state in states:
+        if state.server is not None and not state.election.is_leading:
+            raise ViolationError(f"rank {state.rank} serves on, though it follows another")
     servers = [state for state in states if state.is_evaluated]
     if servers:
         require_commits(run, max(servers, key=lambda state: state.election.term).server)

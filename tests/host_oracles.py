@@ -29,6 +29,7 @@ from tests.worlds import stages_in
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.push_sum.push_sum import PushSum
 from edgegossip.contract.algorithm import Algorithm
+from edgegossip.contract.errors import ServerLostError
 from edgegossip.contract.protocol import Event, Rank, Seconds, WorkerLost
 from edgegossip.contract.snapshot import dismantle
 from edgegossip.net.guard.admission import Refused
@@ -157,8 +158,12 @@ class Oracles:
         return -math.inf if process is None else self.run.time.now - process.ended_at
 
     def _look(self) -> None:
+        running = [*self._running()]
+        # The time for which a process stands still counts for nothing.
+        awake = {process.incarnation for process in running}
+        self.since = {key: at for key, at in self.since.items() if key[0] in awake}
         try:
-            for process in self._running():
+            for process in running:
                 self._require_clock(process)
                 self._require_views(process)
                 self._require_arrivals(process)
@@ -453,21 +458,22 @@ def require_nothing_again(oracles: Oracles) -> None:
 
 
 def require_leaving(oracles: Oracles) -> None:
-    """Soon after the last one's end all leave."""
+    """Soon after the last one's end, all leave."""
     run = oracles.run
     here = [each for each in run.processes.values() if each.reason == "finished"]
     if run.world.liar is not None or not here:
         return
     disturbances = [each for each in run.world.disturbances if each.seconds < math.inf]
+    # Those who give up a lost server or stage have been at work until then.
+    at_work = [p.ended_at for p, _ in oracles.told if isinstance(p.reason, ServerLostError)]
     last = max(
         *(run.watcher.finished_at.get(each.rank, 0.0) for each in here),
         *(each.at + each.seconds for each in disturbances),
+        *at_work,
         0.0,
     )
-    # A worker whose server has failed for good waits for it so long.
-    patience: Seconds = getattr(innermost(run.world.algorithm), "patience", 0.0)
     for process in here:
-        if process.ended_at > last + LEAVING + patience:
+        if process.ended_at > last + LEAVING:
             raise ViolationError(
                 f"worker {process.rank} leaves at {process.ended_at:.1f} s, though all had "
                 f"finished at {last:.1f} s"

@@ -468,10 +468,19 @@ def draw_sharing_world(seed: int) -> World:
 
 
 def draw_staged_world(seed: int) -> World:
-    """The world of `seed` in which one model is trained in stages; anything may be lost."""
+    """The world of `seed` in which one model is trained in stages; anything may be lost.
+
+    In some, the second stage is, for good; who waits for it has a timer that is minutes away.
+    """
     name = [*STAGES][seed % len(STAGES)]
     world = draw_world(seed, name)
     algorithm = replace(STAGES[name], forget_after=2.0)
+    draw = random.Random(f"{seed} doomed")
+    if draw.random() < 0.05:
+        at, second = draw.uniform(1.0, 6.0), algorithm.num_first
+        killed = Disturbance(kind="kill", at=at, ranks=(second,), seconds=math.inf)
+        still = (0.0,) * world.num_workers
+        world = replace(world, start_at=still, disturbances=(killed,))
     return replace(world, algorithm=algorithm, liar=None, lie="")
 
 

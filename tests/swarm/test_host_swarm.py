@@ -54,6 +54,12 @@ MANY = [
 ONCE_WRONG = [
     # One stage began alone, and nobody told the others that it was back: still for 600 s.
     ("stages", range(10, 11)),
+    # A stage with an old timer did not announce itself, and who had lost it waited for 600 s.
+    ("stages", range(748, 749)),
+    # The time for which a sender was paused counted as time in which nothing arrived.
+    ("stages", range(283, 284)),
+    # The last stage left late, because those below waited for a lost one between them.
+    ("stages", range(664, 665)),
     # The server gave up workers that had finished, as they waited in silence for the slow one.
     ("final", range(103, 104)),
     # The status of a restarted server's new life was lost, and nobody told it again.

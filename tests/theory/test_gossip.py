@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.worlds import INITIAL, TARGETS, final_params, make_world, mix_only
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.contract.metrics import consensus_distance
 from edgegossip.contract.mixing import MetropolisHastings, Uniform, mixing_matrix, spectral_gap
+from edgegossip.contract.protocol import Rank
 from edgegossip.contract.rounds import RoundBased
 from edgegossip.contract.topology import Topology, complete, random_regular, ring, star, torus
 from edgegossip.sim.platform import Platform
@@ -103,3 +105,20 @@ def test_slowest_worker_sets_the_pace() -> None:
     simulator = make_world(Gossip(topology=complete(5), num_rounds=3), platforms=platforms)
     simulator.run()
     assert simulator.now == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(("topology", "each"), [(ring(4), 2), (complete(4), 3)], ids=repr)
+@pytest.mark.parametrize("dear", [range(4), [2]], ids=["all", "one"])
+def test_a_round_takes_longer_by_what_its_messages_take(
+    topology: Topology, each: int, dear: Sequence[Rank]
+) -> None:
+    # Each sends `each` messages and receives as many before it trains again. All wait for all,
+    # so one machine on which messages take time delays everybody as much as four.
+    algorithm, num_rounds, seconds = Gossip(topology=topology, num_rounds=6), 6, 0.125
+    cheap = [Platform(throughput=1.0)] * 4
+    costly = Platform(throughput=1.0, seconds_per_message=seconds)
+    mixed = [costly if rank in dear else cheap[rank] for rank in range(4)]
+    before, after = (make_world(algorithm, platforms=these) for these in (cheap, mixed))
+    torch.testing.assert_close(final_params(after), final_params(before), rtol=0, atol=0)
+    # The last round's messages come after the last training.
+    assert after.now - before.now == (num_rounds - 1) * 2 * each * seconds

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -353,12 +353,42 @@ def test_a_trial_leaves_no_trace() -> None:
     assert torch.get_num_threads() == num_threads
 
 
-def test_last_bits_that_depend_on_others_are_noticed() -> None:
-    def model() -> nn.Module:  # made in the trial, which draws its weights from a seed
-        rows = (nn.Flatten(1, 2), nn.Linear(6, 5), nn.Tanh(), nn.Flatten())
-        return nn.Sequential(*rows, nn.Linear(30, 3))
+class Together(Protocol):
+    batch_size: int
 
-    task = dense_task(model=model)
+
+class RoundedByNumber(torch.autograd.Function):
+    """Returns its input, with last bits that depend on the number of models together.
+
+    Matrix products do so on some CPUs, on others not.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def vmap(info: Together, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        return x * (1 + info.batch_size * 2**-20), in_dims[0]
+
+
+class Rounded(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        found = RoundedByNumber.apply(super().forward(x.flatten(1)))  # type: ignore[no-untyped-call]
+        assert isinstance(found, Tensor)
+        return found
+
+
+def test_last_bits_that_depend_on_others_are_noticed() -> None:
+    task = dense_task(model=partial(Rounded, 36, 3))
     assert try_together(task).depends_on_others
     some = replace(many(64), task=task)
     assert batched(some).task.trainer is Learner

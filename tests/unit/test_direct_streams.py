@@ -137,11 +137,28 @@ def test_a_stream_that_ends_under_a_frame_begins_a_turn(network: OverZenoh) -> N
     assert b.events.next() == ("received", 0, frame(2))
 
 
-def test_short_frames_open_no_stream(network: OverZenoh) -> None:
+def test_short_frames_take_a_stream_over_a_fast_path(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # How fast this machine is at the moment is not what is tested.
+    monkeypatch.setattr(module, "_FAST", 1)
     a, b = network.open_all()
-    for number in range(50):
+    deadline, numbers = time.monotonic() + 10, itertools.count()
+    while streams_of(a)._outgoing is None:
+        assert time.monotonic() < deadline
+        number = next(numbers)
         a.send(1, frame(number, 1000))
         assert b.events.next() == ("received", 0, frame(number, 1000))
+
+
+def test_the_shortest_frames_open_no_stream(
+    network: OverZenoh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FAST", 1)
+    a, b = network.open_all()
+    for number in range(50):
+        a.send(1, frame(number, 400))
+        assert b.events.next() == ("received", 0, frame(number, 400))
     assert streams_of(a)._outgoing is None
     assert streams_of(a)._connected is None
     assert streams_of(a)._offered is not None

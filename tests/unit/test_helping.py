@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,11 +13,13 @@ import pytest
 from tests.algorithms import NUM_WORKERS
 from tests.host_wrappers import Inside
 from tests.hosts import EPOCHS, make_host
+from tests.observers import Silent
 from tests.parity import SETTINGS
 
 from edgegossip.contract.protocol import (
     Effect,
     Event,
+    Message,
     Rank,
     Received,
     Seconds,
@@ -26,7 +28,10 @@ from edgegossip.contract.protocol import (
 )
 from edgegossip.net.host import host as module
 from edgegossip.net.host.host import Host
+from edgegossip.net.host.receiving import Appeared, Disappeared, Interrupted
+from edgegossip.net.host.work import Completed
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
+from edgegossip.net.runtime import FairQueue
 
 
 @dataclass
@@ -129,3 +134,52 @@ def test_a_thread_that_reads_is_kept_by_few_messages_that_take_long(
     notes = [Noting(EPOCHS, seconds=0.01) for _ in range(NUM_WORKERS)]
     assert run(notes) == ["finished"] * NUM_WORKERS
     assert all(note.threads["receive", Received] == 0 for note in notes)
+
+
+@dataclass
+class Sends(Silent):
+    """Keeps the times of the messages that each worker has sent, by worker and round."""
+
+    times: defaultdict[tuple[Rank, int], list[Seconds]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    is_inside: bool = False
+
+    def sent(
+        self,
+        now: Seconds,
+        rank: Rank,
+        receiver: Rank,
+        message: Message,
+        num_bytes: int,
+        uplink: tuple[Seconds, Seconds],
+    ) -> None:
+        assert not self.is_inside  # one thread at a time
+        self.is_inside = True
+        assert now <= uplink[0] <= uplink[1]
+        self.times[rank, message.round].append(now)
+        self.is_inside = False
+
+
+def test_nobody_wakes_to_tell_the_observer_what_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put, kinds = FairQueue.put, Counter[type]()
+
+    def counted(self: FairQueue, item: object) -> None:
+        kinds[type(item)] += 1
+        put(self, item)
+
+    monkeypatch.setattr(FairQueue, "put", counted)
+    network, observers = MemoryNetwork(), [Sends() for _ in range(NUM_WORKERS)]
+    ends = run_all(
+        [make_host(EPOCHS, rank, network, observer=each) for rank, each in enumerate(observers)]
+    )
+    assert ends == ["finished"] * NUM_WORKERS
+    # Trainings come with `add`, like the frames here.
+    assert kinds.keys() <= {Appeared, Disappeared, Interrupted, Completed}
+    times = {key: found for each in observers for key, found in each.times.items()}
+    # Each message once, and those of one event at its time, as in the simulator.
+    assert len(times) == NUM_WORKERS * EPOCHS.num_rounds
+    assert all(len(found) == NUM_WORKERS - 1 for found in times.values())
+    assert all(len({*found}) == 1 for found in times.values())

@@ -446,6 +446,7 @@ def test_three_machines_are_measured_planned_for_and_started(machines: Machines)
         assert 1 < each.mbits < 1e6
         assert 0 <= each.latency_ms < 1000
         assert 0 < each.ms_per_training < 1000
+        assert 0 <= each.ms_per_message < 1000
         assert 0 <= each.ms_per_mb < 10_000
     assert "best: gosgd" in text("plan")
     assert "started: gosgd" in text("plan")

@@ -88,6 +88,18 @@ def test_who_waits_looks_about_four_times_in_slack() -> None:
     assert patience.check_at == math.inf
 
 
+def test_an_idle_worker_with_a_timer_announces_itself_and_does_not_wait() -> None:
+    patience = Patience(slack=1.0)
+    patience.watch(True, 5.0, has_timer=True)
+    assert (patience.check_at, patience.is_waiting) == (5.25, False)
+    patience.watch(True, 6.0)  # the timer has fired
+    assert (patience.check_at, patience.is_waiting) == (6.25, True)
+    patience.watch(True, 7.0, has_timer=True)
+    patience.watch(False, 7.5)
+    assert (patience.check_at, patience.is_waiting) == (math.inf, False)
+    assert patience.total_waited(8.0) == 1.0
+
+
 @pytest.mark.parametrize("wrong", [{"factor": 0.5}, {"slack": 0.0}, {"first": 0.0}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="factor"):

@@ -155,7 +155,9 @@ def test_a_throughput_out_of_range_is_refused(throughput: float) -> None:
         Platform(throughput=throughput)
 
 
-@pytest.mark.parametrize("cost", ["seconds_per_training", "seconds_per_byte"])
+@pytest.mark.parametrize(
+    "cost", ["seconds_per_training", "seconds_per_byte", "seconds_per_message"]
+)
 @pytest.mark.parametrize("value", [-1e-9, math.inf, math.nan])
 def test_a_cost_out_of_range_is_refused(cost: str, value: float) -> None:
     with pytest.raises(ValueError, match=cost):

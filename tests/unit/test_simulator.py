@@ -96,17 +96,19 @@ def sent_while_training(rank: Rank, event: Event, now: Seconds) -> list[Effect]:
 
 
 DEAR = Platform(throughput=10.0, seconds_per_byte=0.5 / SIZE)
-"""A message takes half a second of its sender and of its receiver."""
+DEAR_AT_ANY_SIZE = Platform(throughput=10.0, seconds_per_message=0.5)
+"""With both, a message takes half a second of its sender and of its receiver."""
 
 
-def test_messages_take_their_time_from_the_next_training_at_both_ends() -> None:
-    result = world(sent_while_training, platforms=(DEAR, DEAR)).run()
+@pytest.mark.parametrize("dear", [DEAR, DEAR_AT_ANY_SIZE])
+def test_messages_take_their_time_from_the_next_training_at_both_ends(dear: Platform) -> None:
+    result = world(sent_while_training, platforms=(dear, dear)).run()
     assert result.watcher.spans == [
         *((0, 0.0, 1.0), (1, 0.0, 1.0)),
         *((0, 1.0, 2.5), (1, 1.0, 2.5)),
         *((0, 2.5, 3.5), (1, 2.5, 3.5)),
     ]
-    cheap = world(sent_while_training, platforms=(DEAR, Platform(throughput=10.0))).run()
+    cheap = world(sent_while_training, platforms=(dear, Platform(throughput=10.0))).run()
     assert (1, 1.0, 2.0) in cheap.watcher.spans
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tests.effects import of_type
@@ -67,7 +68,8 @@ def test_a_stage_that_is_left_alone_finishes_after_a_while(algorithm: Stages) ->
     assert worker.tell(TimerFired("left alone"), 605.0) == [Finish()]
     back = Worker(algorithm, LAST)
     back.tell(WorkerLost(MIDDLE), 5.0)
-    back.tell(WorkerJoined(MIDDLE), 6.0)
+    # The timer must not stay: a host does not announce a worker that has one.
+    assert SetTimer("left alone", math.inf) in back.tell(WorkerJoined(MIDDLE), 6.0)
     assert back.tell(TimerFired("left alone"), 605.0) == []
 
 

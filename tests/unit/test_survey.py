@@ -66,6 +66,7 @@ COSTS = {
     "speeds": [100.0, 110.0, 105.0],
     "seconds_per_training": 2e-3,
     "seconds_per_byte": 5e-8,
+    "seconds_per_message": 3e-4,
 }
 LINK = {"round_trips": [0.02] * 20, "sent": [4e6, 5e6], "received": [2e6, 2e6]}
 
@@ -83,6 +84,7 @@ def test_links_are_measured_one_at_a_time_and_all_work_at_once() -> None:
     assert [each.latency_ms for each in survey.machines] == [5.0] * 3
     assert [each.ms_per_training for each in survey.machines] == [2.0] * 3
     assert [each.ms_per_mb for each in survey.machines] == [50.0] * 3
+    assert [each.ms_per_message for each in survey.machines] == [0.3] * 3
 
 
 def test_an_instruction_is_repeated_until_it_is_reported() -> None:
@@ -168,6 +170,7 @@ def test_a_machine_that_cannot_measure_its_work_is_lost() -> None:
         {"seconds_per_training": -1.0},
         {"seconds_per_byte": math.inf},
         {"seconds_per_byte": None},
+        {"seconds_per_message": -1e-9},
     ],
 )
 def test_a_damaged_report_loses_only_its_sender(wrong: dict[str, Any]) -> None:
@@ -243,7 +246,7 @@ def survey(*mbits: float) -> Survey:
     return Survey(
         names={rank: f"m{rank}" for rank in range(len(mbits))},
         costs={
-            rank: Costs((100.0 * (rank + 1), 104.0 * (rank + 1)), 0.0, 0.0)
+            rank: Costs((100.0 * (rank + 1), 104.0 * (rank + 1)), 0.0, 0.0, 0.0)
             for rank in range(len(mbits))
         },
         links={

@@ -31,8 +31,8 @@ class PlanOptions(PlanSettings, ManyRunsOptions):
     Args:
         machines: TOML file with a [[machine]] table for each machine, in rank order: name,
             speed (relative to this machine), samples_per_second or profile, mbits, latency_ms,
-            ms_per_training, ms_per_mb, idle_watts, busy_watts, joules_per_mb_sent,
-            joules_per_mb_received, count, endpoint.
+            ms_per_training, ms_per_message, ms_per_mb, idle_watts, busy_watts,
+            joules_per_mb_sent, joules_per_mb_received, count, endpoint.
         measure: Measure this machine for this many seconds and print its table for the
             `--machines` file; nothing is planned.
         live: Invite machines, which measure themselves and their links, plan for them, and

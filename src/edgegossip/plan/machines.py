@@ -28,7 +28,7 @@ _MEGABIT = 125_000.0
 _JOULES_PER_MB = round(1e6 * JOULES_PER_BYTE, 9)
 _TEXTS = ("name", "profile", "endpoint")
 _ENERGY = ("idle_watts", "busy_watts", "joules_per_mb_sent", "joules_per_mb_received")
-_COSTS = ("ms_per_training", "ms_per_mb")
+_COSTS = ("ms_per_training", "ms_per_message", "ms_per_mb")
 _NUMBERS = ("speed", "samples_per_second", "mbits", "latency_ms", *_COSTS, *_ENERGY)
 _KEYS = ("name", "count", *_NUMBERS, "profile", "endpoint")
 
@@ -47,8 +47,10 @@ class Machine:
             takes the sum of their latencies.
         ms_per_training: Milliseconds in which the machine begins and ends a training, whatever
             its length, at least 0.
+        ms_per_message: Milliseconds of training that a message of any size takes from the
+            machine when it is sent, and when it is received, at least 0.
         ms_per_mb: Milliseconds of training that 1 MB (a million bytes) takes from the machine
-            when it is sent, and when it is received, at least 0.
+            when it is sent, and when it is received, in addition, at least 0.
         idle_watts: Power of the whole machine while it is on and does not work, at least 0; by
             default, like the next three, that of a Raspberry Pi 4 with Wi-Fi.
         busy_watts: Power while it works, at least `idle_watts`.
@@ -69,6 +71,7 @@ class Machine:
     mbits: float = math.inf
     latency_ms: float = 0.0
     ms_per_training: float = 0.0
+    ms_per_message: float = 0.0
     ms_per_mb: float = 0.0
     idle_watts: float = IDLE_WATTS
     busy_watts: float = BUSY_WATTS
@@ -80,7 +83,7 @@ class Machine:
         check_ranges(self, speed="above 0 and finite", mbits="above 0")
         check_ranges(self, samples_per_second="above 0 and finite, or None")
         check_ranges(self, latency_ms="in [0, inf)", ms_per_training="in [0, inf)")
-        check_ranges(self, ms_per_mb="in [0, inf)")
+        check_ranges(self, ms_per_message="in [0, inf)", ms_per_mb="in [0, inf)")
         check_watts(self.idle_watts, self.busy_watts)
         check_ranges(self, joules_per_mb_sent="in [0, inf) J")
         check_ranges(self, joules_per_mb_received="in [0, inf) J")
@@ -101,6 +104,7 @@ class Machine:
             downlink=bandwidth,
             seconds_per_training=self.ms_per_training / 1e3,
             seconds_per_byte=self.ms_per_mb / 1e9,
+            seconds_per_message=self.ms_per_message / 1e3,
             idle_watts=self.idle_watts,
             busy_watts=self.busy_watts,
         )

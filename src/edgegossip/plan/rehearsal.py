@@ -34,16 +34,20 @@ from edgegossip.contract.topology import complete
 
 PART = "part"
 """Kind of the notes, one for each part."""
-Kind: TypeAlias = Literal["long", "short", "messages"]
-"""Kinds of parts: long trainings, trainings of one step, and those among messages."""
+Kind: TypeAlias = Literal["long", "short", "small", "models"]
+"""Kinds of parts: long trainings, trainings of one step, and those among small messages and
+among models.
+"""
 _KINDS: tuple[Kind, ...] = get_args(Kind)
-_SHARES: Mapping[Kind, float] = {"long": 0.2, "short": 0.3, "messages": 0.5}
+_SHARES: Mapping[Kind, float] = {"long": 0.2, "short": 0.2, "small": 0.2, "models": 0.4}
+_SMALL = 64
+"""Entries of a small message: those of compressed exchanges."""
 _NUM_CYCLES = 5
 _NUM_ROUNDS = 1 + _NUM_CYCLES * len(_KINDS)
 """Number of parts; the first one does not count."""
 _LONG: Seconds = 0.1
 _MARGIN = 0.15
-"""Share of a part at whose beginning and end no message is sent."""
+"""Share of a part at whose beginning and end no model is sent."""
 _SETTLING: Seconds = 1.0
 """The first steps of a process are slow, and the others may begin a little later."""
 
@@ -56,12 +60,14 @@ class Part:
         seconds: Its length.
         samples: Cost of its trainings, in samples.
         trainings: Number of its trainings.
+        messages: Number of messages sent and received.
         bytes: Bytes of the models sent and received.
     """
 
     seconds: Seconds = 0.0
     samples: float = 0.0
     trainings: int = 0
+    messages: int = 0
     bytes: int = 0
 
 
@@ -74,7 +80,9 @@ class RehearsalState(WorkerState):
         began: Beginning of the part; the first one does not count.
         part: The part so far.
         long_steps: Steps of a long training, which grow to take a tenth of a second.
-        sent_at: Time of the last message.
+        sent_at: Time of the last model.
+        num_small: Number of the last small message, which went to all.
+        heard: Number of small messages from each other worker.
         lost: Unreachable workers, as keys.
     """
 
@@ -83,22 +91,26 @@ class RehearsalState(WorkerState):
     part: Part = field(default_factory=Part)
     long_steps: int = 1
     sent_at: Seconds = 0.0
+    num_small: int = 0
+    heard: dict[Rank, int] = field(default_factory=dict)
     lost: dict[Rank, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal(Algorithm[RehearsalState]):
-    """Train in cycles of three parts: long trainings, single steps, single steps and messages.
+    """Train in cycles of four parts: long trainings, single steps, these among messages.
 
     All workers begin together, so that they are in the same part but for one training. In the
-    third, except at its beginning and end, each sends its model to the next worker again and
-    again, and takes the mean of its own and each that comes. Parts are short and take turns, so
-    that other load on the machine meets all alike. A note tells each part; see `costs`.
+    third, each sends a small message to all others, and the next one when it has heard as many
+    from each: as fast as the slowest can, so that nothing piles up. In the fourth, except at
+    its beginning and end, each sends its model to the next worker again and again, and takes
+    the mean of its own and each that comes. Parts are short and take turns, so that other load
+    on the machine meets all alike. A note tells each part; see `costs`.
 
     Args:
         num_workers: Number of workers.
         seconds: Length of the five cycles together, above 0.
-        message_seconds: Seconds between two messages of a worker, above 0; infinite to send
+        message_seconds: Seconds between two models of a worker, above 0; infinite to send
             none.
 
     Raises:
@@ -117,7 +129,10 @@ class Rehearsal(Algorithm[RehearsalState]):
         return Traits(topology=complete(self.num_workers), num_rounds=_NUM_ROUNDS)
 
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
-        return {"model": MessageSpec({"params": params}, max_round=_NUM_ROUNDS)}
+        return {
+            "model": MessageSpec({"params": params}, max_round=_NUM_ROUNDS),
+            "small": MessageSpec({"params": params[:_SMALL]}, max_round=_NUM_ROUNDS),
+        }
 
     def init(self, rank: Rank, params: Tensor) -> RehearsalState:
         return RehearsalState(rank=rank, params=params)
@@ -131,10 +146,14 @@ class Rehearsal(Algorithm[RehearsalState]):
                 state.lost[event.rank] = None
             case WorkerJoined():
                 state.lost.pop(event.rank, None)
-            case Received(_, message):
-                theirs = message.payload["params"]
-                state.params = state.params.lerp(theirs, 0.5)
-                state.part.bytes += theirs.nbytes
+            case Received(sender, message):
+                state.part.messages += 1
+                if message.kind == "small":
+                    state.heard[sender] = state.heard.get(sender, 0) + 1
+                else:
+                    theirs = message.payload["params"]
+                    state.params = state.params.lerp(theirs, 0.5)
+                    state.part.bytes += theirs.nbytes
             case Trained():
                 return self._go_on(state, event, now)
         return []
@@ -176,20 +195,41 @@ class Rehearsal(Algorithm[RehearsalState]):
         is_long = self._kind(state) == "long"
         return Train(state.params, Steps(state.long_steps if is_long else 1))
 
-    def _send(self, state: RehearsalState, now: Seconds) -> list[Effect]:
+    def _send(self, state: RehearsalState, now: Seconds) -> list[Send]:
+        match self._kind(state):
+            case "small":
+                sends = self._small(state)
+            case "models":
+                sends = self._model(state, now)
+            case _:
+                sends = []
+        state.part.messages += len(sends)
+        return sends
+
+    def _others(self, state: RehearsalState) -> list[Rank]:
+        """The workers that are there, from the next one on."""
+        others = ((state.rank + k) % self.num_workers for k in range(1, self.num_workers))
+        return [rank for rank in others if rank not in state.lost]
+
+    def _small(self, state: RehearsalState) -> list[Send]:
+        others = self._others(state)
+        if any(state.heard.get(rank, 0) < state.num_small for rank in others):
+            return []
+        state.num_small += 1
+        payload = {"params": state.params[:_SMALL]}
+        return [Send(rank, Message("small", state.round, payload)) for rank in others]
+
+    def _model(self, state: RehearsalState, now: Seconds) -> list[Send]:
         end = state.started + self._end(state.round)
         margin = _MARGIN * (end - state.began)
         is_amid = state.began + margin <= now < end - margin
         is_due = is_amid and now >= state.sent_at + self.message_seconds
-        if self._kind(state) != "messages" or not is_due:
-            return []
-        others = ((state.rank + k) % self.num_workers for k in range(1, self.num_workers))
-        receiver = next((rank for rank in others if rank not in state.lost), None)
-        if receiver is None:
-            return []
-        state.sent_at = now
-        state.part.bytes += state.params.nbytes
-        return [Send(receiver, Message("model", state.round, {"params": state.params}))]
+        receivers = self._others(state)[:1] if is_due else []
+        if receivers:
+            state.sent_at = now
+            state.part.bytes += state.params.nbytes
+        payload = {"params": state.params}
+        return [Send(rank, Message("model", state.round, payload)) for rank in receivers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +239,10 @@ class Costs:
     Args:
         speeds: Samples per second in each part of long trainings.
         seconds_per_training: Seconds to begin and end a training, at least 0.
-        seconds_per_byte: Seconds of training that each byte sent or received takes, at least 0.
+        seconds_per_message: Seconds of training that each message sent or received takes,
+            at least 0.
+        seconds_per_byte: Seconds of training that each of its bytes takes in addition, at
+            least 0.
 
     Raises:
         ValueError: If a number is out of range, or there is no speed.
@@ -207,10 +250,12 @@ class Costs:
 
     speeds: tuple[float, ...]
     seconds_per_training: Seconds
+    seconds_per_message: Seconds
     seconds_per_byte: Seconds
 
     def __post_init__(self) -> None:
-        check_ranges(self, seconds_per_training="in [0, inf)", seconds_per_byte="in [0, inf)")
+        check_ranges(self, seconds_per_training="in [0, inf)")
+        check_ranges(self, seconds_per_message="in [0, inf)", seconds_per_byte="in [0, inf)")
         if not self.speeds or not all(0 < each < float("inf") for each in self.speeds):
             raise ValueError(f"speeds must be above 0 and finite, got {self.speeds}")
 
@@ -220,7 +265,8 @@ def costs(notes: Sequence[Mapping[str, float]]) -> Costs:
 
     Long and short trainings tell what a sample takes, and what a training takes besides. The
     time of short trainings among messages beyond that of as many without is the cost of the
-    messages' bytes. Medians of the parts count; a cost below 0 is noise.
+    messages: small ones tell what each takes, and models what their bytes take besides. Medians
+    of the parts count; a cost below 0 is noise.
 
     Args:
         notes: Numbers of the notes of kind `PART`.
@@ -231,7 +277,11 @@ def costs(notes: Sequence[Mapping[str, float]]) -> Costs:
     parts: dict[Kind, list[Part]] = {kind: [] for kind in _KINDS}
     for note in notes:
         parts[_KINDS[int(note["kind"])]].append(
-            Part(note["seconds"], note["samples"], int(note["trainings"]), int(note["bytes"]))
+            Part(
+                note["seconds"],
+                note["samples"],
+                *(int(note[name]) for name in ("trainings", "messages", "bytes")),
+            )
         )
     if missing := [kind for kind in _KINDS if not parts[kind]]:
         raise ValueError(f"the rehearsal ended before a part of kind {missing[0]!r}")
@@ -242,9 +292,15 @@ def costs(notes: Sequence[Mapping[str, float]]) -> Costs:
     # More than half of a long training is noise, of a machine that does much else.
     most = min(part.seconds / part.trainings for part in parts["long"]) / 2
     each = min(max(0.0, short - one * alone), most)
+    of_messages = [
+        (part.seconds - part.trainings * short) / part.messages
+        for part in parts["small"]
+        if part.messages
+    ]
+    of_message = max(0.0, statistics.median(of_messages)) if of_messages else 0.0
     of_bytes = [
-        (part.seconds - part.trainings * short) / part.bytes
-        for part in parts["messages"]
+        (part.seconds - part.trainings * short - part.messages * of_message) / part.bytes
+        for part in parts["models"]
         if part.bytes
     ]
     return Costs(
@@ -252,6 +308,7 @@ def costs(notes: Sequence[Mapping[str, float]]) -> Costs:
             part.samples / (part.seconds - part.trainings * each) for part in parts["long"]
         ),
         seconds_per_training=each,
+        seconds_per_message=of_message,
         seconds_per_byte=max(0.0, statistics.median(of_bytes)) if of_bytes else 0.0,
     )
 

@@ -100,6 +100,7 @@ class Survey:
                 ),
                 latency_ms=_rounded(1000 * latencies[rank]),
                 ms_per_training=_rounded(1e3 * self.costs[rank].seconds_per_training),
+                ms_per_message=_rounded(1e3 * self.costs[rank].seconds_per_message),
                 ms_per_mb=_rounded(1e9 * self.costs[rank].seconds_per_byte),
             )
             for rank, name in sorted(self.names.items())
@@ -401,6 +402,7 @@ def _costs_of(said: Mapping[str, Any]) -> Costs:
         speeds=tuple(map(float, said["speeds"])),
         seconds_per_training=float(said["seconds_per_training"]),
         seconds_per_byte=float(said["seconds_per_byte"]),
+        seconds_per_message=float(said["seconds_per_message"]),
     )
 
 

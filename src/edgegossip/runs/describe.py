@@ -148,8 +148,8 @@ def header(experiment: Experiment, recipe: str | None) -> dict[str, object]:
         num_train: Training samples; absent for `Local` data, whose sizes are in `events.jsonl`.
         algorithm: Settings of the algorithm.
         platforms: Platform of each rank. `seconds_per_training`, `seconds_per_byte`,
-            `idle_watts` and `busy_watts` are absent if they have their defaults, like
-            `joules_per_byte` in `links`.
+            `seconds_per_message`, `idle_watts` and `busy_watts` are absent if they have their
+            defaults, like `joules_per_byte` in `links`.
         task: Data set (`name`, `num_train`, `num_validation` if it has such a split,
             `num_test`, `num_classes`, `input_shape`), model, loss, optimizer and so on.
             `metrics` (each with `name`, `unit` and `higher_is_better`), `target_metric`,

@@ -180,7 +180,7 @@ class Machines:
     Attributes:
         knows_energy: Whether `energy` covers the whole run.
         knows_use: Whether `use` covers the whole run.
-        pays_for_bytes: Whether messages take any platform's time.
+        pays_for_messages: Whether messages take any platform's time.
         work: Work of each platform.
     """
 
@@ -198,7 +198,9 @@ class Machines:
         self._busy_until: list[Seconds] = [0.0] * len(platforms)
         # What messages have taken since the last training, which the next one pays.
         self._owed: list[Seconds] = [0.0] * len(platforms)
-        self.pays_for_bytes = any(platform.seconds_per_byte for platform in platforms)
+        self.pays_for_messages = any(
+            platform.seconds_per_message or platform.seconds_per_byte for platform in platforms
+        )
         self._usage = [Usage() for _ in platforms]
         self.knows_energy = self.knows_use = True
         self.work = [Work() for _ in platforms]
@@ -245,9 +247,10 @@ class Machines:
         # In samples, so that contention slows all alike.
         return self.occupy(rank, now, cost + seconds * platform.total_throughput)
 
-    def handle_bytes(self, rank: Rank, num_bytes: int) -> None:
+    def handle_message(self, rank: Rank, num_bytes: int) -> None:
         """Let a message that is sent or received take its time from the next training."""
-        self._owed[rank] += num_bytes * self._platforms[rank].seconds_per_byte
+        platform = self._platforms[rank]
+        self._owed[rank] += platform.seconds_per_message + num_bytes * platform.seconds_per_byte
 
     def energy(self, now: Seconds) -> Energy:
         """Energy of all platforms up to `now`, which is not before the last event."""

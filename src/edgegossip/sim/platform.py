@@ -141,6 +141,8 @@ class Platform:
             whatever its length, at least 0.
         seconds_per_byte: Seconds of training that each byte of a message takes from the idle
             machine when it is sent, and when it is received, at least 0.
+        seconds_per_message: Seconds of training that each message takes from the idle machine
+            when it is sent, and when it is received, whatever its size, at least 0.
         idle_watts: Power of the whole machine while it is on and does not work, at least 0; by
             default that of a Raspberry Pi 4 (see `edgegossip.machine.energy`).
         busy_watts: Power while it trains, prepares data or evaluates, with all executors in
@@ -163,6 +165,7 @@ class Platform:
     downlink: float = math.inf
     seconds_per_training: Seconds = field(default=0.0, metadata=OMIT_DEFAULT)
     seconds_per_byte: Seconds = field(default=0.0, metadata=OMIT_DEFAULT)
+    seconds_per_message: Seconds = field(default=0.0, metadata=OMIT_DEFAULT)
     idle_watts: float = field(default=IDLE_WATTS, metadata=OMIT_DEFAULT)
     busy_watts: float = field(default=BUSY_WATTS, metadata=OMIT_DEFAULT)
 
@@ -171,6 +174,7 @@ class Platform:
         check_ranges(self, uplink="above 0 bytes/s", downlink="above 0 bytes/s")
         check_ranges(self, seconds_per_training="in [0, inf) s")
         check_ranges(self, seconds_per_byte="in [0, inf) s")
+        check_ranges(self, seconds_per_message="in [0, inf) s")
         check_watts(self.idle_watts, self.busy_watts)
 
     @property

@@ -398,8 +398,8 @@ class Simulator(Generic[State]):
         receiver, message = delivery.receiver, delivery.message
         uplink = (delivery.start, delivery.end)
         self._observer.sent(self.now, rank, receiver, message, delivery.num_bytes, uplink)
-        if self._machines.pays_for_bytes:
-            self._machines.handle_bytes(rank, delivery.num_bytes)
+        if self._machines.pays_for_messages:
+            self._machines.handle_message(rank, delivery.num_bytes)
         if delivery.is_dropped:
             self._lose(delivery, "dropped")
             # Every message has its own serial, even one that never arrives.
@@ -427,8 +427,8 @@ class Simulator(Generic[State]):
             return
         sender, message = delivery.sender, delivery.message
         age = staleness(self.states[rank].round, message.round)
-        if self._machines.pays_for_bytes:
-            self._machines.handle_bytes(rank, delivery.num_bytes)
+        if self._machines.pays_for_messages:
+            self._machines.handle_message(rank, delivery.num_bytes)
         self._observer.received(self.now, rank, sender, message, age)
         self._handle(rank, Received(sender, message))
 

@@ -351,8 +351,12 @@ class Stages(Algorithm[StageState]):
             return []
         below = [r for r in range(self.num_workers) if self.above(r) == state.rank]
         if not all(r in state.ended or r in state.lost for r in below):
+            if state.left_alone_since is None:
+                return []
+            # A host takes a stage with a timer for one that goes on by itself, so it would not
+            # announce a stage that waits for batches.
             state.left_alone_since = None
-            return []
+            return [SetTimer(_LEFT_ALONE, math.inf)]
         if state.waiting or state.is_training or state.origins:
             return []  # their batches have priority
         if state.ended:

@@ -230,7 +230,10 @@ def _measure(desk: _Desk) -> Survey:
 def _print_survey(survey: Survey) -> None:
     """Print what was measured, and how much it varied."""
     table = Table(box=None, padding=(0, 1))
-    columns = ("machine", "samples/s", "a training", "a MB", "Mbit/s", "latency", "variation")
+    columns = (
+        *("machine", "samples/s", "a training", "a message", "a MB"),
+        *("Mbit/s", "latency", "variation"),
+    )
     for column in columns:
         table.add_column(
             column, justify="left" if column in ("machine", "variation") else "right"
@@ -240,6 +243,7 @@ def _print_survey(survey: Survey) -> None:
             escape(machine.name),
             units.number(machine.samples_per_second or 0.0),
             f"{machine.ms_per_training:.3g} ms",
+            f"{machine.ms_per_message:.3g} ms",
             f"{machine.ms_per_mb:.3g} ms",
             units.number(machine.mbits),
             f"{machine.latency_ms:.3g} ms",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic
@@ -52,15 +53,6 @@ _LONG: Seconds = 0.1
 """Seconds in which a message is handled at a host whose messages other threads may handle."""
 _CONGESTED: Seconds = 0.1
 """Seconds between two looks at what waits to be sent, before a round may begin."""
-
-
-@dataclass(slots=True, eq=False)
-class Sent:
-    """A message was handed to the transport, or is kept until this is possible."""
-
-    receiver: Rank
-    message: Message
-    handed_over: Seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -182,6 +174,9 @@ class Host(Generic[State]):
         self._checkpoint_at: Seconds = math.inf if self._save is None else 0.0
         # Events that came before the run began, or that a checkpoint holds.
         self._pending: list[Event] = []
+        # Messages that the transport has taken, or that are kept until it can, for the
+        # observer: their event's time, receiver, and when they were handed over and taken.
+        self._taken: deque[tuple[Seconds, Rank, Message, tuple[Seconds, Seconds]]] = deque()
         if checkpoint is not None:
             self._load(checkpoint)
 
@@ -266,6 +261,7 @@ class Host(Generic[State]):
             self._inbox.let_help(None)
             # What was sent leaves first; training may take a while to notice its cancellation.
             self.sending.close()
+            self._observe_taken()
             self._transport.close()
             self._work.close()
 
@@ -364,6 +360,7 @@ class Host(Generic[State]):
 
     def _take(self, item: object) -> None:
         began = self.now
+        self._observe_taken()
         match item:
             case Frame() | Appeared() | Disappeared() | Interrupted() | Refused():
                 if self._should_stop:
@@ -381,9 +378,6 @@ class Host(Generic[State]):
                 self._complete(item)
             case Ping(answer):
                 answer()
-            case Sent(receiver, message, began):
-                sent = (message, codec.num_bytes(message), (began, self.now))
-                self._observer.sent(began, self.rank, receiver, *sent)
 
     def _tick(self) -> None:
         """Carry out all due actions."""
@@ -465,7 +459,7 @@ class Host(Generic[State]):
                     self._patience.trains = True
                     self._work.train(effect, self.now, self._progress)
                 case Send():
-                    self._send(effect.receiver, effect.message)
+                    self._send(effect.receiver, effect.message, now)
                 case SetTimer(name, at):
                     self._alarms.set(name, at)
                 case Evaluate() | Predict() | Assign():
@@ -542,12 +536,24 @@ class Host(Generic[State]):
         for event in events:
             self._handle(event)
 
-    def _send(self, receiver: Rank, message: Message) -> None:
-        sent = Sent(receiver, message, self.now)
-        # The report comes from another thread, so it takes the way through the inbox.
-        report = None if self._observer is UNOBSERVED else lambda: self._inbox.put(sent)
-        if not self.sending.send(receiver, message, report):
+    def _send(self, receiver: Rank, message: Message, now: Seconds) -> None:
+        began = self.now
+
+        def report() -> None:
+            # From any thread; the observer hears of it from one that handles items. Nobody
+            # wakes for that, as it would double what a small message costs.
+            self._taken.append((now, receiver, message, (began, self.now)))
+
+        is_observed = self._observer is not UNOBSERVED
+        if not self.sending.send(receiver, message, report if is_observed else None):
             self._observer.lost(self.now, receiver, self.rank, message, "unreachable")
+
+    def _observe_taken(self) -> None:
+        """Tell the observer which messages the transport has taken since the last item."""
+        while self._taken:
+            now, receiver, message, span = self._taken.popleft()
+            size = codec.num_bytes(message)
+            self._observer.sent(now, self.rank, receiver, message, size, span)
 
     def _finish(self) -> None:
         # An algorithm may finish several times, as it must go on answering after `Finish`.
@@ -560,27 +566,29 @@ class Host(Generic[State]):
     # Waiting for others.
 
     def _watch_for_waiting(self) -> None:
-        """Watch for a state that only a message can end: no work, no timer.
+        """Watch for a state without work, which only a message or a timer can end.
 
         A timer at the time limit ends the run, not a wait.
         """
-        is_waiting = (
+        is_idle = (
             not self._work.is_busy
             and not self._work.has_questions
             and not self._pending
             and self.sending.phase == Phase.RUNNING
-            and self._alarms.next_at in (self._settings.max_seconds, math.inf)
         )
-        self._patience.watch(is_waiting, self.now)
+        has_timer = self._alarms.next_at not in (self._settings.max_seconds, math.inf)
+        self._patience.watch(is_idle, self.now, has_timer=has_timer)
 
     def _lose_patience(self) -> None:
-        """Give up on workers that are silent past the deadline or whose messages were lost."""
+        """Announce this worker; give up those that are silent or whose messages were lost."""
         now, patience = self.now, self._patience
         patience.check_again(now)
         patience.asked = self.peers.asked_silence
         # First its own status: the others may wait for the same silent worker, and must not
         # take this one for silent, too.
         self.sending.tell_all(again=True)
+        if not patience.is_waiting:
+            return
         heard_at = {rank: self.peers[rank].heard_at for rank in self.peers.active}
         silent = patience.silent(heard_at, self.receiving.spoke_at, now)
         for rank in dict.fromkeys([*silent, *self.peers.lacking]):

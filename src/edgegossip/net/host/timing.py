@@ -96,9 +96,11 @@ class Patience:
     `slack`; waits never raise it above `first`. The transport usually notices lost machines
     long before that; this deadline is for silent workers and lost messages.
 
-    A waiting worker announces itself four times per `slack`, so that workers that wait
-    for the same silent worker do not consider this one silent, too. After `factor` deadlines,
-    announcements no longer count: a message was lost, and workers wait for each other.
+    An idle worker announces itself four times per `slack`, so that workers that wait for the
+    same silent worker do not consider this one silent, too, and find it again if they have lost
+    it. Its own timers may be far away, and it need have nothing to send. One that trains does
+    not: training may hang. After `factor` deadlines, announcements no longer count: a message
+    was lost, and workers wait for each other.
 
     Only a worker itself knows how long its work takes: partners that have not waited for it
     lately would give it up. So each asks the others for a silence, and the longest one that is
@@ -137,7 +139,9 @@ class Patience:
     _has_given_up: bool = field(default=False, init=False)
     _waited_before: Seconds = field(default=0.0, init=False)
     check_at: Seconds = field(default=math.inf, init=False)
-    """Time of the next announcement and check for silent workers; infinity if not waiting."""
+    """Time of the next announcement, and check for silent workers if the worker waits; infinity
+    unless idle.
+    """
 
     def __post_init__(self) -> None:
         if not (self.factor >= 1 and self.slack > 0 and self.first > 0):
@@ -148,14 +152,27 @@ class Patience:
         self._worked += seconds
         self._longest_work = max(self._longest_work, self._worked)
 
-    def watch(self, is_waiting: bool, now: Seconds) -> None:
-        """Record whether only a message can wake the worker."""
+    def watch(self, is_idle: bool, now: Seconds, *, has_timer: bool = False) -> None:
+        """Record whether the worker has no work, and whether it has a timer.
+
+        Without either, only a message can wake it: it waits.
+        """
+        is_waiting = is_idle and not has_timer
         if is_waiting and self._since is None:
             self._since, self._has_given_up = now, False
             self.check_again(now)
         elif not is_waiting and self._since is not None:
             self._end_wait(now)
-            self._since, self.check_at = None, math.inf
+            self._since = None
+        if not is_idle:
+            self.check_at = math.inf
+        elif self.check_at == math.inf:
+            self.check_again(now)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether only a message can wake the worker."""
+        return self._since is not None
 
     def _end_wait(self, now: Seconds) -> None:
         assert self._since is not None

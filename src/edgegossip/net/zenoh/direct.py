@@ -19,8 +19,10 @@ from edgegossip.net.streams import TOKEN_BYTES, Stream, Streams
 from edgegossip.net.transport import Incarnation, Progress
 
 _LOG = logging.getLogger("edgegossip.net")
-_LEAST = 16_384
-"""Bytes of the smallest frame for which a stream is opened; shorter ones gain little."""
+_LEAST = 512
+"""Bytes of the smallest frame for which a stream is opened. Compressed exchanges are not much
+longer, and cost half as much processor time over a stream (`benchmarks/small_messages.py`).
+"""
 _RETRY: Seconds = 30.0
 _MOST_ATTEMPTS = 3
 _MOST_ENDS, _ENDS_WITHIN = 3, 600.0
@@ -67,9 +69,9 @@ class DirectStreams:
     """The streams from and to one other worker, beside the pieces that zenoh carries.
 
     The receiver offers a stream with a piece over zenoh, which only the sender can read: a port
-    and a random token, good for one connection. At its first large frame, the sender connects
-    in the background, while zenoh goes on to carry its frames. Once it is connected, it puts
-    the token as its last piece on zenoh's path, and all its frames take the stream. The
+    and a random token, good for one connection. At its first frame that is not tiny, the sender
+    connects in the background, while zenoh goes on to carry its frames. Once it is connected,
+    it puts the token as its last piece on zenoh's path, and all its frames take the stream. The
     receiver begins to read the stream when it has received this piece, and so all frames that
     were sent before it. Order is thus kept; only short frames may overtake a long one, over
     zenoh. If a stream ends, the next turn (`ZenohPeer`) begins over zenoh.
