@@ -33,7 +33,7 @@ from edgegossip.net.host.host import Host
 from edgegossip.net.host.link_log import LinkLog
 from edgegossip.net.host.peers import PLACEHOLDER, SentLog
 from edgegossip.net.host.receiving import Appeared, Disappeared, Frame
-from edgegossip.net.host.sending import Outbox
+from edgegossip.net.host.sending import Outbox, Sending
 from edgegossip.net.host.status import Phase, WorkerStatus
 from edgegossip.net.memory import MemoryNetwork, MemoryTransport
 from edgegossip.net.runtime import Background, RealRuntime
@@ -173,6 +173,26 @@ def test_models_are_equal_after_a_cut_in_the_last_exchange(algorithm: Algorithm[
     first, *others = [process.host.state.params for process in run.processes.values()]
     for params in others:
         torch.testing.assert_close(params, first)
+
+
+def test_one_whose_round_waits_for_its_links_is_not_taken_for_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has neither messages nor news, and a full link may be as slow as this."""
+    algorithm = EpochGossip(topology=complete(3), num_rounds=40)
+    calm = replace(SLOW, wire=Wire(bandwidth=1e5), start_at=(0.0,) * 3, disturbances=())
+    world = replace(calm, algorithm=algorithm, step_seconds=(0.1,) * 3)
+    run, seconds = Run(world), set[int]()
+
+    def is_congested(sending: Sending) -> bool:
+        is_full = sending._peers.rank == 0 and 10 < run.time.now < 35
+        seconds.update([int(run.time.now)] if is_full else [])
+        return is_full
+
+    monkeypatch.setattr(Sending, "is_congested", property(is_congested))
+    assert run.to_the_end()
+    assert len(seconds) > 20
+    assert not [line for line in lines(caplog) if "going on" in line]
 
 
 @pytest.mark.parametrize("has_restarted", [False, True])

@@ -16,7 +16,7 @@ from tests.parity import SETTINGS, run_all
 from tests.tiers import thorough
 from tests.worlds import NUM_PARAMS
 
-from edgegossip.contract.protocol import Evaluate, Rank
+from edgegossip.contract.protocol import Evaluate, Rank, TimerFired
 from edgegossip.net.guard.envelope import Envelope, pack
 from edgegossip.net.host.receiving import Frame
 from edgegossip.net.host.status import STATUS, Phase
@@ -145,20 +145,27 @@ def test_who_asks_its_own_machine_does_not_wait_for_others() -> None:
     assert host._patience.check_at < math.inf
 
 
-def test_an_idle_worker_with_a_timer_announces_itself_and_gives_up_nobody() -> None:
+@pytest.mark.parametrize("is_pending", [False, True], ids=["timer", "pending result"])
+def test_an_idle_worker_with_a_timer_announces_itself_and_gives_up_nobody(
+    is_pending: bool,
+) -> None:
     # A stage whose last timer is minutes away: one that has lost it would not find it before.
     host = make_host(EPOCHS, 0, MemoryNetwork())
     told = list[bool]()
     host.sending.tell_all = lambda *, again=False: told.append(again)  # type: ignore[method-assign]
     host.sending.phase = Phase.RUNNING
     host.peers.has_begun = True
-    host._alarms.set("left alone", 600.0)
+    if is_pending:  # its links are full
+        host._pending = [TimerFired("of a result")]
+    else:
+        host._alarms.set("left alone", 600.0)
     host._watch_for_waiting()
     assert host._patience.check_at < math.inf
     host.peers[1].has_lost_some = True
     host._lose_patience()
     assert (told, host.peers[1].is_lost) == ([True], False)
     host._alarms.set("left alone", math.inf)
+    host._pending = []
     host._watch_for_waiting()
     host._lose_patience()
     assert (told, host.peers[1].is_lost) == ([True, True], True)

@@ -531,6 +531,7 @@ class Host(Generic[State]):
         # may begin rounds faster than its links carry their messages, or those that the others
         # need to join it would come ever later.
         if self._traits.is_synchronous and self.sending.is_congested:
+            self._watch_for_waiting()  # the others must not take it for silent
             return
         events, self._pending = self._pending, []
         for event in events:
@@ -568,15 +569,16 @@ class Host(Generic[State]):
     def _watch_for_waiting(self) -> None:
         """Watch for a state without work, which only a message or a timer can end.
 
-        A timer at the time limit ends the run, not a wait.
+        A timer at the time limit ends the run, not a wait. A result that is pending because
+        messages wait to be sent is looked at again soon, as if by a timer.
         """
         is_idle = (
             not self._work.is_busy
             and not self._work.has_questions
-            and not self._pending
             and self.sending.phase == Phase.RUNNING
         )
-        has_timer = self._alarms.next_at not in (self._settings.max_seconds, math.inf)
+        ends_run = self._alarms.next_at in (self._settings.max_seconds, math.inf)
+        has_timer = bool(self._pending) or not ends_run
         self._patience.watch(is_idle, self.now, has_timer=has_timer)
 
     def _lose_patience(self) -> None:
