@@ -392,7 +392,10 @@ class Peers:
         with the same numbers. Its actions may differ once a worker is lost or found, or has
         lost this one, because the resumed worker then receives different messages. They may
         always differ if the algorithm depends on the order of arrival, and once a placeholder
-        has taken the place of what it had received.
+        has taken the place of what it had received. A placeholder that comes while this worker
+        still meets the others takes effect at once, ahead of the events that are pending until
+        it begins. Their messages then get new numbers, so some may arrive twice; algorithms in
+        rounds drop or overwrite such a copy.
         """
         if self.is_resumed:  # only then has it used numbers that it does not remember
             for _, peer in self:
