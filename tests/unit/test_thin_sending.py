@@ -13,6 +13,8 @@ from tests.zenoh_workers import wait_until
 
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import _LARGEST, GoSGD
+from edgegossip.algorithms.wrappers.control_variates import ControlVariates
+from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.codec import Buffer
 from edgegossip.contract.protocol import Message, Rank
@@ -251,6 +253,19 @@ def test_no_round_begins_while_two_models_wait_for_a_receiver(rounds: Rig) -> No
     assert rig.sending.is_congested
     rig.arrivals(1)
     wait_until(lambda: not rig.sending.is_congested)
+
+
+def test_a_model_with_as_much_beside_it_counts_once() -> None:
+    rounds = EpochGossip(topology=complete(2), num_rounds=50)
+    rig = Rig(ControlVariates(inner=EdgeGossip(inner=rounds)))
+    rig.sending.send(1, Message("params", 0, {"params": torch.zeros(2 * SIZE)}))
+    assert rig.link.has_begun.acquire(timeout=10)
+    rig.sending.send(1, Message("spare-joined", 0))
+    assert not rig.sending.is_congested
+    rig.sending.send(1, Message("params", 1, {"params": torch.zeros(2 * SIZE)}))
+    assert rig.sending.is_congested
+    rig.link.is_free.release(2)
+    rig.sending.close(10.0)
 
 
 def weights(rig: Rig) -> list[tuple[int, float]]:

@@ -184,6 +184,11 @@ class MessageSpec:
         """Maximum size of all tensors in such a message, in bytes."""
         return sum(spec.max_num_bytes for spec in self.specs.values())
 
+    @property
+    def usual_num_bytes(self) -> int:
+        """Maximum size of the required tensors in such a message, in bytes."""
+        return sum(self.specs[name].max_num_bytes for name in self.tensors)
+
     def mismatch(
         self, payload: Mapping[str, Tensor], numbers: Mapping[str, float] = _NOTHING
     ) -> str | None:

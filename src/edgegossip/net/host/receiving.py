@@ -478,7 +478,8 @@ def connect(
         Both directions, and the memory of usual values that they share with the host.
     """
     rank, num_workers = peers.rank, peers.num_workers
-    schema = {**algorithm.schema(params), STATUS: spec(num_workers), **_OWN_KINDS}
+    described = algorithm.schema(params)
+    schema = {**described, STATUS: spec(num_workers), **_OWN_KINDS}
     seals = None
     if transport.credentials is not None and any(each.is_passed_on for each in schema.values()):
         seals = Seals(transport.credentials, rank, settings.run)
@@ -503,7 +504,9 @@ def connect(
         life_of=lambda other: peers[other].life,
     )
     budget = ReceiveBudget(settings.max_waiting_bytes, largest)
-    waiting = max(budget.max_bytes, budget.share), budget.share, params.nbytes, algorithm
+    # Wrappers may send more than a model. What is optional is seldom sent all at once.
+    usual = max([params.nbytes, *(each.usual_num_bytes for each in described.values())])
+    waiting = max(budget.max_bytes, budget.share), budget.share, usual, algorithm
     sending = Sending(
         transport, peers, admission, plausibility, settings, clock, *waiting, on_link
     )

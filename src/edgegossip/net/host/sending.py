@@ -28,7 +28,7 @@ _LOG = logging.getLogger("edgegossip.net")
 SHARE = 3
 """Messages of each sender for which a receiver always has room; see `ReceiveBudget`."""
 _SMALL = 4096
-"""Bytes of a model below which other messages take as much."""
+"""Bytes of a message below which other messages take as much."""
 _HOLD: Seconds = 3.0
 """Seconds for which messages wait for the report of a worker whose link is back."""
 
@@ -300,7 +300,7 @@ class Sending:
         clock: The run's clock.
         max_waiting_bytes: Limit, in bytes, on frames that wait for all receivers together.
         share: Bytes that may wait for each receiver in any case.
-        model_bytes: Bytes of a model.
+        usual_bytes: Bytes of a model, or of the largest usual message if that is more.
         algorithm: Knows which messages become one, and which newer ones replace.
         on_link: As in `HostServices`.
 
@@ -319,7 +319,7 @@ class Sending:
         clock: RunClock,
         max_waiting_bytes: int,
         share: int,
-        model_bytes: int,
+        usual_bytes: int,
         algorithm: Algorithm[Any],
         on_link: OnLink | None = None,
     ) -> None:
@@ -334,7 +334,7 @@ class Sending:
         self._on_link = on_link
         self.outbox = Outbox(transport, max_waiting_bytes, settings.runtime, share)
         self._algorithm = algorithm
-        self._model_bytes = max(model_bytes, _SMALL)
+        self._usual_bytes = max(usual_bytes, _SMALL)
         # The last message to each receiver, and its number, unless it left for a lost link.
         self._last: dict[Rank, tuple[int, Message]] = {}
         self._told: dict[Rank, WorkerStatus] = {}
@@ -363,7 +363,7 @@ class Sending:
     def _is_congested(self, rank: Rank) -> bool:
         number = self.outbox.num_numbered(rank)
         # One round's messages may wait while the next round's are made, but not those of two.
-        is_much = number > 1 and self.outbox.waiting[rank] >= 2 * self._model_bytes
+        is_much = number > 1 and self.outbox.waiting[rank] >= 2 * self._usual_bytes
         return is_much or number > SHARE
 
     def close(self, seconds: Seconds = 10.0) -> None:
