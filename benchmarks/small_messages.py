@@ -89,18 +89,14 @@ class Chat(Algorithm[ChatState]):
             case Received():
                 state.num_received += 1
                 if state.num_received == self.burst * state.round:
-                    if state.round == NUM_WARM:
+                    if state.round in (NUM_WARM, self.num_rounds):
                         self.marks[state.round] = time.process_time(), time.perf_counter()
-                    if state.round == self.num_rounds:
-                        self.marks[state.round] = time.process_time(), time.perf_counter()
-                        return [Finish()]
-                    return self._talk(state)
+                    return [Finish()] if state.round == self.num_rounds else self._talk(state)
         return []
 
     def _talk(self, state: ChatState) -> list[Effect]:
         state.round += 1
-        to = 1 - state.rank
-        numbers = {"share": 0.25}
+        to, numbers = 1 - state.rank, {"share": 0.25}
         # A tensor for each, as the algorithms send them.
         tensors = [torch.ones(self.numel) for _ in range(self.burst)]
         return [Send(to, Message("chat", state.round, {"x": x}, numbers)) for x in tensors]
@@ -181,12 +177,14 @@ def main() -> None:
     if options.before is None:
         measure(options)
         return
-    now = os.environ["PYTHONPATH"]
+    now = os.environ.get("PYTHONPATH", "")  # empty where the package is installed
     versions = {"before": f"{options.before}:{now}", "now": now}
     found: dict[str, list[list[float]]] = {name: [] for name in versions}
-    same = ["--rounds", "--burst", "--bytes"]
-    values = [options.rounds, options.burst, options.bytes]
-    words = [str(x) for pair in zip(same, values, strict=True) for x in pair]
+    words = [
+        *("--rounds", str(options.rounds)),
+        *("--burst", str(options.burst)),
+        *("--bytes", str(options.bytes)),
+    ]
     for turn in range(options.turns):
         for name in [*versions][:: 1 if turn % 2 else -1]:
             said = subprocess.run(
