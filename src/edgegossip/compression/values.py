@@ -56,9 +56,9 @@ def fit(
     lowest = int(bins.min())
     bins -= np.uint32(lowest)
     histogram = _Histogram.of(bins, magnitudes, weights, lowest)
-    cuts = histogram.best(num_levels, thresholds)
-    table = np.repeat(np.arange(num_levels, dtype=np.uint8), histogram.widths(cuts))
-    return table[bins], histogram.levels(cuts)
+    best = histogram.best(num_levels, thresholds)
+    table = np.repeat(np.arange(num_levels, dtype=np.uint8), histogram.widths(best.cuts))
+    return table[bins], best.levels
 
 
 @lru_cache(maxsize=1024)
@@ -94,18 +94,32 @@ def guarantee(numel: int, num_levels: int) -> tuple[float, Doubles]:
 
 
 @dataclass(frozen=True, eq=False)
+class _Partition:
+    """Neighboring bins in cells.
+
+    Attributes:
+        cuts: The first bin of each cell except the lowest.
+        levels: Mean of each cell; for an empty cell, its beginning.
+        captured: Energy that the levels capture.
+    """
+
+    cuts: Cuts
+    levels: Doubles
+    captured: float
+
+
+@dataclass(frozen=True, eq=False)
 class _Histogram:
     """Bins in ascending order, including empty ones.
 
     Attributes:
         ends: Beginning of each bin, and end of the last one, [num_bins + 1].
-        mass: Sum of the weights in all earlier bins, [num_bins + 1].
-        moment: The same sums of weights times magnitudes.
+        sums: Sum of the weights in all earlier bins, and the same sums of weights times
+            magnitudes, [2, num_bins + 1].
     """
 
     ends: Doubles
-    mass: Doubles
-    moment: Doubles
+    sums: Doubles
 
     @classmethod
     def of(
@@ -114,22 +128,23 @@ class _Histogram:
         mass = np.bincount(bins, weights)
         moment = np.bincount(bins, weights * magnitudes)
         firsts = np.arange(lowest, lowest + len(mass) + 1, dtype=np.uint32) << 16
-        return cls(firsts.view(np.float32).astype(np.float64), _before(mass), _before(moment))
+        sums = np.stack([_before(mass), _before(moment)])
+        return cls(firsts.view(np.float32).astype(np.float64), sums)
 
-    def best(self, num_levels: int, thresholds: Doubles) -> Cuts:
+    def best(self, num_levels: int, thresholds: Doubles) -> _Partition:
         """The best partition among two initial ones and those of Lloyd's iterations."""
-        found = [np.searchsorted(self.ends[:-1], thresholds), self._even(num_levels)]
-        cuts = max(found, key=self.captured)
+        initial = [np.searchsorted(self.ends[:-1], thresholds), self._even(num_levels)]
+        best = last = max(map(self.partition, initial), key=_captured)
+        middles = (self.ends[1:] + self.ends[:-1]) / 2
         for _ in range(NUM_ROUNDS):
-            levels = self.levels(cuts)
-            middles = (levels[1:] + levels[:-1]) / 2
+            thresholds = (last.levels[1:] + last.levels[:-1]) / 2
             # A bin belongs to the cell nearest to its middle.
-            moved = np.searchsorted((self.ends[1:] + self.ends[:-1]) / 2, middles)
-            if np.array_equal(moved, cuts):
+            cuts = np.maximum.accumulate(np.searchsorted(middles, thresholds))
+            if np.array_equal(cuts, last.cuts):
                 break
-            cuts = np.maximum.accumulate(moved)
-            found.append(cuts)
-        return max(found, key=self.captured)
+            last = self.partition(cuts)
+            best = max(best, last, key=_captured)
+        return best
 
     def _even(self, num_levels: int) -> Cuts:
         """Asymptotically optimal cells, by the cube root of the density.
@@ -138,29 +153,33 @@ class _Histogram:
         nonuniform spacing of levels", Proc. IRE 1951.
         """
         widths = np.diff(self.ends)
-        share = _before(np.cbrt(np.diff(self.mass) * widths**2))
+        share = _before(np.cbrt(np.diff(self.sums[0]) * widths**2))
         targets: Doubles = share[-1] * np.arange(1, num_levels) / num_levels
         return np.searchsorted(share, targets)
 
     def widths(self, cuts: Cuts) -> Cuts:
         """Number of bins in each cell, [num_levels]."""
-        widths: Cuts = np.diff(cuts, prepend=0, append=len(self.mass) - 1)
+        widths: Cuts = np.diff(cuts, prepend=0, append=len(self.ends) - 1)
         return widths
 
-    def captured(self, cuts: Cuts) -> float:
-        """Energy that the levels capture."""
-        mass, moment = self._cells(cuts)
-        return float(np.sum(moment[mass > 0] ** 2 / mass[mass > 0]))
+    def partition(self, cuts: Cuts) -> _Partition:
+        """Divide the bins at `cuts`."""
+        edges = np.empty(len(cuts) + 2, np.int64)
+        edges[0], edges[1:-1], edges[-1] = 0, cuts, len(self.ends) - 1
+        sums = self.sums[:, edges]
+        mass, moment = sums[:, 1:] - sums[:, :-1]
+        has_mass = mass > 0
+        if has_mass.all():
+            levels = moment / mass
+        else:
+            levels = self.ends[edges[:-1]]
+            mass, moment = mass[has_mass], moment[has_mass]
+            levels[has_mass] = moment / mass
+        return _Partition(cuts, levels, float((moment**2 / mass).sum()))
 
-    def levels(self, cuts: Cuts) -> Doubles:
-        """Mean of each cell; for an empty cell, its beginning."""
-        mass, moment = self._cells(cuts)
-        begin = self.ends[np.concatenate([[0], cuts])]
-        return np.where(mass > 0, moment / np.where(mass > 0, mass, 1), begin)
 
-    def _cells(self, cuts: Cuts) -> tuple[Doubles, Doubles]:
-        edges = np.concatenate([[0], cuts, [len(self.mass) - 1]])
-        return np.diff(self.mass[edges]), np.diff(self.moment[edges])
+def _captured(partition: _Partition) -> float:
+    return partition.captured
 
 
 def _before(numbers: NDArray[Any]) -> Doubles:
