@@ -12,10 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from edgegossip.contract import snapshot
 from edgegossip.contract.errors import RunFolderError
 from edgegossip.contract.snapshot import assemble
 from edgegossip.runs import files
 from edgegossip.runs.files import load_checkpoint, save_checkpoint, write_atomically, write_json
+from edgegossip.sim.link import Link
 
 
 def disk_full(*_: object) -> None:
@@ -120,6 +122,21 @@ def test_a_checkpoint_with_a_right_digest_and_a_wrong_content_is_refused(
     content = safetensors.torch.save(tensors, metadata={"digest": files._digest(tensors)})
     path.write_bytes(content)
     with pytest.raises(RunFolderError, match=r"checkpoint\.safetensors is not a checkpoint of"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_of_another_version_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint"
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "version", lambda name: "0.0.9")
+        save_checkpoint(path, {"link": Link(latency=0.1, bandwidth=1.0)})
+    assert load_checkpoint(path)["link"].latency == 0.1  # it means the same here
+    monkeypatch.setattr(snapshot, "_field_names", lambda kind: ("latency",))
+    with pytest.raises(
+        RunFolderError, match=r"is of edgegossip 0\.0\.9, .*resume with 0\.0\.9"
+    ):
         load_checkpoint(path)
 
 

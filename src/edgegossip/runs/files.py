@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -172,7 +173,8 @@ def save_checkpoint(path: Path, tree: object) -> None:
     text = bytearray(json.dumps(plain).encode())
     tensors[_PLAIN] = torch.frombuffer(text, dtype=torch.uint8)
     try:
-        content = safetensors.torch.save(tensors, metadata={"digest": _digest(tensors)})
+        metadata = {"digest": _digest(tensors), "version": version("edgegossip")}
+        content = safetensors.torch.save(tensors, metadata=metadata)
     except safetensors.SafetensorError as error:
         raise RunFolderError(f"{path} cannot be written ({error})") from error
     write_atomically(path, content)
@@ -205,23 +207,29 @@ def load_checkpoint(path: Path) -> Any:  # noqa: ANN401
     """Read a file that `save_checkpoint` wrote.
 
     Raises:
-        RunFolderError: If the file is missing or damaged.
+        RunFolderError: If the file is missing or damaged, or its version differs too much.
     """
+    own = written_by = version("edgegossip")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if metadata["digest"] != _digest(tensors):
             raise ValueError("its content has changed since it was written")
+        written_by = metadata.get("version", own)
         return assemble(json.loads(tensors.pop(_PLAIN).numpy().tobytes()), tensors)
     except FileNotFoundError:
         raise RunFolderError(
             f"{path} is missing; --resume needs the --out folder of an interrupted run"
         ) from None
     except (safetensors.SafetensorError, OSError, *LOADING_ERRORS) as error:
+        if written_by == own:
+            problem, remedy = "is not a checkpoint of this program", "delete it"
+        else:
+            problem = f"is of edgegossip {written_by}, which keeps other things than {own}"
+            remedy = f"resume with {written_by}; or delete it"
         raise RunFolderError(
-            f"{path} is not a checkpoint of this program ({error!r:.300}); delete it, and "
-            "--resume begins from the start"
+            f"{path} {problem} ({error!r:.300}); {remedy}, and --resume begins from the start"
         ) from error
 
 
