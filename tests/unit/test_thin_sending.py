@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from edgegossip.net.host.settings import HostSettings
 from edgegossip.net.host.status import STATUS, Phase, WorkerStatus
 from edgegossip.net.runtime import FairQueue, RunClock
 from edgegossip.net.transport import Progress
+from edgegossip.runs.final_average import FinalAverage
 
 SIZE = 1100  # above 4 kB
 
@@ -266,6 +268,30 @@ def test_a_model_with_as_much_beside_it_counts_once() -> None:
     assert rig.sending.is_congested
     rig.link.is_free.release(2)
     rig.sending.close(10.0)
+
+
+@pytest.mark.parametrize(
+    ("ends_at", "ended_in", "is_needless"),
+    [(60.0, 7, True), (60.0, 50, False), (math.inf, 7, False)],
+)
+def test_pushes_that_wait_when_the_time_is_over_do_not_hold_up_final_models(
+    ends_at: float, ended_in: int, is_needless: bool
+) -> None:
+    """Unless this worker has trained all its rounds, so that others may still train."""
+    gossip = GoSGD(topology=complete(2), num_rounds=50)
+    rig = Rig(FinalAverage(inner=gossip, num_workers=2, ends_at=ends_at))
+    rig.push(1.0, 0.25)
+    assert rig.link.has_begun.acquire(timeout=10)
+    rig.push(2.0, 0.125)
+    members = {"members": torch.zeros(2, dtype=torch.int64)}
+    rig.sending.send(1, Message("final members", ended_in, members, {"asks": 1}))
+    rig.sending.send(1, Message("final average", ended_in, {"params": torch.zeros(SIZE)}))
+    pushes = [PLACEHOLDER.kind if is_needless else "push"] * 2
+    kinds = [m.kind for _, m in rig.peers[1].log.entries]
+    assert kinds == [*pushes, "final members", "final average"]
+    rig.link.is_free.release(3)
+    arrived = [each[1] for each in rig.arrivals(4)]
+    assert arrived == ["push", pushes[1], "final members", "final average"]
 
 
 def weights(rig: Rig) -> list[tuple[int, float]]:

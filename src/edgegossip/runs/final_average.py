@@ -150,6 +150,19 @@ class FinalAverage(Wrapper[FinalState]):
         num_params = params.numel()
         return FinalState(rank=rank, params=inner.params, inner=inner, num_params=num_params)
 
+    def replaces(self, newer: Message, older: Message) -> bool:
+        """Whether the inner algorithm says so, or `newer` is the final model of a worker whose
+        time was over before its last round.
+
+        The others' time is over, too, so no model can change by what they get now. On a slow
+        link, it would only hold up the final models.
+        """
+        if newer.kind != _FINAL:
+            return self.inner.replaces(newer, older)
+        total = self.traits.num_rounds
+        is_cut = self.ends_at < math.inf and (total is None or newer.round < total)
+        return is_cut and older.kind != _MEMBERS
+
     def renew(self, state: FinalState, params: Tensor) -> FinalState:
         """Let a worker that had ended keep its final model, which others have."""
         renewed = self.init(state.rank, params)
