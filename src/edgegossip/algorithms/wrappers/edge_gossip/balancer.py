@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from edgegossip.contract import PlatformError, Rank, check_ranges
 
 _HALVINGS = 30  # of the interval in which the stable correction lies
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,20 +19,47 @@ class Shares:
 
     Attributes:
         keep_ratios: [E] :math:`r_i` in (0, 1]; 0 for a failed platform, or one without data.
-        step_ratios: [E] :math:`p_i / \max_j p_j` for platforms that train: the factor on the
-            steps of a round that makes all rounds equally long; 0 for the others.
+        speeds: [E] :math:`s_i = p_i / \max_j p_j` for platforms that train; 0 for the others.
         seconds: [E] :math:`T_i`, time for all data of a platform; infinite if it has failed.
         has_failed: [E] :math:`F_i`, whether a platform has failed.
     """
 
     keep_ratios: NDArray[np.float64]
-    step_ratios: NDArray[np.float64]
+    speeds: NDArray[np.float64]
     seconds: NDArray[np.float64]
     has_failed: NDArray[np.bool_]
 
-    def of(self, rank: Rank) -> tuple[float, float]:
-        """The keep ratio and the step ratio of a platform."""
-        return float(self.keep_ratios[rank]), float(self.step_ratios[rank])
+    def steps(self, num_steps: int) -> NDArray[np.int64]:
+        r"""SGD steps of each platform in a round of about `num_steps` steps of the fastest.
+
+        .. math:: H_i = \lfloor s_i T \rfloor, \qquad
+                  T = \max(1, [H \min_j s_j]) / \min_j s_j
+
+        with :math:`H` = `num_steps` and :math:`[x]` the nearest whole number. The slowest
+        platform cannot take a part of a step. The others take as many as fit into its time,
+        more or fewer than :math:`H s_i`, so that nobody waits for as long as one of its own
+        steps takes. Platforms that do not train have 0.
+
+        >>> Balancer().balance([100.0, 50.0, 10.0, 0.0], [1000] * 4).steps(16).tolist()
+        [20, 10, 2, 0]
+        """
+        training = self.speeds[self.speeds > 0]
+        if not len(training):
+            return np.zeros(len(self.speeds), np.int64)
+        slowest = training.min()
+        length = max(1, round(num_steps * slowest)) / slowest
+        # Rounding must not take a whole step from one that has just enough time for it.
+        steps: NDArray[np.int64] = np.floor(self.speeds * length * (1 + _ROUNDING)).astype(int)
+        return steps
+
+    def step_ratio(self, rank: Rank, num_steps: int | None) -> float:
+        """A platform's factor on the steps of a round that asks for `num_steps` of them.
+
+        Rounds without a fixed number of steps get the relative speed.
+        """
+        if num_steps is None:
+            return float(self.speeds[rank])
+        return float(self.steps(num_steps)[rank]) / num_steps
 
     @property
     def failed_share(self) -> float:
@@ -103,7 +131,7 @@ class Balancer:
     >>> shares = Balancer().balance([100.0, 50.0, 0.0], num_samples=[1000, 1000, 1000])
     >>> shares.keep_ratios.tolist()
     [1.0, 0.5, 0.0]
-    >>> Balancer().balance([100.0, 50.0], num_samples=[3000, 1000]).step_ratios.tolist()
+    >>> Balancer().balance([100.0, 50.0], num_samples=[3000, 1000]).speeds.tolist()
     [1.0, 0.5]
     >>> Balancer().has_too_many_failures(shares)
     True
@@ -145,8 +173,8 @@ class Balancer:
             keep_ratios[is_counted] = seconds[is_counted].min() / seconds[is_counted]
         # In this order, equal amounts give exactly the keep ratios.
         most = (keep_ratios * amount).max()
-        step_ratios = keep_ratios * (amount / most) if most else keep_ratios
-        return Shares(keep_ratios, step_ratios, seconds, has_failed)
+        speeds = keep_ratios * (amount / most) if most else keep_ratios
+        return Shares(keep_ratios, speeds, seconds, has_failed)
 
     def has_too_many_failures(self, shares: Shares) -> bool:
         """Whether more than `max_failed_share` of the platforms have failed."""

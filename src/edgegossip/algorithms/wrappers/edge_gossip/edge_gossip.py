@@ -75,9 +75,11 @@ class EdgeGossip(Wrapper[BalancedState]):
       change of the parameters is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where
       :math:`r_i` is the share that was done, :math:`\bar r` the mean share, and :math:`f` the
       share of samples chosen for their high loss (`Trained.metrics["focus"]`).
-    - `Steps(n)` become :math:`\max(1, \mathrm{round}(k s_i n))` steps, where :math:`k` is
-      `max_keep_ratio`, and :math:`s_i = p_i / \max_j p_j` is the speed relative to the highest.
-      Passes visit the share :math:`r_i` of the data.
+    - The steps of a round become :math:`\max(1, [k H_i])`, where :math:`k` is `max_keep_ratio`,
+      and :math:`H_i` those of `Shares.steps`: as many as fit into the time that the slowest
+      platform takes for a whole number of them. With ``spread="gossip"``, which does not know
+      the slowest, :math:`H_i` is the speed relative to the highest, times the steps of the
+      fastest. Passes visit the share :math:`r_i` of the data.
 
     :doc:`EdgeGossip </docs/edgegossip>` describes how forecasts spread, what failed platforms
     do, and what each setting costs and gains.
@@ -306,7 +308,8 @@ class EdgeGossip(Wrapper[BalancedState]):
             if effects := self._handle_failures(state, shares):
                 return effects
             fastest = shares.fastest_seconds
-            state.keep_ratio, state.step_ratio = shares.of(state.rank)
+            state.keep_ratio = float(shares.keep_ratios[state.rank])
+            state.step_ratio = shares.step_ratio(state.rank, self.traits.local_steps)
             exponent = shares.stable_correction(self.correction, self.max_mean_factor)
             correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
         state.keep_ratio *= self.max_keep_ratio

@@ -32,7 +32,8 @@ class BalancedState(WrapperState):
         waiting: Training requested by the inner algorithm that has not begun.
         plan: Plan of the current epoch.
         keep_ratio: This worker's share in this epoch.
-        step_ratio: This worker's steps in a round, relative to the maximum over all workers.
+        step_ratio: This worker's steps in a round, relative to those that the inner algorithm
+            asks for.
         trained_at: Time of the last training; infinite before the first.
         step_cost: Cost of a step in that training, in training samples.
         rest_seconds: Seconds between two forecasts of a failed platform that no worker waits
