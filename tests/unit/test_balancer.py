@@ -107,3 +107,27 @@ def test_numbers_that_make_no_sense_are_refused(
 def test_thresholds_out_of_range_are_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Balancer(**changes)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=20), st.integers(1, 500))
+def test_nobody_waits_in_a_round_for_as_long_as_one_of_its_own_steps(
+    throughputs: list[float], num_steps: int
+) -> None:
+    shares = Balancer().balance(throughputs, [1000] * len(throughputs))
+    steps, speeds = shares.steps(num_steps), np.asarray(throughputs)
+    assert (steps >= 1).all()
+    seconds = steps / speeds
+    slowest = speeds.argmin()
+    assert (seconds <= seconds[slowest] * (1 + 1e-8)).all()
+    assert (seconds + 1 / speeds > seconds[slowest] * (1 - 1e-8)).all()
+    # A round is as near to what was asked for as whole steps of the slowest allow.
+    wanted = num_steps * speeds[slowest] / speeds.max()
+    assert abs(steps[slowest] - wanted) <= max(0.5, 1 - wanted) + 1e-6
+
+
+def test_equally_fast_platforms_take_the_steps_that_were_asked_for() -> None:
+    shares = Balancer().balance([3.0, 3.0, 0.0], [1000] * 3)
+    assert shares.steps(7).tolist() == [7, 7, 0]
+    assert Balancer().balance([0.0], [1000]).steps(7).tolist() == [0]
+    assert (shares.step_ratio(0, None), shares.step_ratio(2, None)) == (1.0, 0.0)

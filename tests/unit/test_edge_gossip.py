@@ -11,6 +11,7 @@ import torch
 from tests.balanced_worker import BY_STEPS, CANCEL, INNER, Worker, sends
 from tests.effects import asked, kinds, only
 
+from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.server.methods import BSP
@@ -200,6 +201,15 @@ def test_steps_are_cut_to_the_share_and_so_are_their_passes() -> None:
 def test_at_least_one_step_is_taken() -> None:
     effects = Worker(EdgeGossip(inner=BY_STEPS)).begins(1.0, 50.0, 40.0)
     assert asked(only(Train, effects)) == (Steps(1), 0.02)
+
+
+def test_where_others_wait_the_fastest_trains_until_the_slowest_has_done_a_step() -> None:
+    waiting = DiLoCo(topology=complete(3), num_rounds=9, local_steps=10)
+    effects = Worker(EdgeGossip(inner=waiting)).begins(50.0, 1.0, 40.0)
+    assert asked(only(Train, effects)) == (Steps(50), 1.0)
+    free = GoSGD(topology=complete(3), num_rounds=9, local_steps=10)
+    effects = Worker(EdgeGossip(inner=free)).begins(50.0, 1.0, 40.0)
+    assert asked(only(Train, effects)) == (Steps(10), 1.0)
 
 
 def test_by_steps_a_forecast_is_made_once_a_pass() -> None:

@@ -75,11 +75,12 @@ class EdgeGossip(Wrapper[BalancedState]):
       change of the parameters is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where
       :math:`r_i` is the share that was done, :math:`\bar r` the mean share, and :math:`f` the
       share of samples chosen for their high loss (`Trained.metrics["focus"]`).
-    - The steps of a round become :math:`\max(1, [k H_i])`, where :math:`k` is `max_keep_ratio`,
-      and :math:`H_i` those of `Shares.steps`: as many as fit into the time that the slowest
-      platform takes for a whole number of them. With ``spread="gossip"``, which does not know
-      the slowest, :math:`H_i` is the speed relative to the highest, times the steps of the
-      fastest. Passes visit the share :math:`r_i` of the data.
+    - The :math:`H` steps of a round become :math:`\max(1, [k H_i])`, where :math:`k` is
+      `max_keep_ratio`, and :math:`H_i` those of `Shares.steps`: as many as fit into the time
+      that the slowest platform takes for a whole number of them. If the inner algorithm does
+      not wait for others, and with ``spread="gossip"``, which does not know the slowest,
+      :math:`H_i = s_i H` with the speed :math:`s_i` relative to the highest. Passes visit the
+      share :math:`r_i` of the data.
 
     :doc:`EdgeGossip </docs/edgegossip>` describes how forecasts spread, what failed platforms
     do, and what each setting costs and gains.
@@ -309,7 +310,10 @@ class EdgeGossip(Wrapper[BalancedState]):
                 return effects
             fastest = shares.fastest_seconds
             state.keep_ratio = float(shares.keep_ratios[state.rank])
-            state.step_ratio = shares.step_ratio(state.rank, self.traits.local_steps)
+            traits = self.traits
+            # Where nobody waits, rounds need not be equally long.
+            num_steps = traits.local_steps if traits.is_synchronous else None
+            state.step_ratio = shares.step_ratio(state.rank, num_steps)
             exponent = shares.stable_correction(self.correction, self.max_mean_factor)
             correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
         state.keep_ratio *= self.max_keep_ratio
