@@ -11,7 +11,6 @@ import torch
 from tests.balanced_worker import BY_STEPS, CANCEL, INNER, Worker, sends
 from tests.effects import asked, kinds, only
 
-from edgegossip.algorithms.gossip.diloco import DiLoCo
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.server.methods import BSP
@@ -204,11 +203,21 @@ def test_at_least_one_step_is_taken() -> None:
 
 
 def test_where_others_wait_the_fastest_trains_until_the_slowest_has_done_a_step() -> None:
-    waiting = DiLoCo(topology=complete(3), num_rounds=9, local_steps=10)
-    effects = Worker(EdgeGossip(inner=waiting)).begins(50.0, 1.0, 40.0)
-    assert asked(only(Train, effects)) == (Steps(50), 1.0)
+    waiting = Gossip(topology=complete(3), num_rounds=9, local_steps=10)
+    worker = Worker(EdgeGossip(inner=waiting))
+    train = only(Train, worker.begins(50.0, 2.0, 40.0))
+    assert asked(train) == (Steps(25), 1.0)
+    # Without it, there is no reason for long rounds any more.
+    worker.on(WorkerLost(1))
+    worker.trains(train, 25.0)
+    payload = {"params": torch.ones(2)}
+    train = only(Train, worker.on(Received(2, Message("params", 0, payload))))
+    assert asked(train) == (Steps(10), 1.0)
+
+
+def test_where_nobody_waits_the_fastest_takes_the_steps_that_were_asked_for() -> None:
     free = GoSGD(topology=complete(3), num_rounds=9, local_steps=10)
-    effects = Worker(EdgeGossip(inner=free)).begins(50.0, 1.0, 40.0)
+    effects = Worker(EdgeGossip(inner=free)).begins(50.0, 2.0, 40.0)
     assert asked(only(Train, effects)) == (Steps(10), 1.0)
 
 

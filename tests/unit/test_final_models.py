@@ -179,6 +179,16 @@ def test_two_models_of_one_worker_do_not_pass_for_one() -> None:
     assert known(state).others == (2,)
 
 
+@pytest.mark.parametrize("ends_itself", [True, False])
+def test_a_final_model_says_whether_the_time_was_over(ends_itself: bool) -> None:
+    state = FINAL.init(0, torch.ones(2))
+    FINAL.handle(state, Started(), 0.0)
+    state.is_ending = ends_itself
+    effects = FINAL.handle(state, TimerFired("final average"), 8.0)
+    finals = [each.message for each in effects if isinstance(each, Send)]
+    assert {each.numbers["cut"] for each in finals} == {int(not ends_itself)}
+
+
 def told_by(state: FinalState) -> Message:
     """The message about its mean that a worker sends to one that joins."""
     effects = FINAL.handle(state, WorkerJoined(1), 101.0)

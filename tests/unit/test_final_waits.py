@@ -69,7 +69,9 @@ def chatter(run: Run, host: Host[Any]) -> None:
         if host.sending.phase == Phase.FINISHED:
             model = torch.full_like(host.state.estimate, run.time.now % 7)
             for rank in (0, 1):
-                host.sending.send(rank, Message("final average", 0, {"params": model}))
+                host.sending.send(
+                    rank, Message("final average", 0, {"params": model}, {"cut": 0})
+                )
         run.time.at(run.time.now + 0.5, say)
 
     say()

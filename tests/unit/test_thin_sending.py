@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.codec import Buffer
+from edgegossip.contract.metrics import ACCURACY
 from edgegossip.contract.protocol import Message, Rank
 from edgegossip.contract.topology import complete
 from edgegossip.net.guard.envelope import Envelope, unpack
@@ -28,6 +28,8 @@ from edgegossip.net.host.settings import HostSettings
 from edgegossip.net.host.status import STATUS, Phase, WorkerStatus
 from edgegossip.net.runtime import FairQueue, RunClock
 from edgegossip.net.transport import Progress
+from edgegossip.real.best_model import BestByValidation
+from edgegossip.runs.best import KeepBest
 from edgegossip.runs.final_average import FinalAverage
 
 SIZE = 1100  # above 4 kB
@@ -270,28 +272,31 @@ def test_a_model_with_as_much_beside_it_counts_once() -> None:
     rig.sending.close(10.0)
 
 
-@pytest.mark.parametrize(
-    ("ends_at", "ended_in", "is_needless"),
-    [(60.0, 7, True), (60.0, 50, False), (math.inf, 7, False)],
-)
+@pytest.mark.parametrize("is_cut", [True, False])
 def test_pushes_that_wait_when_the_time_is_over_do_not_hold_up_final_models(
-    ends_at: float, ended_in: int, is_needless: bool
+    is_cut: bool,
 ) -> None:
-    """Unless this worker has trained all its rounds, so that others may still train."""
+    """Unless this worker has ended by itself, so that others may still train."""
     gossip = GoSGD(topology=complete(2), num_rounds=50)
-    rig = Rig(FinalAverage(inner=gossip, num_workers=2, ends_at=ends_at))
+    judged = BestByValidation(
+        inner=gossip, num_workers=2, keep=KeepBest(rounds=9), metric=ACCURACY
+    )
+    rig = Rig(FinalAverage(inner=judged, num_workers=2, ends_at=60.0))
     rig.push(1.0, 0.25)
     assert rig.link.has_begun.acquire(timeout=10)
+    rig.sending.send(1, Message("best ask", 0, {}, {"check": 0}))
     rig.push(2.0, 0.125)
     members = {"members": torch.zeros(2, dtype=torch.int64)}
-    rig.sending.send(1, Message("final members", ended_in, members, {"asks": 1}))
-    rig.sending.send(1, Message("final average", ended_in, {"params": torch.zeros(SIZE)}))
-    pushes = [PLACEHOLDER.kind if is_needless else "push"] * 2
+    rig.sending.send(1, Message("final members", 7, members, {"asks": 1}))
+    model = {"params": torch.zeros(SIZE)}
+    rig.sending.send(1, Message("final average", 7, model, {"cut": int(is_cut)}))
+    push = PLACEHOLDER.kind if is_cut else "push"
+    needed = ["final members", "final average"]
     kinds = [m.kind for _, m in rig.peers[1].log.entries]
-    assert kinds == [*pushes, "final members", "final average"]
+    assert kinds == [push, "best ask", push, *needed]
     rig.link.is_free.release(3)
-    arrived = [each[1] for each in rig.arrivals(4)]
-    assert arrived == ["push", pushes[1], "final members", "final average"]
+    arrived = [each[1] for each in rig.arrivals(5)]
+    assert arrived == ["push", "best ask", push, *needed]
 
 
 def weights(rig: Rig) -> list[tuple[int, float]]:

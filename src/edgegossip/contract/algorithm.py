@@ -164,6 +164,12 @@ class Algorithm(ABC, Generic[State]):
         """
         return False
 
+    def counts_after_end(self, message: Message) -> bool:
+        """Whether a receiver whose time limit is over needs `message`; by default it does not,
+        because its final model can no longer change.
+        """
+        return False
+
     def warnings(self, setting: Setting) -> list[str]:
         """List the algorithm's conflicts with `setting`, each with its remedy."""
         return []
@@ -225,6 +231,10 @@ class Wrapper(Algorithm[State]):
     def replaces(self, newer: Message, older: Message) -> bool:
         """As the inner algorithm says, which must know all that the messages hold."""
         return self.inner.replaces(newer, older)
+
+    def counts_after_end(self, message: Message) -> bool:
+        """As the inner algorithm says."""
+        return self.inner.counts_after_end(message)
 
     def warnings(self, setting: Setting) -> list[str]:
         """List the inner algorithm's warnings."""

@@ -162,6 +162,10 @@ class BestByValidation(Wrapper[BestState]):
     keep: KeepBest
     metric: MetricSpec
 
+    def counts_after_end(self, message: Message) -> bool:
+        """Whether it is about checks, which may still find a better model."""
+        return message.kind in (_MODEL, _ASK, _RECORD) or self.inner.counts_after_end(message)
+
     def schema(self, params: Tensor) -> Mapping[str, MessageSpec]:
         model = TensorSpec(params.dtype, (None,), max_numel=params.numel())
         check = range(_MOST_CHECKS)

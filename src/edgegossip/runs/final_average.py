@@ -141,7 +141,7 @@ class FinalAverage(Wrapper[FinalState]):
         sums = TensorSpec(torch.int64, (self.num_workers,), minimum=0, maximum=2**32)
         return {
             **self.inner.schema(params),
-            _FINAL: MessageSpec({"params": piece}),
+            _FINAL: MessageSpec({"params": piece}, numbers={"cut": range(2)}),
             _MEMBERS: MessageSpec({"members": sums}, numbers={"asks": range(2)}),
         }
 
@@ -152,16 +152,15 @@ class FinalAverage(Wrapper[FinalState]):
 
     def replaces(self, newer: Message, older: Message) -> bool:
         """Whether the inner algorithm says so, or `newer` is the final model of a worker whose
-        time was over before its last round.
+        time was over.
 
-        The others' time is over, too, so no model can change by what they get now. On a slow
-        link, it would only hold up the final models.
+        The others' time is over, too, so no final model can change by what they get now. On a
+        slow link, it would only hold up the final models.
         """
         if newer.kind != _FINAL:
             return self.inner.replaces(newer, older)
-        total = self.traits.num_rounds
-        is_cut = self.ends_at < math.inf and (total is None or newer.round < total)
-        return is_cut and older.kind != _MEMBERS
+        is_needed = older.kind == _MEMBERS or self.inner.counts_after_end(older)
+        return bool(newer.numbers["cut"]) and not is_needed
 
     def renew(self, state: FinalState, params: Tensor) -> FinalState:
         """Let a worker that had ended keep its final model, which others have."""
@@ -339,7 +338,8 @@ class FinalAverage(Wrapper[FinalState]):
         if not self.role(state.rank).is_evaluated:
             return []
         # Always the same message, so that one that still waits is not sent twice.
-        final = Message(_FINAL, state.ended_in, {"params": state.models[state.rank]})
+        cut = {"cut": int(state.is_cut)}
+        final = Message(_FINAL, state.ended_in, {"params": state.models[state.rank]}, cut)
         return [Send(r, final) for r in ranks if r != state.rank and r not in state.lost]
 
 

@@ -19,7 +19,7 @@ from edgegossip.contract.schema import MessageSpec, TensorSpec
 
 _LOG = logging.getLogger("edgegossip.net")
 INTRODUCTION = "net/introduction"
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the protocol; it increases when the meaning of a message changes."""
 MAX_BYTES = 2**16
 MAX_TEXT = 60

@@ -11,6 +11,8 @@ from edgegossip.contract import PlatformError, Rank, check_ranges
 
 _HALVINGS = 30  # of the interval in which the stable correction lies
 _ROUNDING = 1e-9
+_LONGEST = 4
+"""Longest round, as a multiple of the steps that were asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,37 +31,41 @@ class Shares:
     seconds: NDArray[np.float64]
     has_failed: NDArray[np.bool_]
 
-    def steps(self, num_steps: int) -> NDArray[np.int64]:
+    def steps(self, num_steps: float) -> NDArray[np.int64]:
         r"""SGD steps of each platform in a round of about `num_steps` steps of the fastest.
 
-        .. math:: H_i = \lfloor s_i T \rfloor, \qquad
-                  T = \max(1, [H \min_j s_j]) / \min_j s_j
+        .. math:: H_i = \max(1, \lfloor s_i T \rfloor), \qquad
+                  T = \min(4 H, \max(1, [H \min_j s_j]) / \min_j s_j)
 
         with :math:`H` = `num_steps` and :math:`[x]` the nearest whole number. The slowest
         platform cannot take a part of a step. The others take as many as fit into its time,
         more or fewer than :math:`H s_i`, so that nobody waits for as long as one of its own
-        steps takes. Platforms that do not train have 0.
+        steps takes. Beyond four times :math:`H`, they wait: models that train for ever longer
+        without an exchange drift apart. Platforms that do not train have 0.
 
-        >>> Balancer().balance([100.0, 50.0, 10.0, 0.0], [1000] * 4).steps(16).tolist()
-        [20, 10, 2, 0]
+        >>> shares = Balancer().balance([100.0, 50.0, 10.0, 0.0], [1000] * 4)
+        >>> shares.steps(16).tolist(), shares.steps(1).tolist()
+        ([20, 10, 2, 0], [4, 2, 1, 0])
         """
         training = self.speeds[self.speeds > 0]
         if not len(training):
             return np.zeros(len(self.speeds), np.int64)
         slowest = training.min()
-        length = max(1, round(num_steps * slowest)) / slowest
+        length = min(_LONGEST * num_steps, max(1, round(num_steps * slowest)) / slowest)
         # Rounding must not take a whole step from one that has just enough time for it.
-        steps: NDArray[np.int64] = np.floor(self.speeds * length * (1 + _ROUNDING)).astype(int)
+        whole = np.maximum(1, np.floor(self.speeds * length * (1 + _ROUNDING)))
+        steps: NDArray[np.int64] = np.where(self.speeds > 0, whole, 0).astype(int)
         return steps
 
-    def step_ratio(self, rank: Rank, num_steps: int | None) -> float:
-        """A platform's factor on the steps of a round that asks for `num_steps` of them.
+    def step_ratio(self, rank: Rank, num_steps: int | None, share: float = 1.0) -> float:
+        """A platform's factor on the steps of a round that asks for `num_steps` of them, of
+        which the fastest is to take a `share`.
 
-        Rounds without a fixed number of steps get the relative speed.
+        Rounds without a fixed number of steps get the relative speed times the share.
         """
         if num_steps is None:
-            return float(self.speeds[rank])
-        return float(self.steps(num_steps)[rank]) / num_steps
+            return share * float(self.speeds[rank])
+        return float(self.steps(share * num_steps)[rank]) / num_steps
 
     @property
     def failed_share(self) -> float:

@@ -75,12 +75,12 @@ class EdgeGossip(Wrapper[BalancedState]):
       change of the parameters is multiplied by :math:`(\bar r / r_i)^{\beta (1 - f)}`, where
       :math:`r_i` is the share that was done, :math:`\bar r` the mean share, and :math:`f` the
       share of samples chosen for their high loss (`Trained.metrics["focus"]`).
-    - The :math:`H` steps of a round become :math:`\max(1, [k H_i])`, where :math:`k` is
-      `max_keep_ratio`, and :math:`H_i` those of `Shares.steps`: as many as fit into the time
-      that the slowest platform takes for a whole number of them. If the inner algorithm does
-      not wait for others, and with ``spread="gossip"``, which does not know the slowest,
-      :math:`H_i = s_i H` with the speed :math:`s_i` relative to the highest. Passes visit the
-      share :math:`r_i` of the data.
+    - The :math:`H` steps of a round become those of `Shares.steps` for :math:`k H`, where
+      :math:`k` is `max_keep_ratio`: as many as fit into the time that the slowest platform
+      takes for a whole number of them. If the inner algorithm does not wait for others or has
+      no fixed :math:`H`, they become :math:`\max(1, [k s_i H])` with the speed :math:`s_i`
+      relative to the highest; with ``spread="gossip"``, which knows only the fastest pass,
+      :math:`\max(1, [k r_i H])`. Passes visit the share :math:`r_i` of the data.
 
     :doc:`EdgeGossip </docs/edgegossip>` describes how forecasts spread, what failed platforms
     do, and what each setting costs and gains.
@@ -207,6 +207,9 @@ class EdgeGossip(Wrapper[BalancedState]):
                 # The inner algorithm first: it may go on without the worker, and ask for
                 # training. The lost worker's forecast may have been the last one missing.
                 state.lost[event.rank] = None
+                if self.spread == "exact" and state.pass_left > 0:
+                    # Rounds may have been as long as they were for its sake.
+                    state.step_ratio = self._step_ratio(state, self._shares(state))
                 return [*self._pass_on(state, event, now), *self._reconsider(state, now)]
             case WorkerJoined():
                 return self._welcome(state, event, now)
@@ -302,7 +305,8 @@ class EdgeGossip(Wrapper[BalancedState]):
         if self.spread == "gossip":
             own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
             fastest, correction = state.fastest.seconds, Correction()
-            state.keep_ratio = state.step_ratio = 0.0 if has_failed else min(fastest, own) / own
+            state.keep_ratio = 0.0 if has_failed else min(fastest, own) / own
+            state.step_ratio = self.max_keep_ratio * state.keep_ratio
         else:
             shares = self._shares(state)
             # Data that arrives now changes this worker's share, so training waits for it.
@@ -310,10 +314,7 @@ class EdgeGossip(Wrapper[BalancedState]):
                 return effects
             fastest = shares.fastest_seconds
             state.keep_ratio = float(shares.keep_ratios[state.rank])
-            traits = self.traits
-            # Where nobody waits, rounds need not be equally long.
-            num_steps = traits.local_steps if traits.is_synchronous else None
-            state.step_ratio = shares.step_ratio(state.rank, num_steps)
+            state.step_ratio = self._step_ratio(state, shares)
             exponent = shares.stable_correction(self.correction, self.max_mean_factor)
             correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
         state.keep_ratio *= self.max_keep_ratio
@@ -326,10 +327,16 @@ class EdgeGossip(Wrapper[BalancedState]):
             return [*cancel, *self._train_steps(state, now)]
         return [*cancel, self._train_epoch(state, correction, now)]
 
+    def _step_ratio(self, state: BalancedState, shares: Shares) -> float:
+        traits = self.traits
+        # Where nobody waits, rounds need not be equally long.
+        num_steps = traits.local_steps if traits.is_synchronous else None
+        return shares.step_ratio(state.rank, num_steps, self.max_keep_ratio)
+
     def _train_steps(self, state: BalancedState, now: Seconds) -> list[Effect]:
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
-        num_steps = train.work.scaled(state.step_ratio * self.max_keep_ratio)
+        num_steps = train.work.scaled(state.step_ratio)
         if not num_steps:
             return self._pass_on(state, Trained.skipped(train.params), now)
         return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
