@@ -153,9 +153,13 @@ class RoundModels:
 
     def require(self, algorithm: Algorithm[Any]) -> None:
         """Fail if those differ who mix with the same workers, well after any trouble."""
+        troubled, inner = {*self.troubled}, innermost(algorithm)
+        if isinstance(inner, DiLoCo) and not isinstance(inner.topology, CompleteTopology):
+            # Whoever misses a neighbor passes on nothing of it to those who miss nobody.
+            troubled.update(round for round, absent in self.models if absent)
         for (round, absent), models in self.models.items():
             num_before = num_apart(algorithm, round, absent)
-            if not any(round - num_before <= each <= round + 1 for each in self.troubled):
+            if not any(round - num_before <= each <= round + 1 for each in troubled):
                 require_one_model(models)
 
 
