@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from tests.trained import trained_event
@@ -10,8 +11,8 @@ from tests.trained import trained_event
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
-from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.edge_gossip.forecasts import PlatformForecast
+from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.protocol import (
     Effect,
     Event,
@@ -33,7 +34,7 @@ CANCEL = SetTimer("forecast", math.inf)
 class Worker:
     """One worker of an algorithm; `cost` is what a pass over its data costs."""
 
-    def __init__(self, algorithm: EdgeGossip, rank: int = 0, cost: float = 100.0) -> None:
+    def __init__(self, algorithm: Algorithm[Any], rank: int = 0, cost: float = 100.0) -> None:
         self.algorithm = algorithm
         self.cost = cost
         self.state = algorithm.init(rank, torch.zeros(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -30,6 +31,10 @@ from edgegossip.contract.protocol import (
     WorkerJoined,
     WorkerLost,
 )
+from edgegossip.runs.final_average import FinalAverage
+
+FREE = Finish(may_resume=True)
+"""Has no work, but may get some."""
 
 # Failures.
 
@@ -45,7 +50,7 @@ def test_a_failed_platform_passes_on_its_parameters_untrained() -> None:
 def test_where_nobody_waits_for_it_a_failed_platform_rests_until_it_has_recovered() -> None:
     worker = Worker(EdgeGossip(inner=PUSHING))
     # The fastest takes 2 s for its pass.
-    assert worker.begins(1e-9, 50.0, 40.0) == [CANCEL, Finish(), SetTimer("rest", 2.0)]
+    assert worker.begins(1e-9, 50.0, 40.0) == [CANCEL, FREE, SetTimer("rest", 2.0)]
     assert worker.hears(1, 50.0, now=1.0) == []  # what it hears meanwhile changes nothing
     assert worker.on(TimerFired("rest"), now=2.0) == [Predict()]
     # Nothing new: telling it again and again would keep the run open.
@@ -64,7 +69,7 @@ def test_a_failed_platform_that_has_heard_of_nobody_rests_too(
     effects = worker.expects(1e-9)
     if spread == "exact":
         effects = worker.on(TimerFired("forecast"))
-    assert effects[-2:] == [Finish(), SetTimer("rest", 1.0)]
+    assert effects[-2:] == [FREE, SetTimer("rest", 1.0)]
 
 
 @pytest.mark.parametrize(("throughput", "cost"), [(1e-9, 100.0), (0.0, 100.0), (20.0, 0.0)])
@@ -84,7 +89,7 @@ def test_a_failed_platform_that_has_trained_takes_a_step_from_time_to_time() -> 
     worker = Worker(EdgeGossip(inner=PUSHING, balancer=Balancer(min_throughput=10.0)))
     train = only(Train, worker.begins(50.0, 40.0, 40.0))
     worker.trains(train, 200.0, now=1.0)
-    assert only(Finish, worker.expects(2.0, now=1.0)) == Finish()
+    assert only(Finish, worker.expects(2.0, now=1.0)) == FREE
     worker.state.step_cost = 5.0
     assert worker.on(TimerFired("rest"), now=25.0) == [Predict()]
     assert kinds(worker.expects(2.0, now=25.0)) == ["SetTimer"]
@@ -230,7 +235,7 @@ def test_a_spare_has_no_data_and_is_not_evaluated() -> None:
 def test_a_spare_says_how_fast_it_is_and_waits() -> None:
     worker = reassigning(2, spares=(2,))
     worker.cost = 0.0
-    assert worker.starts() == [Predict(), Finish()]
+    assert worker.starts() == [Predict(), FREE]
     effects = worker.expects(70.0)
     assert sends(effects) == [(0, "forecast"), (1, "forecast")]
     assert "SetTimer" not in kinds(effects)
@@ -261,6 +266,41 @@ def test_a_spare_takes_over_and_catches_up() -> None:
     assert Predict() in caught_up
     assert worker.state.round == 1
     assert worker.state.params.tolist() == [7.0, 7.0]
+
+
+def spare_under_a_final_average() -> Worker:
+    balanced = EdgeGossip(inner=INNER, on_failure="reassign", spares=(2,))
+    algorithm = FinalAverage(inner=replace(balanced, block_share=1.0), num_workers=3)
+    worker = Worker(algorithm, rank=2, cost=0.0)
+    assert worker.starts() == [Predict()]
+    worker.expects(10.0)
+    return worker
+
+
+def test_a_spare_trains_although_the_run_ends_with_a_mean() -> None:
+    worker = spare_under_a_final_average()
+    assert worker.on(WorkerLost(1)) == [Assign((1,))]
+    worker.on(Assigned(100, 100.0))
+    worker.on(Received(0, Message("catch-up", 0, {"params": torch.zeros(2)})))
+    worker.hears(0, 50.0)
+    assert only(Train, worker.expects(10.0)).keep_ratio == 0.2
+    final = Message("final average", 2, {"params": torch.ones(2)}, {"cut": 0})
+    assert "Finish" not in kinds(worker.on(Received(0, final)))  # it trains
+
+
+@pytest.mark.parametrize("are_lost", [True, False])
+def test_a_spare_ends_with_the_others_and_not_before(are_lost: bool) -> None:
+    worker = spare_under_a_final_average()
+    if are_lost:
+        assert "Finish" not in kinds(worker.on(WorkerLost(0)))
+        assert "Finish" in kinds(worker.on(WorkerLost(1)))
+        return
+    finals = [
+        worker.on(Received(rank, Message("final average", 2, {"params": model}, {"cut": 0})))
+        for rank, model in enumerate((torch.zeros(2), torch.ones(2)))
+    ]
+    assert ["Finish" in kinds(effects) for effects in finals] == [False, True]
+    assert worker.state.estimate.tolist() == [0.5, 0.5]
 
 
 def test_a_spare_that_is_cut_off_takes_over_nothing() -> None:

@@ -434,7 +434,13 @@ class Finish:
 
     The worker still answers events, because mass may be in flight. A run ends when all online
     workers have finished and no work or message is in flight; timers do not keep it open.
+
+    Attributes:
+        may_resume: Whether it trains again if it gets work before the others have finished, as
+            a spare does.
     """
+
+    may_resume: bool = False
 
 
 @dataclass(slots=True)

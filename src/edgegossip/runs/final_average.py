@@ -59,6 +59,7 @@ class FinalState(WorkerState):
         num_params: Number of entries of a whole model.
         is_ending: Whether the inner algorithm has finished or its time is over.
         is_cut: Whether its time was over before it had finished.
+        is_idle: Whether the inner algorithm has no work, but may get some before others end.
         models: The final models by rank, including this worker's; empty tensors for models
             that do not count.
         lost: Unreachable workers, and the times at which they were lost.
@@ -81,6 +82,7 @@ class FinalState(WorkerState):
     num_params: int
     is_ending: bool = False
     is_cut: bool = False
+    is_idle: bool = False
     models: dict[Rank, Tensor] = field(default_factory=dict)
     lost: dict[Rank, Seconds] = field(default_factory=dict)
     means: dict[Rank, dict[Rank, int]] = field(default_factory=dict)
@@ -204,6 +206,10 @@ class FinalAverage(Wrapper[FinalState]):
                     # Nothing was sent while it was away, and it may wait for this.
                     effects += self._send(state, [rank])
                     effects += self._tell(state, [rank])
+        if state.is_idle:
+            # Once another's model is final, or all are lost, nobody has work for this worker.
+            is_alone = {*self._awaited(state)} <= {state.rank}
+            state.is_ending |= bool(state.models) or is_alone
         state.params, state.round = state.inner.params, state.inner.round
         return [*effects, *self._end(state, now)] if state.is_ending else effects
 
@@ -229,7 +235,13 @@ class FinalAverage(Wrapper[FinalState]):
             state.has_heard = False
         # The host would leave at `Finish`, before the exchange; training that is requested
         # together with it would not count.
-        state.is_ending |= any(isinstance(effect, Finish) for effect in effects)
+        for effect in effects:
+            match effect:
+                case Finish(may_resume):
+                    state.is_idle |= may_resume
+                    state.is_ending |= not may_resume
+                case Train():
+                    state.is_idle = False
         dropped = Train | Finish if state.is_ending else Finish
         return [effect for effect in effects if not isinstance(effect, dropped)]
 

@@ -227,7 +227,7 @@ class EdgeGossip(Wrapper[BalancedState]):
             state.is_spare = True
             # A spare may never be needed, so it must not keep the run open. Its forecast tells
             # the others that it is there.
-            return [Predict(), Finish()]
+            return [Predict(), Finish(may_resume=True)]
         return self._pass_on(state, event, now)
 
     def _pass_on(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
@@ -363,7 +363,8 @@ class EdgeGossip(Wrapper[BalancedState]):
             return self._pass_on(state, Trained.skipped(state.take_waiting().params), now)
         # No worker waits for it. It may rest for the remainder of the run, which may end.
         state.rest_seconds = fastest if fastest < math.inf else _REST
-        return [Finish(), SetTimer("rest", now + state.rest_seconds)]
+        rest = SetTimer("rest", now + state.rest_seconds)
+        return [Finish(may_resume=True), rest]
 
     def _account(self, state: BalancedState, event: Trained, now: Seconds) -> list[Effect]:
         if event.has_gone_back:  # the plan belongs to other parameters
