@@ -14,6 +14,7 @@ from edgegossip.contract.protocol import Message, Rank
 from edgegossip.net.host.introduction import (
     INTRODUCTION,
     MAX_BYTES,
+    PROTOCOL,
     SPEC,
     Introduction,
     Introductions,
@@ -84,7 +85,8 @@ def test_an_incompatible_protocol_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     introductions = meet(2)
     monkeypatch.setattr("edgegossip.net.host.introduction.PROTOCOL", 99)
     introductions.take(1, account())
-    with pytest.raises(NetworkError, match="worker 1 has network protocol 99, this one 4"):
+    expected = f"worker 1 has network protocol 99, this one {PROTOCOL}"
+    with pytest.raises(NetworkError, match=expected):
         introductions.require_majority(is_waiting=True)
 
 
