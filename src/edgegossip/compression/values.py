@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -134,7 +135,7 @@ class _Histogram:
     def best(self, num_levels: int, thresholds: Doubles) -> _Partition:
         """The best partition among two initial ones and those of Lloyd's iterations."""
         initial = [np.searchsorted(self.ends[:-1], thresholds), self._even(num_levels)]
-        best = last = max(map(self.partition, initial), key=_captured)
+        best = last = max(map(self.partition, initial), key=attrgetter("captured"))
         middles = (self.ends[1:] + self.ends[:-1]) / 2
         for _ in range(NUM_ROUNDS):
             thresholds = (last.levels[1:] + last.levels[:-1]) / 2
@@ -143,7 +144,7 @@ class _Histogram:
             if np.array_equal(cuts, last.cuts):
                 break
             last = self.partition(cuts)
-            best = max(best, last, key=_captured)
+            best = max(best, last, key=attrgetter("captured"))
         return best
 
     def _even(self, num_levels: int) -> Cuts:
@@ -176,10 +177,6 @@ class _Histogram:
             mass, moment = mass[has_mass], moment[has_mass]
             levels[has_mass] = moment / mass
         return _Partition(cuts, levels, float((moment**2 / mass).sum()))
-
-
-def _captured(partition: _Partition) -> float:
-    return partition.captured
 
 
 def _before(numbers: NDArray[Any]) -> Doubles:
