@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import edgegossip as eg
 from edgegossip.contract.protocol import Seconds
+from edgegossip.contract.ranges import check_range
 from edgegossip.contract.trainer import Trainer
 from edgegossip.models.blocks import drawn_from
 from edgegossip.recipes.push_sum_comparison import compressor
@@ -148,6 +149,7 @@ SYSTEMS: Contenders = {
 
 NUM_WORKERS = 8
 IMBALANCE = 4.0
+MEGABITS = (100.0, 4.0)
 LATENCY: Seconds = 0.005
 VALIDATION_SHARE = 0.03
 """Share of the training samples to hold out."""
@@ -236,25 +238,35 @@ class SystemContest(TunedContest):
         return tuple(replace(each, uplink=speed, downlink=speed) for each in machines)
 
 
-def table(settings: StudySettings = StudySettings(seeds=(0, 1, 2))) -> Study:
+def table(
+    settings: StudySettings = StudySettings(seeds=(0, 1, 2)),
+    *,
+    megabits: tuple[float, ...] = MEGABITS,
+) -> Study:
     """Fourteen equally tuned systems, links of 100 or 4 Mbit/s: accuracy, time, bytes.
 
     The report shows the Pareto front. Data: MNIST. Duration: half an hour.
 
     Args:
         settings: Settings of the study.
+        megabits: Megabits per second of the links, above 0; a contest for each speed.
+
+    Raises:
+        ValueError: If a speed is out of range.
     """
+    for each in megabits:
+        check_range("megabits", each, "above 0 and finite")
     problem = SMALL_MLP if settings.short else MNIST_MLP
     names = ("gosgd", "greedy-stages") if settings.short else tuple(SYSTEMS)
     contests = [
         SystemContest(
             problem=problem,
-            setting=f"{megabits:g} Mbit/s",
-            megabits=megabits,
+            setting=f"{each:g} Mbit/s",
+            megabits=each,
             systems=names,
             seeds=settings.seeds,
         )
-        for megabits in ((100.0,) if settings.short else (100.0, 4.0))
+        for each in (megabits[:1] if settings.short else megabits)
     ]
     return contest_study(
         "systems/table",
