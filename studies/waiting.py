@@ -207,6 +207,8 @@ def waiting(
     num_trials: int = NUM_TRIALS,
     tuning_share: float = 0.5,
     target: float | None = None,
+    drift: float = 1.0,
+    loads: bool = False,
 ) -> Study:
     """Equally tuned systems in five environments: time, bytes, energy, goodput.
 
@@ -225,13 +227,22 @@ def waiting(
         num_trials: Trials of each system, at least 1.
         tuning_share: Length of a trial, as a share of a result's length, in (0, 1].
         target: Target of the metric; by default the best value of the baseline's trials.
+        drift: Largest slowdown of machines whose speeds drift, hidden from their monitors; 1
+            for none.
+        loads: Whether jobs like WordCount and Sort run on the machines during training.
+
+    Raises:
+        UsageError: If an environment or a task is unknown.
+        ValueError: If a number is out of range.
     """
+    check_range("drift", drift, "at least 1 and finite")
     check_range("num_trials", num_trials, "at least 1")
     check_range("tuning_share", tuning_share, "in (0, 1]")
     for given, known in ((environments, TASKS), (tasks, get_args(TaskName))):
         if unknown := [each for each in given if each not in known]:
             raise UsageError(unknown_name("environment or task", unknown[0], known))
     names = tuple(SYSTEMS)
+    moving: dict[str, Any] = {"drift": drift, "loads": loads} if drift > 1 or loads else {}
     if settings.short:
         environments, tasks, names = ("one-slow",), ("digits",), SHORT_RUNS
         num_trials = NUM_SHORT_TRIALS
@@ -243,7 +254,7 @@ def waiting(
             names=names,
             num_trials=num_trials,
             tuning_share=tuning_share,
-            arguments=SHORT if settings.short else {},
+            arguments={**(SHORT if settings.short else {}), **moving},
             seeds=settings.seeds,
         )
         for environment in environments
@@ -269,6 +280,7 @@ def waiting(
         tuning_share=tuning_share,
         held_out=HELD_OUT,
         target=target,
+        **moving,
     )  # without the systems, so that `--resume` can add new ones
 
 
