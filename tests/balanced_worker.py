@@ -59,9 +59,18 @@ class Worker:
         message = PlatformForecast(round, throughput, cost).message()
         return self.on(Received(sender, message), now)
 
-    def trains(self, train: Train, cost: float, now: float = 0.0) -> list[Effect]:
+    def trains(
+        self, train: Train, cost: float, now: float = 0.0, slow_down: float = 1.0, **more: int
+    ) -> list[Effect]:
+        """Train, for as long as was forecast, times `slow_down`."""
+        seconds = slow_down * cost / self.state.throughput
         trained = trained_event(
-            train.params + 1, train.params, num_samples=int(cost), cost=cost
+            train.params + 1,
+            train.params,
+            num_samples=int(cost),
+            cost=cost,
+            seconds=seconds,
+            **more,
         )
         return self.on(trained, now)
 

@@ -10,16 +10,19 @@ import pytest
 import torch
 from tests.balanced_worker import BY_STEPS, CANCEL, INNER, Worker, sends
 from tests.effects import asked, kinds, only
+from tests.trained import trained_event
 
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.server.methods import BSP
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.edge_gossip.forecasts import PlatformForecast
+from edgegossip.algorithms.wrappers.edge_gossip.plan import RoundPlan
 from edgegossip.algorithms.wrappers.shards.shards import Shards
 from edgegossip.algorithms.wrappers.standby.standby import Standby
-from edgegossip.contract.algorithm import Traits
+from edgegossip.contract.algorithm import Algorithm, Traits
 from edgegossip.contract.protocol import (
+    Effect,
     Epochs,
     Message,
     Predict,
@@ -209,9 +212,8 @@ def test_where_others_wait_the_fastest_trains_until_the_slowest_has_done_a_step(
     assert asked(train) == (Steps(25), 1.0)
     # Without it, there is no reason for long rounds any more.
     worker.on(WorkerLost(1))
-    worker.trains(train, 25.0)
-    payload = {"params": torch.ones(2)}
-    train = only(Train, worker.on(Received(2, Message("params", 0, payload))))
+    worker.trains(train, 25.0, num_steps=25)
+    [train] = exchanges(worker, 2)  # type: ignore[assignment]
     assert asked(train) == (Steps(10), 1.0)
 
 
@@ -232,6 +234,146 @@ def test_by_steps_a_forecast_is_made_once_a_pass() -> None:
         [train] = worker.trains(train, 16.0)  # type: ignore[assignment]
         assert asked(train) == (Steps(4), 0.4)
     assert worker.trains(train, 16.0) == [Predict()]
+
+
+# Speeds that change within a pass of steps.
+
+
+def exchanges(worker: Worker, *senders: int) -> list[Effect]:
+    """End the round: the last effects after the others' models have come."""
+    for sender in senders or (1, 2):
+        message = Message("params", worker.state.round, {"params": torch.ones(2)})
+        effects = worker.on(Received(sender, message))
+    return effects
+
+
+def within_a_pass(
+    throughput: float = 50.0, inner: Algorithm[Any] = BY_STEPS
+) -> tuple[Worker, Train]:
+    """A worker that is as fast as two others, in the first ten steps of a long pass."""
+    worker = Worker(EdgeGossip(inner=inner), cost=1e6)
+    worker.starts()
+    worker.expects(throughput)
+    worker.hears(1, throughput, cost=1e6)
+    train = only(Train, worker.hears(2, throughput, cost=1e6))
+    assert asked(train)[0] == Steps(10)
+    return worker, train
+
+
+def test_a_forecast_that_was_wrong_is_made_again_and_nobody_waits_for_it() -> None:
+    worker, train = within_a_pass()
+    worker.trains(train, 10.0, slow_down=4.0, num_steps=10)
+    assert exchanges(worker) == [Predict()]
+    effects = worker.expects(12.5)
+    assert sends(effects) == [(1, "forecast"), (2, "forecast")]
+    assert asked(only(Train, effects))[0] == Steps(2)  # two steps take as long as eight did
+
+
+def test_a_forecast_that_was_right_is_not_made_again() -> None:
+    worker, train = within_a_pass()
+    worker.trains(train, 10.0, slow_down=1.1, num_steps=10)
+    assert asked(only(Train, exchanges(worker)))[0] == Steps(10)
+
+
+def test_too_little_training_shows_no_speed() -> None:
+    worker, train = within_a_pass(1000.0)
+    worker.trains(train, 10.0, slow_down=4.0, num_steps=10)  # in 0.04 s
+    train = only(Train, exchanges(worker))
+    worker.trains(train, 100.0, slow_down=4.0, num_steps=10)
+    assert exchanges(worker) == [Predict()]
+
+
+def test_a_forecast_like_the_last_one_is_not_news() -> None:
+    worker, train = within_a_pass()
+    worker.trains(train, 10.0, slow_down=4.0, num_steps=10)
+    exchanges(worker)
+    effects = worker.expects(48.0)  # it was slow for a moment
+    assert not sends(effects)
+    assert asked(only(Train, effects))[0] == Steps(10)
+
+
+def test_the_next_round_follows_what_another_worker_forecasts_within_a_pass() -> None:
+    worker, train = within_a_pass()
+    assert not worker.hears(1, 2.0, cost=1e6)
+    worker.trains(train, 10.0, num_steps=10)
+    assert asked(only(Train, exchanges(worker)))[0] == Steps(13)  # half of its first one
+
+
+def test_a_platform_that_fails_within_a_pass_does_what_failed_platforms_do() -> None:
+    worker, train = within_a_pass()
+    worker.trains(train, 10.0, slow_down=4.0, num_steps=10)
+    exchanges(worker)
+    # It passes its model on untrained, because the others wait for it.
+    told = [(1, "forecast"), (2, "forecast"), (1, "params"), (2, "params")]
+    assert sends(worker.expects(0.0)) == told
+    assert exchanges(worker) == [Predict()]  # it may have recovered
+
+
+# Rounds in blocks.
+
+
+def test_the_steps_of_a_long_round_are_done_in_halves() -> None:
+    worker, train = within_a_pass()
+    worker.trains(train, 100.0, num_steps=10)
+    train = only(Train, exchanges(worker))  # ten steps of 0.2 s
+    for now, num_steps, others in ((1.0, 5, 3), (1.6, 3, 1), (1.8, 1, 1)):
+        assert asked(train)[0] == Steps(num_steps)
+        [train] = worker.trains(train, 10.0 * num_steps, now, num_steps=num_steps)  # type: ignore[assignment]
+        assert asked(train)[0] == Steps(others)
+    effects = worker.trains(train, 10.0, now=2.0, num_steps=1)
+    assert sends(effects) == [(1, "params"), (2, "params")]
+
+
+@pytest.mark.parametrize(
+    ("slow_down", "num_steps"),
+    [
+        (2.0, None),  # the time is over
+        (1.5, 1),  # half a second is left, and a step takes 0.3
+        (0.75, 4),  # 1.25 s, and a step takes 0.15
+        (0.001, 5),  # twice what was left, at most
+    ],
+)
+def test_a_round_ends_on_time_at_another_speed(slow_down: float, num_steps: int | None) -> None:
+    worker, train = within_a_pass()
+    worker.trains(train, 100.0, num_steps=10)
+    train = only(Train, exchanges(worker))
+    effects = worker.trains(train, 50.0, now=slow_down, slow_down=slow_down, num_steps=5)
+    if num_steps is None:
+        assert sends(effects) == [(1, "params"), (2, "params")]
+    else:
+        assert asked(only(Train, effects))[0] == Steps(num_steps)
+
+
+def test_where_nobody_waits_a_round_is_one_training() -> None:
+    free = GoSGD(topology=complete(3), num_rounds=9, local_steps=10, exchange_probability=0)
+    worker, train = within_a_pass(inner=free)
+    [train] = worker.trains(train, 100.0, num_steps=10)  # type: ignore[assignment]
+    assert asked(train)[0] == Steps(10)
+
+
+def test_moments_are_given_once_and_reported_by_each_block() -> None:
+    given = {"first": torch.ones(2)}
+    plan = RoundPlan.begin(
+        Train(torch.zeros(2), Steps(4), moments=given),
+        4,
+        step_cost=10.0,
+        throughput=10.0,
+        now=0.0,
+    )
+    block = plan.next(0.0)
+    assert block is not None
+    assert block.moments is given
+    reported = {"first": torch.full((2,), 3.0)}
+    plan.account(
+        trained_event(
+            torch.ones(2), block.params, num_steps=2, cost=20.0, seconds=2.0, moments=reported
+        ),
+        2.0,
+    )
+    block = plan.next(2.0)
+    assert block is not None
+    assert block.moments == {}
+    assert plan.result(2.0).moments is reported
 
 
 # Arguments.

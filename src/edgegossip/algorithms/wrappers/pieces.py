@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
-from edgegossip.contract import Payload, Seconds, Train, Trained
+from edgegossip.contract import Payload, Seconds, Train, Trained, Work
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -22,8 +23,7 @@ class Pieces:
         num_samples: Samples processed.
         num_steps: Steps taken.
         total_loss: Sum of the losses over the steps.
-        outputs: As in `Trained`, of the newest piece.
-        metrics: As in `Trained`, of the newest piece.
+        outputs, metrics, moments: As in `Trained`, of the newest piece.
     """
 
     train: Train
@@ -35,6 +35,14 @@ class Pieces:
     total_loss: float = 0.0
     outputs: Payload = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    moments: Payload = field(default_factory=dict)
+
+    def piece(self, work: Work, **changes: Any) -> Train:  # noqa: ANN401
+        """The next piece: `work` from where the last one ended, with other `changes`."""
+        moments = self.train.moments
+        if moments and self.num_steps:
+            moments = {}  # the first piece began with them; this one is to report its own
+        return replace(self.train, params=self.params, work=work, moments=moments, **changes)
 
     def add(self, event: Trained) -> None:
         """Add a piece."""
@@ -43,7 +51,7 @@ class Pieces:
         self.num_steps += event.num_steps
         self.total_loss += event.loss * event.num_steps
         self.params, self.outputs = event.params, event.outputs
-        self.metrics = event.metrics
+        self.metrics, self.moments = event.metrics, event.moments
 
     def total(self, now: Seconds, params: Tensor) -> Trained:
         """The answer to the request: all pieces, which lead to `params`, [num_params]."""
@@ -59,4 +67,5 @@ class Pieces:
             outputs=self.outputs,
             cost=self.done,
             metrics=self.metrics,
+            moments=self.moments,
         )

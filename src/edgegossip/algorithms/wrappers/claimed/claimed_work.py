@@ -236,11 +236,7 @@ class ClaimedWork(Wrapper[ClaimedState]):
             if units:
                 state.held = (ledger.epoch, units)
                 state.is_waiting, state.asked_at = False, None
-                train = replace(
-                    state.progress.train,
-                    params=state.progress.params,
-                    work=Units(ledger.epoch, units),
-                )
+                train = state.progress.piece(Units(ledger.epoch, units))
                 return [*effects, SetTimer("claims", math.inf), train]
             if isinstance(work, Epochs):
                 if not state.pending:

@@ -16,8 +16,8 @@ from edgegossip.algorithms.wrappers.edge_gossip.forecasts import (
     known_of,
     with_forecast,
 )
-from edgegossip.algorithms.wrappers.edge_gossip.plan import Correction, EpochPlan
-from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
+from edgegossip.algorithms.wrappers.edge_gossip.plan import Correction, EpochPlan, RoundPlan
+from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState, differ
 from edgegossip.algorithms.wrappers.edge_gossip.takeover import (
     choose_takeovers,
     claimed_by,
@@ -177,17 +177,24 @@ class EdgeGossip(Wrapper[BalancedState]):
             return with_forecast(inner)
         return {**inner, **forecast_schema(self.traits.num_rounds, self.num_workers)}
 
+    def replaces(self, newer: Message, older: Message) -> bool:
+        """A forecast replaces earlier ones; for other messages as the inner algorithm says."""
+        if older.kind == "forecast":
+            return newer.kind == "forecast"
+        return self.inner.replaces(newer, older)
+
     def handle(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
         match event:
             case Started():
                 return self._start(state, event, now)
             case Predicted():
-                state.throughput, state.is_predicting = event.throughput, False
+                state.expect(event.throughput)
                 return self._use_forecast(state, now)
             case Trained():
                 return self._account(state, event, now)
             case Received(message=Message(kind="forecast")):
                 state.hear_forecast(event.sender, event.message)
+                state.has_news = True
                 return self._reconsider(state, now)
             case Received(message=Message(kind="spare-joined")):
                 # To the inner algorithm, a spare is a lost worker until it joins.
@@ -207,9 +214,7 @@ class EdgeGossip(Wrapper[BalancedState]):
                 # The inner algorithm first: it may go on without the worker, and ask for
                 # training. The lost worker's forecast may have been the last one missing.
                 state.lost[event.rank] = None
-                if self.spread == "exact" and state.pass_left > 0:
-                    # Rounds may have been as long as they were for its sake.
-                    state.step_ratio = self._step_ratio(state, self._shares(state))
+                state.has_news = True  # rounds may have been as long as they were for its sake
                 return [*self._pass_on(state, event, now), *self._reconsider(state, now)]
             case WorkerJoined():
                 return self._welcome(state, event, now)
@@ -241,9 +246,9 @@ class EdgeGossip(Wrapper[BalancedState]):
             match effect:
                 case Train():
                     # Held back until the share is known. Within a pass it is, and a forecast
-                    # for each exchange would only cost time.
+                    # for each exchange would only cost time, unless the last one was wrong.
                     state.waiting = effect
-                    state.is_predicting = not state.is_within_pass
+                    state.is_predicting = state.needs_forecast()
                     if state.is_predicting:
                         carried.append(Predict())
                     else:
@@ -266,9 +271,10 @@ class EdgeGossip(Wrapper[BalancedState]):
         return self.max_age or 2 * (1 + math.ceil(math.log2(max(2, self.num_workers))))
 
     def _use_forecast(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        if state.plan is not None:  # a forecast between two blocks, for this worker alone
-            block = state.plan.next(state.throughput, now)
-            return self._finish_epoch(state, now) if block is None else [block]
+        if isinstance(state.plan, EpochPlan):  # between two blocks, for this worker alone
+            return self._train_block(state, state.plan.next(state.throughput, now), now)
+        if state.is_within_pass and not state.has_failed(self.balancer.min_throughput):
+            return [*self._correct(state), *self._train_steps(state, now)]
         if state.rests_on(self.balancer.min_throughput, now):
             return [SetTimer("rest", now + state.rest_seconds)]  # no news to announce
         if self.spread == "gossip":
@@ -276,6 +282,17 @@ class EdgeGossip(Wrapper[BalancedState]):
             state.fastest.grow_older(self._max_age)
             return self._begin(state, now)
         return [*self._announce(state, now), *self._reconsider(state, now)]
+
+    def _correct(self, state: BalancedState) -> list[Effect]:
+        """Replace a forecast that was wrong, within a pass; nobody waits for it."""
+        state.has_news = True
+        if self.spread == "gossip":
+            return []  # the next messages carry it
+        own, told = state.own_forecast, state.forecasts[state.rank]
+        if not differ(own.throughput, told.throughput):
+            return []
+        state.forecasts[state.rank] = own
+        return self._tell_all(state, own.message())
 
     def _announce(self, state: BalancedState, now: Seconds) -> list[Effect]:
         state.forecasts[state.rank] = own = state.own_forecast
@@ -306,7 +323,6 @@ class EdgeGossip(Wrapper[BalancedState]):
             own, has_failed = state.seconds, state.has_failed(self.balancer.min_throughput)
             fastest, correction = state.fastest.seconds, Correction()
             state.keep_ratio = 0.0 if has_failed else min(fastest, own) / own
-            state.step_ratio = self.max_keep_ratio * state.keep_ratio
         else:
             shares = self._shares(state)
             # Data that arrives now changes this worker's share, so training waits for it.
@@ -314,21 +330,23 @@ class EdgeGossip(Wrapper[BalancedState]):
                 return effects
             fastest = shares.fastest_seconds
             state.keep_ratio = float(shares.keep_ratios[state.rank])
-            state.step_ratio = self._step_ratio(state, shares)
             exponent = shares.stable_correction(self.correction, self.max_mean_factor)
             correction = Correction(self.max_keep_ratio * shares.mean_keep_ratio, exponent)
         state.keep_ratio *= self.max_keep_ratio
         # All is known that this epoch's timer would wait for.
         cancel = [SetTimer("forecast", math.inf)] if self.spread == "exact" else []
         if not state.keep_ratio:
+            state.pass_left = 0.0  # each round needs a forecast until it has recovered
             return [*cancel, *self._pause(state, fastest, now)]
         if isinstance(state.waiting.work, Steps):
-            state.pass_left = state.keep_ratio * state.epoch_cost
+            state.pass_left, state.has_news = state.keep_ratio * state.epoch_cost, True
             return [*cancel, *self._train_steps(state, now)]
         return [*cancel, self._train_epoch(state, correction, now)]
 
-    def _step_ratio(self, state: BalancedState, shares: Shares) -> float:
-        traits = self.traits
+    def _step_ratio(self, state: BalancedState) -> float:
+        if self.spread == "gossip":
+            return self.max_keep_ratio * min(1.0, state.fastest.seconds / state.seconds)
+        traits, shares = self.traits, self._shares(state)
         # Where nobody waits, rounds need not be equally long.
         num_steps = traits.local_steps if traits.is_synchronous else None
         return shares.step_ratio(state.rank, num_steps, self.max_keep_ratio)
@@ -336,10 +354,26 @@ class EdgeGossip(Wrapper[BalancedState]):
     def _train_steps(self, state: BalancedState, now: Seconds) -> list[Effect]:
         train = state.take_waiting()
         assert isinstance(train.work, Steps)
+        if state.has_news and not train.work.after:  # a round is not divided anew
+            state.step_ratio, state.has_news = self._step_ratio(state), False
         num_steps = train.work.scaled(state.step_ratio)
         if not num_steps:
             return self._pass_on(state, Trained.skipped(train.params), now)
-        return [replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)]
+        train = replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)
+        if not self.traits.is_synchronous or not state.step_cost:
+            return [train]
+        # Others wait for this round, so it must end on time although the speed may change.
+        plan = state.plan = RoundPlan.begin(
+            train, num_steps, step_cost=state.step_cost, throughput=state.throughput, now=now
+        )
+        return self._train_block(state, plan.next(now), now)
+
+    def _train_block(
+        self, state: BalancedState, block: Train | None, now: Seconds
+    ) -> list[Effect]:
+        if block is not None:
+            return [block]
+        return self._pass_on(state, state.take_plan().result(now), now)
 
     def _train_epoch(self, state: BalancedState, by: Correction, now: Seconds) -> Effect:
         state.plan = EpochPlan.begin(
@@ -373,14 +407,15 @@ class EdgeGossip(Wrapper[BalancedState]):
         cost = event.cost or event.num_samples
         # What was done counts, not what was asked: batches are whole.
         state.pass_left -= cost
+        state.measure(cost, event.seconds)
         state.trained_at, state.step_cost = now, cost / max(1, event.num_steps)
         if state.plan is None:
             return self._pass_on(state, event, now)
+        if isinstance(state.plan, RoundPlan):
+            state.plan.account(event, now)
+            return self._train_block(state, state.plan.next(now), now)
         state.plan.account(event)
-        return self._finish_epoch(state, now) if state.plan.is_done else [Predict()]
-
-    def _finish_epoch(self, state: BalancedState, now: Seconds) -> list[Effect]:
-        return self._pass_on(state, state.take_plan().result(now), now)
+        return self._train_block(state, None, now) if state.plan.is_done else [Predict()]
 
     # Failures.
 

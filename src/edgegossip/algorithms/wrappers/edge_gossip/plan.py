@@ -1,14 +1,14 @@
-"""One balanced epoch, done in blocks so that it ends on time despite changing speeds."""
+"""An epoch or a round of steps, done in blocks so that it ends on time at changing speeds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from edgegossip.algorithms.wrappers.pieces import Pieces
-from edgegossip.contract import Epochs, Layout, Seconds, Train, Trained
+from edgegossip.contract import Epochs, Layout, Seconds, Steps, Train, Trained
 
 TOLERANCE = 0.02
 """Tolerated deviation from a plan, as a share of the epoch; batches and forecasts are inexact
@@ -17,6 +17,10 @@ anyway.
 
 MOST_BLOCKS = 12
 """Ratio of the first block's size to the smallest, which bounds the number of blocks."""
+
+
+SHORTEST_BLOCK: Seconds = 0.125
+"""Training that shows a speed; a monitor measures in such stretches, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +172,59 @@ class EpochPlan(Pieces):
         return 0.5 * self.num_samples / self.num_steps if self.has_changed else 1.0
 
     def _train(self, share: float, *, begins_pass: bool) -> Train:
-        return replace(
-            self.train,
-            params=self.params,
-            work=Epochs(share),
-            keep_ratio=self.keep_ratio,
-            begins_pass=begins_pass,
+        return self.piece(Epochs(share), keep_ratio=self.keep_ratio, begins_pass=begins_pass)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RoundPlan(Pieces):
+    """Plan for the steps of a round: how many are left, and their deadline.
+
+    A block does half of the steps that are left. How long it took shows for how many more there
+    is time, without a forecast.
+
+    Attributes:
+        left: Steps that are left.
+        step_cost: Usual cost of a step, in training samples.
+        deadline: Planned end.
+    """
+
+    left: int
+    step_cost: float
+    deadline: Seconds
+
+    @classmethod
+    def begin(
+        cls, train: Train, num_steps: int, *, step_cost: float, throughput: float, now: Seconds
+    ) -> RoundPlan:
+        """Plan `num_steps` at this predicted `throughput`, in training samples per second."""
+        return cls(
+            train=train,
+            start=now,
+            params=train.params,
+            left=num_steps,
+            step_cost=step_cost,
+            deadline=now + num_steps * step_cost / throughput,
         )
+
+    def next(self, now: Seconds) -> Train | None:
+        """The next block; None if there is no time for another step."""
+        if not self.left:
+            return None
+        half = -(-self.left // 2)
+        is_short = half * (self.deadline - now) < SHORTEST_BLOCK * self.left
+        return self.piece(Steps(self.left if is_short else half))
+
+    def account(self, event: Trained, now: Seconds) -> None:
+        """Add the steps of a block, and plan the others at the speed that it had."""
+        self.add(event)
+        self.left -= event.num_steps
+        if self.left and event.seconds:
+            throughput = (event.cost or event.num_samples) / event.seconds
+            # To the nearest whole step, so that measurements hardly ever change a plan. A clock
+            # that saw no time pass must not make a round endless.
+            affordable = (self.deadline - now) * throughput / self.step_cost
+            self.left = round(min(max(0.0, affordable), 2.0 * self.left))
+
+    def result(self, now: Seconds) -> Trained:
+        """The result of the requested training, combined from all blocks."""
+        return self.total(now, self.params)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgegossip.algorithms.wrappers.edge_gossip.forecasts import Fastest, PlatformForecast
-from edgegossip.algorithms.wrappers.edge_gossip.plan import EpochPlan
+from edgegossip.algorithms.wrappers.edge_gossip.plan import SHORTEST_BLOCK, EpochPlan, RoundPlan
 from edgegossip.contract import (
     Epochs,
     Layout,
@@ -18,6 +18,14 @@ from edgegossip.contract import (
     Train,
     WrapperState,
 )
+
+_TOLERANCE = 0.1
+"""Relative difference of speeds from which on they are different."""
+
+
+def differ(one: float, other: float) -> bool:
+    """Whether two speeds differ by more than measurements do."""
+    return abs(one - other) > _TOLERANCE * max(one, other)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +38,7 @@ class BalancedState(WrapperState):
         layout: Layout of `params`, from `Started`.
         throughput: This worker's last forecast, in training samples per second.
         waiting: Training requested by the inner algorithm that has not begun.
-        plan: Plan of the current epoch.
+        plan: Plan of the current epoch or round, if it is done in blocks.
         keep_ratio: This worker's share in this epoch.
         step_ratio: This worker's steps in a round, relative to those that the inner algorithm
             asks for.
@@ -40,6 +48,8 @@ class BalancedState(WrapperState):
             for; 0 for a platform that does not rest.
         pass_left: Remainder of the pass before the next forecast, in training samples, for
             algorithms that train by steps.
+        measured_cost, measured_seconds: Training since the forecast was last compared with it.
+        has_news: Whether a forecast has changed since `step_ratio` was computed.
         forecasts: Last forecast of each platform (``spread="exact"``).
         fastest: The fastest known platform (``spread="gossip"``).
         lost: Workers that cannot be reached, as keys.
@@ -53,13 +63,16 @@ class BalancedState(WrapperState):
     layout: Layout | None = None
     throughput: float = 0.0
     waiting: Train | None = None
-    plan: EpochPlan | None = None
+    plan: EpochPlan | RoundPlan | None = None
     keep_ratio: float = 1.0
     step_ratio: float = 1.0
     trained_at: Seconds = math.inf
     step_cost: float = 0.0
     rest_seconds: Seconds = 0.0
     pass_left: float = 0.0
+    measured_cost: float = 0.0
+    measured_seconds: Seconds = 0.0
+    has_news: bool = False
     forecasts: dict[Rank, PlatformForecast] = field(default_factory=dict)
     fastest: Fastest = field(default_factory=Fastest)
     lost: dict[Rank, None] = field(default_factory=dict)
@@ -79,6 +92,32 @@ class BalancedState(WrapperState):
         is_steps = self.waiting is not None and isinstance(self.waiting.work, Steps)
         return is_steps and self.pass_left > 0
 
+    def expect(self, throughput: float) -> None:
+        """Note a forecast, with which training will be compared."""
+        self.throughput, self.is_predicting = throughput, False
+        self.measured_cost = self.measured_seconds = 0.0
+
+    def measure(self, cost: float, seconds: Seconds) -> None:
+        """Note training, with which the forecast will be compared."""
+        self.measured_cost += cost
+        self.measured_seconds += seconds
+
+    def needs_forecast(self) -> bool:
+        """Whether the waiting training begins a pass, or a round after a wrong forecast."""
+        if not self.is_within_pass:
+            return True
+        assert self.waiting is not None
+        assert isinstance(self.waiting.work, Steps)
+        return not self.waiting.work.after and self._was_wrong()
+
+    def _was_wrong(self) -> bool:
+        """Compare the forecast with the training since the last comparison."""
+        if self.measured_seconds < SHORTEST_BLOCK:
+            return False
+        measured = self.measured_cost / self.measured_seconds
+        self.measured_cost = self.measured_seconds = 0.0
+        return differ(measured, self.throughput)
+
     def is_stranded(self, regulars: Iterable[Rank]) -> bool:
         """Whether the worker is a spare that cannot reach any worker with an initial model."""
         return self.is_spare and self.lost.keys() >= {*regulars}
@@ -89,8 +128,8 @@ class BalancedState(WrapperState):
         assert train is not None
         return train
 
-    def take_plan(self) -> EpochPlan:
-        """Remove and return the plan of the current epoch, which ends now."""
+    def take_plan(self) -> EpochPlan | RoundPlan:
+        """Remove and return the plan of the current epoch or round, which ends now."""
         plan, self.plan = self.plan, None
         assert plan is not None
         return plan
