@@ -77,10 +77,12 @@ class EdgeGossip(Wrapper[BalancedState]):
       share of samples chosen for their high loss (`Trained.metrics["focus"]`).
     - The :math:`H` steps of a round become those of `Shares.steps` for :math:`k H`, where
       :math:`k` is `max_keep_ratio`: as many as fit into the time that the slowest platform
-      takes for a whole number of them. If the inner algorithm does not wait for others or has
+      takes for a whole number of them. They are done in blocks, too, and their number follows
+      the speed of the last block. If the inner algorithm does not wait for others or has
       no fixed :math:`H`, they become :math:`\max(1, [k s_i H])` with the speed :math:`s_i`
       relative to the highest; with ``spread="gossip"``, which knows only the fastest pass,
-      :math:`\max(1, [k r_i H])`. Passes visit the share :math:`r_i` of the data.
+      :math:`\max(1, [k r_i H])`. Passes visit the share :math:`r_i` of the data. Within a
+      pass, a forecast that was wrong by more than a tenth is made again.
 
     :doc:`EdgeGossip </docs/edgegossip>` describes how forecasts spread, what failed platforms
     do, and what each setting costs and gains.
@@ -118,7 +120,7 @@ class EdgeGossip(Wrapper[BalancedState]):
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: each worker computes its own ratio, without a central balancer; by default,
         the run goes on when more than 10 % of the platforms have failed; blocks,
-        "gossip", spares, the treatment of steps and the behavior of failed platforms are ours;
+        forecasts within a pass, "gossip", spares, the treatment of steps and the behavior of failed platforms are ours;
         the cost of the look at aggregated points is part of :math:`|X_i|`; the correction,
         which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS 2020,
         arXiv:2007.07481.
