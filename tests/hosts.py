@@ -98,6 +98,16 @@ class Running:
             assert time.monotonic() < deadline, [h.state.round for h in self.hosts.values()]
             time.sleep(0.002)
 
+    def wait_until_in_step(self) -> None:
+        """Wait until no worker is more than a round ahead of another."""
+        deadline = time.monotonic() + 20
+        while True:
+            rounds = [host.state.round for host in self.hosts.values()]
+            if max(rounds) - min(rounds) <= 1:
+                return
+            assert time.monotonic() < deadline, rounds
+            time.sleep(0.002)
+
     def stop(self) -> None:
         for host in self.hosts.values():
             host.stop()

