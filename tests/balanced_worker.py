@@ -64,14 +64,8 @@ class Worker:
     ) -> list[Effect]:
         """Train, for as long as was forecast, times `slow_down`."""
         seconds = slow_down * cost / self.state.throughput
-        trained = trained_event(
-            train.params + 1,
-            train.params,
-            num_samples=int(cost),
-            cost=cost,
-            seconds=seconds,
-            **more,
-        )
+        what = {"num_samples": int(cost), "cost": cost, "seconds": seconds, **more}
+        trained = trained_event(train.params + 1, train.params, **what)
         return self.on(trained, now)
 
     def begins(self, own: float, *others: float) -> list[Effect]:

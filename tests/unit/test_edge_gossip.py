@@ -15,6 +15,7 @@ from tests.trained import trained_event
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.server.methods import BSP
+from edgegossip.algorithms.wrappers.claimed.claimed_work import ClaimedWork
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.edge_gossip.forecasts import PlatformForecast
 from edgegossip.algorithms.wrappers.edge_gossip.plan import RoundPlan
@@ -32,6 +33,7 @@ from edgegossip.contract.protocol import (
     Steps,
     TimerFired,
     Train,
+    Trained,
     WorkerJoined,
     WorkerLost,
 )
@@ -248,10 +250,10 @@ def exchanges(worker: Worker, *senders: int) -> list[Effect]:
 
 
 def within_a_pass(
-    throughput: float = 50.0, inner: Algorithm[Any] = BY_STEPS
+    throughput: float = 50.0, inner: Algorithm[Any] = BY_STEPS, **settings: float
 ) -> tuple[Worker, Train]:
     """A worker that is as fast as two others, in the first ten steps of a long pass."""
-    worker = Worker(EdgeGossip(inner=inner), cost=1e6)
+    worker = Worker(EdgeGossip(inner=inner, **settings), cost=1e6)  # type: ignore[arg-type]
     worker.starts()
     worker.expects(throughput)
     worker.hears(1, throughput, cost=1e6)
@@ -312,25 +314,30 @@ def test_a_platform_that_fails_within_a_pass_does_what_failed_platforms_do() -> 
 # Rounds in blocks.
 
 
-def test_the_steps_of_a_long_round_are_done_in_halves() -> None:
+def test_the_steps_of_a_long_round_are_done_in_three_blocks() -> None:
     worker, train = within_a_pass()
     worker.trains(train, 100.0, num_steps=10)
-    train = only(Train, exchanges(worker))  # ten steps of 0.2 s
-    for now, num_steps, others in ((1.0, 5, 3), (1.6, 3, 1), (1.8, 1, 1)):
+    effects = exchanges(worker)  # ten steps of 0.2 s
+    for now, num_steps in ((1.0, 5), (1.6, 3), (2.0, 2)):
+        train = only(Train, effects)
         assert asked(train)[0] == Steps(num_steps)
-        [train] = worker.trains(train, 10.0 * num_steps, now, num_steps=num_steps)  # type: ignore[assignment]
-        assert asked(train)[0] == Steps(others)
-    effects = worker.trains(train, 10.0, now=2.0, num_steps=1)
+        effects = worker.trains(train, 10.0 * num_steps, now, num_steps=num_steps)
     assert sends(effects) == [(1, "params"), (2, "params")]
+
+
+def test_the_steps_of_a_short_round_are_done_at_once() -> None:
+    worker, train = within_a_pass(1000.0)
+    worker.trains(train, 100.0, num_steps=10)
+    assert asked(only(Train, exchanges(worker)))[0] == Steps(10)  # of 0.01 s
 
 
 @pytest.mark.parametrize(
     ("slow_down", "num_steps"),
     [
         (2.0, None),  # the time is over
-        (1.5, 1),  # half a second is left, and a step takes 0.3
+        (1.5, 2),  # half a second is left, and a step takes 0.3
         (0.75, 4),  # 1.25 s, and a step takes 0.15
-        (0.001, 5),  # twice what was left, at most
+        (0.001, 8),  # half of the 15 that lead to twice as many as planned
     ],
 )
 def test_a_round_ends_on_time_at_another_speed(slow_down: float, num_steps: int | None) -> None:
@@ -351,6 +358,38 @@ def test_where_nobody_waits_a_round_is_one_training() -> None:
     assert asked(train)[0] == Steps(10)
 
 
+def test_a_block_without_training_ends_the_round() -> None:
+    worker, train = within_a_pass()
+    worker.trains(train, 100.0, num_steps=10)
+    train = only(Train, exchanges(worker))
+    effects = worker.on(Trained.skipped(train.params), now=1.0)
+    assert sends(effects) == [(1, "params"), (2, "params")]
+
+
+def test_a_look_at_the_data_does_not_make_later_rounds_longer() -> None:
+    worker, train = within_a_pass()
+    worker.trains(train, 1000.0, num_steps=10, num_samples=100)
+    train = only(Train, exchanges(worker))
+    effects = worker.trains(train, 50.0, now=1.0, num_steps=5)
+    assert asked(only(Train, effects))[0] == Steps(3)
+    effects = worker.trains(only(Train, effects), 30.0, now=1.6, num_steps=3)
+    effects = worker.trains(only(Train, effects), 20.0, now=2.0, num_steps=2)
+    assert sends(effects) == [(1, "params"), (2, "params")]
+
+
+def test_with_one_forecast_for_a_pass_rounds_are_not_divided() -> None:
+    worker, train = within_a_pass(block_share=1.0)
+    worker.trains(train, 100.0, slow_down=4.0, num_steps=10)
+    assert asked(only(Train, exchanges(worker)))[0] == Steps(10)
+
+
+def test_an_absurd_forecast_changes_nothing() -> None:
+    worker, train = within_a_pass()
+    worker.hears(1, 1e308, cost=1e-20)
+    worker.trains(train, 10.0, num_steps=10)
+    assert asked(only(Train, exchanges(worker)))[0] == Steps(10)
+
+
 def test_moments_are_given_once_and_reported_by_each_block() -> None:
     given = {"first": torch.ones(2)}
     plan = RoundPlan.begin(
@@ -358,21 +397,24 @@ def test_moments_are_given_once_and_reported_by_each_block() -> None:
         4,
         step_cost=10.0,
         throughput=10.0,
+        most=16,
         now=0.0,
     )
-    block = plan.next(0.0)
-    assert block is not None
+    block = plan.block()
     assert block.moments is given
     reported = {"first": torch.full((2,), 3.0)}
     plan.account(
         trained_event(
-            torch.ones(2), block.params, num_steps=2, cost=20.0, seconds=2.0, moments=reported
+            torch.ones(2),
+            block.params,
+            num_steps=2,
+            num_samples=20,
+            seconds=2.0,
+            moments=reported,
         ),
         2.0,
     )
-    block = plan.next(2.0)
-    assert block is not None
-    assert block.moments == {}
+    assert plan.block().moments == {}
     assert plan.result(2.0).moments is reported
 
 
@@ -430,6 +472,11 @@ def test_what_experiments_read_is_the_inner_algorithms(
 def test_servers_that_are_elected_are_refused() -> None:
     with pytest.raises(ValueError, match="keep their roles, and those of Standby"):
         EdgeGossip(inner=Standby(inner=BSP(num_workers=3, num_rounds=2)))
+
+
+def test_what_is_balanced_already_is_refused() -> None:
+    with pytest.raises(ValueError, match="ClaimedWork does so already; leave out one"):
+        EdgeGossip(inner=ClaimedWork(inner=BY_STEPS))
 
 
 def test_several_servers_are_refused_since_forecasts_ride_on_whole_models() -> None:

@@ -11,7 +11,7 @@ from edgegossip.contract import PlatformError, Rank, check_ranges
 
 _HALVINGS = 30  # of the interval in which the stable correction lies
 _ROUNDING = 1e-9
-_LONGEST = 4
+LONGEST = 4
 """Longest round, as a multiple of the steps that were asked for."""
 
 
@@ -51,7 +51,7 @@ class Shares:
         if not len(training):
             return np.zeros(len(self.speeds), np.int64)
         slowest = training.min()
-        length = min(_LONGEST * num_steps, max(1, round(num_steps * slowest)) / slowest)
+        length = min(LONGEST * num_steps, max(1, round(num_steps * slowest)) / slowest)
         # Rounding must not take a whole step from one that has just enough time for it.
         whole = np.maximum(1, np.floor(self.speeds * length * (1 + _ROUNDING)))
         steps: NDArray[np.int64] = np.where(self.speeds > 0, whole, 0).astype(int)
@@ -173,7 +173,8 @@ class Balancer:
         seconds = np.full(len(speed), np.inf)
         np.divide(amount, speed, out=seconds, where=~has_failed)
         # Without data, a platform would finish in no time, and all others would train nothing.
-        is_counted = ~has_failed & (amount > 0)
+        # Absurd forecasts, of liars, may say the same.
+        is_counted = ~has_failed & (seconds > 0) & np.isfinite(seconds)
         keep_ratios = np.zeros(len(speed))
         if is_counted.any():
             keep_ratios[is_counted] = seconds[is_counted].min() / seconds[is_counted]

@@ -9,15 +9,20 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
-from edgegossip.algorithms.wrappers.edge_gossip.balancer import Balancer, Shares
+from edgegossip.algorithms.wrappers.edge_gossip.balancer import LONGEST, Balancer, Shares
 from edgegossip.algorithms.wrappers.edge_gossip.forecasts import (
     detach,
     forecast_schema,
     known_of,
     with_forecast,
 )
-from edgegossip.algorithms.wrappers.edge_gossip.plan import Correction, EpochPlan, RoundPlan
-from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState, differ
+from edgegossip.algorithms.wrappers.edge_gossip.plan import (
+    Correction,
+    EpochPlan,
+    RoundPlan,
+    differ,
+)
+from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
 from edgegossip.algorithms.wrappers.edge_gossip.takeover import (
     choose_takeovers,
     claimed_by,
@@ -100,8 +105,9 @@ class EdgeGossip(Wrapper[BalancedState]):
         reachable: For each worker, the ranks whose data it can reach; None for all of them.
         max_keep_ratio: Share of its data that the fastest worker keeps each epoch, in (0, 1];
             the other workers' shares are reduced in proportion.
-        block_share: Share of the remaining epoch that is done between two forecasts, in (0, 1];
-            1 forecasts once per epoch, as the paper does.
+        block_share: Share of the remaining epoch that is done between two forecasts, in (0, 1].
+            With 1, there is one forecast for each epoch or pass, as in the paper, and neither
+            epochs nor rounds of steps are done in blocks.
         correction: :math:`\beta`, in [0, 1]; 0 averages as the paper does. It has no effect on
             `Steps`, nor if a pass would take all workers equally long.
         max_mean_factor: Limit on the mean of the factors over all workers, at least 1; a higher
@@ -114,13 +120,15 @@ class EdgeGossip(Wrapper[BalancedState]):
     Raises:
         ValueError: If a number or rank is out of range, a name is unknown, settings contradict
             each other (`spares` or `reachable` without "reassign"; "gossip" without
-            "continue"), or `inner` has no topology, a standby or several servers.
+            "continue"), or `inner` has no topology, a standby or several servers, or is
+            balanced itself.
 
     References:
         Han et al., "EdgeGossip", IEEE TPDS 32(7), 2021, doi:10.1109/TPDS.2020.3046440.
         Departures: each worker computes its own ratio, without a central balancer; by default,
-        the run goes on when more than 10 % of the platforms have failed; blocks,
-        forecasts within a pass, "gossip", spares, the treatment of steps and the behavior of failed platforms are ours;
+        the run goes on when more than 10 % of the platforms have failed; blocks, forecasts
+        within a pass, "gossip", spares, the treatment of steps and the behavior of failed
+        platforms are ours;
         the cost of the look at aggregated points is part of :math:`|X_i|`; the correction,
         which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS 2020,
         arXiv:2007.07481.
@@ -152,6 +160,11 @@ class EdgeGossip(Wrapper[BalancedState]):
         ways = (self.on_failure, self.spread)
         require_valid(self.num_workers, self.spares, self.reachable, *ways)
         require_fixed_roles(self)
+        if self.inner.traits.is_balanced:
+            raise ValueError(
+                f"EdgeGossip fits work to speeds, and {type(self.inner).__name__} does "
+                "so already; leave out one of them"
+            )
 
     @property
     def traits(self) -> Traits:
@@ -179,12 +192,6 @@ class EdgeGossip(Wrapper[BalancedState]):
             return with_forecast(inner)
         return {**inner, **forecast_schema(self.traits.num_rounds, self.num_workers)}
 
-    def replaces(self, newer: Message, older: Message) -> bool:
-        """A forecast replaces earlier ones; for other messages as the inner algorithm says."""
-        if older.kind == "forecast":
-            return newer.kind == "forecast"
-        return self.inner.replaces(newer, older)
-
     def handle(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
         match event:
             case Started():
@@ -203,7 +210,7 @@ class EdgeGossip(Wrapper[BalancedState]):
                 return self._pass_on(state, WorkerJoined(event.sender, has_restarted=True), now)
             case Received():
                 # Heard by a failed platform, too, which sends the minimum on.
-                state.fastest.hear(event.message, self._max_age)
+                state.has_news |= state.fastest.hear(event.message, self._max_age)
                 return self._pass_on(state, detach(event), now)
             case TimerFired("forecast"):
                 return self._begin(state, now)
@@ -250,7 +257,7 @@ class EdgeGossip(Wrapper[BalancedState]):
                     # Held back until the share is known. Within a pass it is, and a forecast
                     # for each exchange would only cost time, unless the last one was wrong.
                     state.waiting = effect
-                    state.is_predicting = state.needs_forecast()
+                    state.is_predicting = self._needs_forecast(state)
                     if state.is_predicting:
                         carried.append(Predict())
                     else:
@@ -263,6 +270,12 @@ class EdgeGossip(Wrapper[BalancedState]):
 
     # Forecasts.
 
+    def _needs_forecast(self, state: BalancedState) -> bool:
+        """Whether the waiting training begins a pass, or a round after a wrong forecast."""
+        if not state.is_within_pass:
+            return True
+        return self.block_share < 1 and state.begins_round and state.was_wrong()
+
     @property
     def _regulars(self) -> list[Rank]:
         # A rank without data, such as a server, needs no forecast.
@@ -274,7 +287,8 @@ class EdgeGossip(Wrapper[BalancedState]):
 
     def _use_forecast(self, state: BalancedState, now: Seconds) -> list[Effect]:
         if isinstance(state.plan, EpochPlan):  # between two blocks, for this worker alone
-            return self._train_block(state, state.plan.next(state.throughput, now), now)
+            block = state.plan.next(state.throughput, now)
+            return self._finish_plan(state, now) if block is None else [block]
         if state.is_within_pass and not state.has_failed(self.balancer.min_throughput):
             return [*self._correct(state), *self._train_steps(state, now)]
         if state.rests_on(self.balancer.min_throughput, now):
@@ -358,24 +372,23 @@ class EdgeGossip(Wrapper[BalancedState]):
         assert isinstance(train.work, Steps)
         if state.has_news and not train.work.after:  # a round is not divided anew
             state.step_ratio, state.has_news = self._step_ratio(state), False
+        asked = train.work.num_steps
         num_steps = train.work.scaled(state.step_ratio)
         if not num_steps:
             return self._pass_on(state, Trained.skipped(train.params), now)
         train = replace(train, work=Steps(num_steps), keep_ratio=state.keep_ratio)
-        if not self.traits.is_synchronous or not state.step_cost:
+        if not self.traits.is_synchronous or self.block_share == 1:
             return [train]
         # Others wait for this round, so it must end on time although the speed may change.
         plan = state.plan = RoundPlan.begin(
-            train, num_steps, step_cost=state.step_cost, throughput=state.throughput, now=now
+            train,
+            num_steps,
+            throughput=state.throughput,
+            step_cost=state.step_cost,
+            most=LONGEST * asked,
+            now=now,
         )
-        return self._train_block(state, plan.next(now), now)
-
-    def _train_block(
-        self, state: BalancedState, block: Train | None, now: Seconds
-    ) -> list[Effect]:
-        if block is not None:
-            return [block]
-        return self._pass_on(state, state.take_plan().result(now), now)
+        return [plan.block()]
 
     def _train_epoch(self, state: BalancedState, by: Correction, now: Seconds) -> Effect:
         state.plan = EpochPlan.begin(
@@ -415,9 +428,12 @@ class EdgeGossip(Wrapper[BalancedState]):
             return self._pass_on(state, event, now)
         if isinstance(state.plan, RoundPlan):
             state.plan.account(event, now)
-            return self._train_block(state, state.plan.next(now), now)
+            return [state.plan.block()] if state.plan.left else self._finish_plan(state, now)
         state.plan.account(event)
-        return self._train_block(state, None, now) if state.plan.is_done else [Predict()]
+        return self._finish_plan(state, now) if state.plan.is_done else [Predict()]
+
+    def _finish_plan(self, state: BalancedState, now: Seconds) -> list[Effect]:
+        return self._pass_on(state, state.take_plan().result(now), now)
 
     # Failures.
 

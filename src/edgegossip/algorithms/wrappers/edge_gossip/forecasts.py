@@ -79,13 +79,18 @@ class Fastest:
         if self.age > max_age:
             self.seconds, self.age = math.inf, 0
 
-    def hear(self, message: Message, max_age: int) -> None:
-        """Adopt the value in a message if it is faster, or equally fast and fresher."""
+    def hear(self, message: Message, max_age: int) -> bool:
+        """Adopt the value in a message if it is faster, or equally fast and fresher.
+
+        Returns whether it is faster.
+        """
         # Two workers with the same minimum must not refresh each other's forever, so a message
         # has the sender's age, and ages grow at each worker.
         heard = (message.numbers.get(_SECONDS, math.inf), int(message.numbers.get(_AGE, 0)))
+        is_faster = heard[1] <= max_age and heard[0] < self.seconds
         if heard[1] <= max_age and heard < (self.seconds, self.age):
             self.seconds, self.age = heard
+        return is_faster
 
     def piggyback(self, send: Send, own_seconds: Seconds) -> Send:
         """Add the fastest known worker, which may be the sender, to the message of `send`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,11 @@ MOST_BLOCKS = 12
 
 SHORTEST_BLOCK: Seconds = 0.125
 """Training that shows a speed; a monitor measures in such stretches, too."""
+
+
+def differ(one: float, other: float) -> bool:
+    """Whether two speeds or durations differ by more than a tenth; measurements hardly do."""
+    return abs(one - other) > 0.1 * max(one, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,53 +183,83 @@ class EpochPlan(Pieces):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RoundPlan(Pieces):
-    """Plan for the steps of a round: how many are left, and their deadline.
+    """Plan for the steps of a round: as many as fit into the time for which it was made.
 
-    A block does half of the steps that are left. How long it took shows for how many more there
-    is time, without a forecast.
+    A block does half of the steps that are left, at least a quarter of the planned ones. How
+    long it took shows for how many more there is time, without a forecast.
 
     Attributes:
+        num_planned: Steps that were planned.
         left: Steps that are left.
-        step_cost: Usual cost of a step, in training samples.
-        deadline: Planned end.
+        throughput: Predicted speed, in training samples per second.
+        shortest: Steps of the shortest block.
+        most: Most steps that the round may have at a higher speed.
     """
 
+    num_planned: int
     left: int
-    step_cost: float
-    deadline: Seconds
+    throughput: float
+    shortest: int
+    most: int
 
     @classmethod
     def begin(
-        cls, train: Train, num_steps: int, *, step_cost: float, throughput: float, now: Seconds
+        cls,
+        train: Train,
+        num_steps: int,
+        *,
+        throughput: float,
+        step_cost: float,
+        most: int,
+        now: Seconds,
     ) -> RoundPlan:
-        """Plan `num_steps` at this predicted `throughput`, in training samples per second."""
+        """Plan `num_steps` at this predicted `throughput`.
+
+        Args:
+            train: The request.
+            num_steps: Steps to take, at least 1.
+            throughput: Training samples per second, above 0.
+            step_cost: Rough cost of a step, in training samples; 0 if it is not known yet, so
+                the round is one block.
+            most: Most steps that the round may have, whatever its speed.
+            now: Time on the worker's clock.
+        """
+        in_shortest = SHORTEST_BLOCK * throughput / step_cost if step_cost else math.inf
+        # Each block begins and ends a training: at most three if all goes as planned.
+        in_shortest = max(in_shortest, num_steps / 4)
         return cls(
             train=train,
             start=now,
             params=train.params,
+            num_planned=num_steps,
             left=num_steps,
-            step_cost=step_cost,
-            deadline=now + num_steps * step_cost / throughput,
+            throughput=throughput,
+            shortest=math.ceil(min(in_shortest, num_steps)),
+            # If the speed rises by more, the next round will be longer.
+            most=min(most, 2 * num_steps),
         )
 
-    def next(self, now: Seconds) -> Train | None:
-        """The next block; None if there is no time for another step."""
-        if not self.left:
-            return None
+    def block(self) -> Train:
+        """The next block."""
         half = -(-self.left // 2)
-        is_short = half * (self.deadline - now) < SHORTEST_BLOCK * self.left
-        return self.piece(Steps(self.left if is_short else half))
+        return self.piece(Steps(self.left if half < self.shortest else half))
 
     def account(self, event: Trained, now: Seconds) -> None:
         """Add the steps of a block, and plan the others at the speed that it had."""
         self.add(event)
-        self.left -= event.num_steps
-        if self.left and event.seconds:
-            throughput = (event.cost or event.num_samples) / event.seconds
-            # To the nearest whole step, so that measurements hardly ever change a plan. A clock
-            # that saw no time pass must not make a round endless.
-            affordable = (self.deadline - now) * throughput / self.step_cost
-            self.left = round(min(max(0.0, affordable), 2.0 * self.left))
+        self.left = max(0, self.left - event.num_steps)
+        if event.is_skipped:
+            self.left = 0  # there is nothing to train on
+        if not self.left or event.seconds <= 0:
+            return
+        # From these samples, because the batches of other rounds may have another size.
+        seconds_per_step = self.num_samples / self.num_steps / self.throughput
+        elapsed = now - self.start
+        if not differ(elapsed, self.num_steps * seconds_per_step):
+            return  # the time to begin and end a training, or a measurement's error
+        time_left = self.start + self.num_planned * seconds_per_step - now
+        affordable = max(0.0, time_left) * event.num_steps / event.seconds
+        self.left = round(min(affordable, self.most - self.num_steps))
 
     def result(self, now: Seconds) -> Trained:
         """The result of the requested training, combined from all blocks."""

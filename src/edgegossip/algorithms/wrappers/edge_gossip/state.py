@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgegossip.algorithms.wrappers.edge_gossip.forecasts import Fastest, PlatformForecast
-from edgegossip.algorithms.wrappers.edge_gossip.plan import SHORTEST_BLOCK, EpochPlan, RoundPlan
+from edgegossip.algorithms.wrappers.edge_gossip.plan import (
+    SHORTEST_BLOCK,
+    EpochPlan,
+    RoundPlan,
+    differ,
+)
 from edgegossip.contract import (
     Epochs,
     Layout,
@@ -18,14 +23,6 @@ from edgegossip.contract import (
     Train,
     WrapperState,
 )
-
-_TOLERANCE = 0.1
-"""Relative difference of speeds from which on they are different."""
-
-
-def differ(one: float, other: float) -> bool:
-    """Whether two speeds differ by more than measurements do."""
-    return abs(one - other) > _TOLERANCE * max(one, other)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,15 +99,13 @@ class BalancedState(WrapperState):
         self.measured_cost += cost
         self.measured_seconds += seconds
 
-    def needs_forecast(self) -> bool:
-        """Whether the waiting training begins a pass, or a round after a wrong forecast."""
-        if not self.is_within_pass:
-            return True
+    @property
+    def begins_round(self) -> bool:
+        """Whether the waiting steps are the first ones of a round."""
         assert self.waiting is not None
-        assert isinstance(self.waiting.work, Steps)
-        return not self.waiting.work.after and self._was_wrong()
+        return isinstance(self.waiting.work, Steps) and not self.waiting.work.after
 
-    def _was_wrong(self) -> bool:
+    def was_wrong(self) -> bool:
         """Compare the forecast with the training since the last comparison."""
         if self.measured_seconds < SHORTEST_BLOCK:
             return False
