@@ -335,7 +335,9 @@ def test_rounds_by_forecast_end_together_while_speeds_drift(overlap: bool) -> No
     world = make_world(balanced, platforms=platforms, size=2000)
     world.run()
     # One forecast for a pass would leave 0.58, because the slowest is another one each round.
-    assert world.use(world.now).goodput > 0.85
+    use = world.use(world.now)
+    assert use is not None
+    assert use.goodput > 0.85
 
 
 def test_with_overlap_a_long_wait_is_used_for_the_next_round() -> None:
