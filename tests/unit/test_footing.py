@@ -83,6 +83,17 @@ def test_one_that_fails_from_what_only_itself_has_touched_blames_nobody() -> Non
     assert sound.needs_suspect
 
 
+def test_what_others_influenced_before_an_earlier_part_of_the_training_is_given_up() -> None:
+    sound = make()
+    sound.check(trained(1.0))
+    sound.check(replace(trained(8.0), before=torch.full((2,), 7.0)))  # after a mix
+    sound.check(replace(trained(9.0), before=torch.full((2,), 8.0)))
+    assert sound.go_back(request(9.0), 0.0, ERROR, SUSPECT).params.tolist() == [1.0, 1.0]
+    # If it fails from there, too, nobody else is to blame.
+    with pytest.raises(TrainingError, match="became nan"):
+        sound.go_back(request(1.0), 0.0, ERROR, SUSPECT)
+
+
 def test_inputs_come_from_others_even_where_parameters_do_not() -> None:
     sound = make()
     sound.check(trained(9.0))

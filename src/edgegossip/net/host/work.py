@@ -55,7 +55,9 @@ class LastSoundParameters:
     Training fails if a loss or parameters are not finite. If a sender can be blamed, the worker
     continues from the last parameters for which the mean of the last ten losses was at most
     twice the lowest such mean. The newest parameters are not safe, because bad values act for a
-    while before they are fatal. One sender is blamed and muted. For the next five failures no
+    while before they are fatal. If training fails right from the last sound parameters, as in
+    the second part of a round, it continues from those before another worker's influence. One
+    sender is blamed and muted. For the next five failures no
     sender is blamed, because the same values may have spread through other workers. A worker
     that fails because of its own learning rate or data therefore still fails, only later.
 
@@ -65,6 +67,8 @@ class LastSoundParameters:
 
     def __init__(self, params: Tensor) -> None:
         self.params = params
+        # What `params` was before another worker last influenced it; None if none ever did.
+        self._earlier: Tensor | None = None
         self._losses: deque[float] = deque(maxlen=_MEMORY)
         self._lowest = math.inf
         self._slack = 0.0
@@ -92,6 +96,8 @@ class LastSoundParameters:
         # Twice the lowest mean, or near zero the slack, as losses there double all the time.
         is_sound = mean - self._lowest <= max(abs(self._lowest), self._slack)
         if is_sound:
+            if not torch.equal(event.before, self.params):
+                self._earlier = self.params
             self.params = event.params
         return is_sound
 
@@ -115,10 +121,14 @@ class LastSoundParameters:
             TrainingError: If no sender can be blamed; this is the given `error`.
         """
         # A stage's training inputs come from others, even where its parameters do not.
-        if not request.inputs and torch.equal(request.params, self.params):
+        is_continued = torch.equal(request.params, self.params)
+        if not request.inputs and is_continued and self._earlier is None:
             raise error  # no other worker has influenced these parameters
         if self.needs_suspect and suspect is None:
             raise error
+        if is_continued and self._earlier is not None:
+            # They seemed sound in an earlier part of the same round.
+            self.params, self._earlier = self._earlier, None
         # The same values may have spread through other workers, so this one blame is enough for
         # the next failures, too. It is limited, so that an unfit learning rate still fails.
         self._credit = (self._credit or _CREDIT) - 1
