@@ -366,6 +366,26 @@ def test_a_block_without_training_ends_the_round() -> None:
     assert sends(effects) == [(1, "params"), (2, "params")]
 
 
+def test_a_part_of_a_round_may_have_more_steps_than_the_bound_on_what_it_gains() -> None:
+    plan = RoundPlan.begin(
+        Train(torch.zeros(2), Steps(1)), 5, step_cost=10.0, throughput=10.0, most=4, now=0.0
+    )
+    for now, num_steps in ((2.0, 3), (4.0, 2)):  # faster than planned
+        block = plan.block()
+        assert block.work == Steps(num_steps)
+        plan.account(
+            trained_event(
+                torch.ones(2),
+                block.params,
+                num_steps=num_steps,
+                num_samples=10 * num_steps,
+                seconds=2.0,
+            ),
+            now,
+        )
+    assert not plan.left
+
+
 def test_a_look_at_the_data_does_not_make_later_rounds_longer() -> None:
     worker, train = within_a_pass()
     worker.trains(train, 1000.0, num_steps=10, num_samples=100)

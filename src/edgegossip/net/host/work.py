@@ -56,10 +56,11 @@ class LastSoundParameters:
     continues from the last parameters for which the mean of the last ten losses was at most
     twice the lowest such mean. The newest parameters are not safe, because bad values act for a
     while before they are fatal. If training fails right from the last sound parameters, as in
-    the second part of a round, it continues from those before another worker's influence. One
-    sender is blamed and muted. For the next five failures no
-    sender is blamed, because the same values may have spread through other workers. A worker
-    that fails because of its own learning rate or data therefore still fails, only later.
+    the second part of a round, it continues from those before another worker's influence.
+
+    One sender is blamed and muted. For the next five failures no sender is blamed, because the
+    same values may have spread through other workers. A worker that fails because of its own
+    learning rate or data therefore still fails, only later.
 
     Args:
         params: Initial parameters, [num_params].

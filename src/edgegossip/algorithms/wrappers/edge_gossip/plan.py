@@ -236,7 +236,7 @@ class RoundPlan(Pieces):
             throughput=throughput,
             shortest=math.ceil(min(in_shortest, num_steps)),
             # If the speed rises by more, the next round will be longer.
-            most=min(most, 2 * num_steps),
+            most=max(num_steps, min(most, 2 * num_steps)),
         )
 
     def block(self) -> Train:
@@ -250,7 +250,7 @@ class RoundPlan(Pieces):
         self.left = max(0, self.left - event.num_steps)
         if event.is_skipped:
             self.left = 0  # there is nothing to train on
-        if not self.left or event.seconds <= 0:
+        if not self.left or event.seconds <= 0 or not self.num_samples:
             return
         # From these samples, because the batches of other rounds may have another size.
         seconds_per_step = self.num_samples / self.num_steps / self.throughput
@@ -259,7 +259,7 @@ class RoundPlan(Pieces):
             return  # the time to begin and end a training, or a measurement's error
         time_left = self.start + self.num_planned * seconds_per_step - now
         affordable = max(0.0, time_left) * event.num_steps / event.seconds
-        self.left = round(min(affordable, self.most - self.num_steps))
+        self.left = max(0, round(min(affordable, self.most - self.num_steps)))
 
     def result(self, now: Seconds) -> Trained:
         """The result of the requested training, combined from all blocks."""
