@@ -1,4 +1,4 @@
-"""What each part of EdgeSqueeze brings: outer momentum, kept share, bits.
+"""What each part of EdgeSqueeze brings: outer momentum, kept share, bits, renewed forecasts.
 
 Rows have the fields of `studies.waiting`.
 """
@@ -20,7 +20,13 @@ from edgegossip.recipes.push_sum_comparison import compressor
 from edgegossip.recipes.systems import SYSTEMS, System
 from edgegossip.runs.study import Study
 from studies.contest import Attempt, StudySettings, contest_study
-from studies.waiting import NUM_SHORT_TRIALS, SHORT, WaitingContest, exhibits
+from studies.waiting import (
+    NUM_SHORT_TRIALS,
+    SHORT,
+    WaitingContest,
+    exhibits,
+    speeds_that_change,
+)
 
 WHOLE = "edge-squeeze"
 Change: TypeAlias = Callable[[EdgeGossip], EdgeGossip]
@@ -44,10 +50,12 @@ PARTS: Mapping[str, Change] = {
     "all-kept": _with(compressor=compressor(1.0, 4)),
     "2-bits": _with(compressor=compressor(0.1, 2)),
     "32-bits": _with(compressor=compressor(0.1, 32)),
+    "one-forecast": lambda whole: replace(whole, block_share=1.0),
 }
 """EdgeSqueeze with one part changed, by name of the run.
 
-By default it has outer momentum 0.7, and keeps a tenth of the entries in 4 bits.
+By default it has outer momentum 0.7, keeps a tenth of the entries in 4 bits, and follows speeds
+that change within a pass.
 """
 
 
@@ -75,6 +83,8 @@ def parts(
     task: TaskName = "mnist",
     num_trials: int = 8,
     target: float | None = None,
+    drift: float = 1.0,
+    loads: bool = False,
 ) -> Study:
     """EdgeSqueeze with one part changed at a time, each tuned: time, bytes, goodput.
 
@@ -88,7 +98,13 @@ def parts(
         task: Task of all environments.
         num_trials: Trials of each run, at least 1.
         target: Target of the metric; by default the best value of the trials of the whole.
+        drift: As in `environments/waiting`.
+        loads: As in `environments/waiting`.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
+    moving = speeds_that_change(drift, loads=loads)
     if settings.short:
         environments, task, num_trials = ("one-slow",), "digits", NUM_SHORT_TRIALS
     contests = [
@@ -99,7 +115,7 @@ def parts(
             names=tuple(PARTS),
             num_trials=num_trials,
             tuning_share=0.5,
-            arguments=SHORT if settings.short else {},
+            arguments={**(SHORT if settings.short else {}), **moving},
             seeds=settings.seeds,
         )
         for environment in environments
@@ -115,4 +131,5 @@ def parts(
         tasks=[task],
         num_trials=num_trials,
         target=target,
+        **moving,
     )

@@ -235,14 +235,13 @@ def waiting(
         UsageError: If an environment or a task is unknown.
         ValueError: If a number is out of range.
     """
-    check_range("drift", drift, "at least 1 and finite")
+    moving = speeds_that_change(drift, loads=loads)
     check_range("num_trials", num_trials, "at least 1")
     check_range("tuning_share", tuning_share, "in (0, 1]")
     for given, known in ((environments, TASKS), (tasks, get_args(TaskName))):
         if unknown := [each for each in given if each not in known]:
             raise UsageError(unknown_name("environment or task", unknown[0], known))
     names = tuple(SYSTEMS)
-    moving: dict[str, Any] = {"drift": drift, "loads": loads} if drift > 1 or loads else {}
     if settings.short:
         environments, tasks, names = ("one-slow",), ("digits",), SHORT_RUNS
         num_trials = NUM_SHORT_TRIALS
@@ -282,6 +281,12 @@ def waiting(
         target=target,
         **moving,
     )  # without the systems, so that `--resume` can add new ones
+
+
+def speeds_that_change(drift: float, *, loads: bool) -> dict[str, Any]:
+    """Arguments of an environment, and settings of a study; none if speeds are constant."""
+    check_range("drift", drift, "at least 1 and finite")
+    return {"drift": drift, "loads": loads} if drift > 1 or loads else {}
 
 
 NOTE = (
