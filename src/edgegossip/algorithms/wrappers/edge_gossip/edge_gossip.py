@@ -128,10 +128,9 @@ class EdgeGossip(Wrapper[BalancedState]):
         Departures: each worker computes its own ratio, without a central balancer; by default,
         the run goes on when more than 10 % of the platforms have failed; blocks, forecasts
         within a pass, "gossip", spares, the treatment of steps and the behavior of failed
-        platforms are ours;
-        the cost of the look at aggregated points is part of :math:`|X_i|`; the correction,
-        which for :math:`\beta = 1` is that of Wang et al., "FedNova", NeurIPS 2020,
-        arXiv:2007.07481.
+        platforms are ours; the cost of the look at aggregated points is part of
+        :math:`|X_i|`; the correction, which for :math:`\beta = 1` is that of Wang et al.,
+        "FedNova", NeurIPS 2020, arXiv:2007.07481.
     """
 
     spread: Spread = "exact"

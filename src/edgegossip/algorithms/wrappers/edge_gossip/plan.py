@@ -258,7 +258,7 @@ class RoundPlan(Pieces):
         if not differ(elapsed, self.num_steps * seconds_per_step):
             return  # the time to begin and end a training, or a measurement's error
         time_left = self.start + self.num_planned * seconds_per_step - now
-        affordable = max(0.0, time_left) * event.num_steps / event.seconds
+        affordable = time_left * event.num_steps / event.seconds
         self.left = max(0, round(min(affordable, self.most - self.num_steps)))
 
     def result(self, now: Seconds) -> Trained:
