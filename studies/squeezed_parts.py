@@ -1,4 +1,4 @@
-"""What each part of EdgeSqueeze brings: outer momentum, kept share, bits, renewed forecasts.
+"""What each part of EdgeSqueeze brings: outer momentum, kept share, bits, forecasts.
 
 Rows have the fields of `studies.waiting`.
 """
@@ -6,7 +6,7 @@ Rows have the fields of `studies.waiting`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import edgegossip as eg
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
+from edgegossip.algorithms.wrappers.edge_gossip.state import BalancedState
+from edgegossip.contract import Effect, Event, Predicted, Seconds
 from edgegossip.recipes.environment_tasks import TaskName
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.push_sum_comparison import compressor
@@ -42,6 +44,24 @@ def _with(**others: Any) -> Change:  # noqa: ANN401 - arguments of a dataclass
     return change
 
 
+@dataclass(frozen=True, kw_only=True)
+class FixedShares(EdgeGossip):
+    """Keep the first forecast, that of an idle machine, for the whole run.
+
+    These are the shares of somebody who knows all speeds beforehand, and measures nothing.
+    """
+
+    def handle(self, state: BalancedState, event: Event, now: Seconds) -> list[Effect]:
+        if isinstance(event, Predicted) and state.throughput:
+            event = Predicted(state.throughput)
+        return super().handle(state, event, now)
+
+
+def _fixed(whole: EdgeGossip) -> EdgeGossip:
+    settings = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    return FixedShares(**{**settings, "block_share": 1.0})
+
+
 PARTS: Mapping[str, Change] = {
     WHOLE: lambda whole: whole,
     "no-momentum": _with(outer_momentum=0.0),
@@ -51,6 +71,7 @@ PARTS: Mapping[str, Change] = {
     "2-bits": _with(compressor=compressor(0.1, 2)),
     "32-bits": _with(compressor=compressor(0.1, 32)),
     "one-forecast": lambda whole: replace(whole, block_share=1.0),
+    "fixed-shares": _fixed,
 }
 """EdgeSqueeze with one part changed, by name of the run.
 

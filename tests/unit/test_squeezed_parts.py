@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from studies.contest import Attempt, StudySettings
 from studies.squeezed_parts import PARTS, WHOLE, PartsContest, parts
 from tests.tiers import thorough
 
 import edgegossip as eg
+from edgegossip.contract import Predicted, Started
 from edgegossip.recipes.problems import Problem
 from edgegossip.runs.describe import describe
 from edgegossip.runs.study import run_study
@@ -36,7 +38,8 @@ def test_a_run_differs_from_the_whole_in_one_setting(run: str) -> None:
     assert replace(changed, algorithm=whole.algorithm, name=whole.name) == whole
     first, second = described(whole), described(changed)
     differ = [name for name in first if first[name] != second[name]]
-    assert differ in (["inner.outer_momentum"], ["inner.compressor"], ["block_share"])
+    forecasts = (["block_share"], ["type", "block_share"])
+    assert differ in (["inner.outer_momentum"], ["inner.compressor"], *forecasts)
     assert first["inner.local_steps"] == 5
 
 
@@ -45,6 +48,15 @@ def described(experiment: eg.Experiment) -> dict[str, Any]:
     whole: dict[str, Any] = describe(experiment.algorithm)
     inner = whole.pop("inner")
     return {**whole, **{f"inner.{name}": value for name, value in inner.items()}}
+
+
+def test_shares_that_are_fixed_ignore_every_forecast_but_the_first() -> None:
+    algorithm = PARTS["fixed-shares"](eg.edge_squeeze(2, num_rounds=9, local_steps=8))
+    state = algorithm.init(0, torch.zeros(4))
+    algorithm.handle(state, Started(epoch_cost=64.0), 0.0)
+    for throughput in (3.0, 5.0):
+        algorithm.handle(state, Predicted(throughput), 1.0)
+        assert state.throughput == 3.0
 
 
 @thorough
