@@ -209,6 +209,7 @@ def waiting(
     target: float | None = None,
     drift: float = 1.0,
     loads: bool = False,
+    momentum: float = 0.0,
 ) -> Study:
     """Equally tuned systems in five environments: time, bytes, energy, goodput.
 
@@ -230,12 +231,16 @@ def waiting(
         drift: Largest slowdown of machines whose speeds drift, hidden from their monitors; 1
             for none.
         loads: Whether jobs like WordCount and Sort run on the machines during training.
+        momentum: Momentum of the workers' own steps, in [0, 1), beside any outer momentum.
 
     Raises:
         UsageError: If an environment or a task is unknown.
         ValueError: If a number is out of range.
     """
-    moving = speeds_that_change(drift, loads=loads)
+    changed = speeds_that_change(drift, loads=loads)
+    check_range("momentum", momentum, "in [0, 1)")
+    if momentum:
+        changed["momentum"] = momentum
     check_range("num_trials", num_trials, "at least 1")
     check_range("tuning_share", tuning_share, "in (0, 1]")
     for given, known in ((environments, TASKS), (tasks, get_args(TaskName))):
@@ -253,7 +258,7 @@ def waiting(
             names=names,
             num_trials=num_trials,
             tuning_share=tuning_share,
-            arguments={**(SHORT if settings.short else {}), **moving},
+            arguments={**(SHORT if settings.short else {}), **changed},
             seeds=settings.seeds,
         )
         for environment in environments
@@ -279,7 +284,7 @@ def waiting(
         tuning_share=tuning_share,
         held_out=HELD_OUT,
         target=target,
-        **moving,
+        **changed,
     )  # without the systems, so that `--resume` can add new ones
 
 

@@ -12,6 +12,7 @@ import torch
 from tests.tiers import thorough
 
 from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
+from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD
 from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.cli import commands
 from edgegossip.cli.main import main
@@ -183,6 +184,19 @@ def test_machines_can_drift_and_have_loads() -> None:
     assert 1 <= min(map(min, slow_downs)) < max(map(max, slow_downs)) <= 3
 
 
+def test_all_systems_have_the_momentum_of_the_settings() -> None:
+    found = one_slow(replace(SMALL, momentum=0.9)).experiments
+    assert {getattr(each.task.optimizer, "momentum", None) for each in found.values()} == {0.9}
+
+
+def test_async_local_sgd_has_the_settings_of_halos_authors() -> None:
+    algorithm = halos(replace(SMALL, num_workers=16)).experiments["async-local-sgd"].algorithm
+    assert isinstance(algorithm, AsyncLocalSGD)
+    # Each commit moves the model by 0.05 of itself at once.
+    assert algorithm.outer_lr / algorithm.num_workers == pytest.approx(0.05)
+    assert (algorithm.outer_momentum, algorithm.buffer_size) == (0.9, 32)
+
+
 def test_a_run_lasts_as_long_as_the_machines_would_need_without_waiting() -> None:
     experiment = one_slow(replace(SMALL, num_epochs=2.5)).experiments["gosgd"]
     total = sum(each.throughput for each in experiment.platforms)
@@ -241,6 +255,8 @@ def test_authors_in_turn_fill_equal_shards() -> None:
     [
         ({"drift": 0.5}, "drift must be at least 1"),
         ({"task": "imagenet"}, "'imagenet'"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"momentum": 0.9, "task": "gpt-books"}, "momentum must be 0 for gpt-books"),
         ({"validation_share": 0.0}, r"validation_share must be in \(0, 1\)"),
     ],
 )

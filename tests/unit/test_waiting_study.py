@@ -60,6 +60,13 @@ def test_a_trial_is_shorter_and_its_settings_reach_the_recipe() -> None:
     assert len(result.faults.script) == len(trial.faults.script) > 0
 
 
+def test_a_study_with_momentum_does_not_go_on_from_one_without() -> None:
+    assert "momentum" not in waiting(StudySettings()).settings
+    assert waiting(StudySettings(), momentum=0.9).settings["momentum"] == 0.9
+    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\)"):
+        waiting(StudySettings(), momentum=1.0)
+
+
 def searched(run: str, best: tuple[float, float], number: int = 12) -> list[Row]:
     """The trials of a system whose merit falls with the distance from the best settings."""
     rows: list[Row] = []

@@ -43,7 +43,8 @@ class TaskSettings:
         num_train: Training samples, drawn at random or, of books, evenly spaced; None for all.
         num_test: Test samples, drawn in the same way.
         batch_size: Samples per step and worker.
-        lr: Learning rate, of AdamW for books and of plain SGD otherwise.
+        lr: Learning rate, of AdamW for books and of SGD otherwise.
+        momentum: Momentum of SGD in the workers' own steps, in [0, 1); books need 0.
         width: Size of an embedding of the GPT.
         num_layers: Blocks of the GPT.
         validation_share: Share of the training samples to hold out for the search of ADSP.
@@ -58,6 +59,7 @@ class TaskSettings:
     num_test: int | None = None
     batch_size: int | None = None
     lr: float | None = None
+    momentum: float = 0.0
     width: int = 128
     num_layers: int = 5
     validation_share: float = 0.03
@@ -67,9 +69,15 @@ class TaskSettings:
     def __post_init__(self) -> None:
         check_choices(self, task=get_args(TaskName))
         check_ranges(self, validation_share="in (0, 1)", width="at least 1")
+        check_ranges(self, momentum="in [0, 1)")
         check_ranges(self, num_layers="at least 1", throughput="above 0 and finite, or None")
         check_ranges(self, num_train="at least 1 or None", num_test="at least 1 or None")
         check_ranges(self, batch_size="at least 1 or None", lr="above 0 and finite, or None")
+        if self.momentum and PRESETS[self.task].problem is None:
+            raise ValueError(
+                f"momentum must be 0 for {self.task}, which AdamW learns, got {self.momentum}; "
+                "leave it out, or choose another task"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +189,7 @@ def _of_problem(own: Preset, problem: Problem, settings: TaskSettings, data_dir:
     trained = Settings(
         batch_size=own.batch_size,
         lr=own.lr,
-        momentum=0.0,
+        momentum=settings.momentum,
         seed=settings.seed,
         torch_device=settings.torch_device,
     )

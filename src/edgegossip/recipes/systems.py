@@ -138,6 +138,17 @@ def epidemic(crew: Crew, local_steps: int) -> EpidemicLearning:
     )
 
 
+def async_local_sgd(crew: Crew, local_steps: int) -> AsyncLocalSGD:
+    """Async Local-SGD as HALoS' authors set it: rate 0.05 N, momentum 0.9, N = 32."""
+    return AsyncLocalSGD(
+        **crew.served,
+        local_steps=local_steps,
+        outer_lr=0.05 * crew.num_workers,
+        outer_momentum=0.9,
+        buffer_size=32,
+    )
+
+
 def halos(crew: Crew, local_steps: int) -> HALoS:
     """HALoS with the published rates, whatever the number of workers and regions."""
     regions = crew.regions or (0,) * crew.num_workers
@@ -196,7 +207,7 @@ SYSTEMS: Mapping[str, System] = {
     "swift": System(
         lambda crew, n: SWIFT(**crew.peers, local_steps=n, seed=crew.seed), STEPS, (4, 1, 16)
     ),
-    "async-local-sgd": served(lambda crew, n: AsyncLocalSGD(**crew.served, local_steps=n)),
+    "async-local-sgd": served(async_local_sgd),
     "fedbuff": served(lambda crew, n: FedBuff(**crew.served, local_steps=n, speeds="measured")),
     "heloco": served(
         lambda crew, n: HeLoCo(**crew.served, local_steps=n, sizes=crew.layer_sizes)
