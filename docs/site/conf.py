@@ -108,6 +108,7 @@ EdgeGossip's parts <benchmarks/results/edgegossip-parts>
 Sparse-Push <benchmarks/results/sparse-push>
 Parameter servers <benchmarks/results/adsp>
 All systems <benchmarks/results/systems>
+Environments <benchmarks/results/environments>
 Stages <benchmarks/results/stages>
 Language models <benchmarks/results/language>
 Plans <benchmarks/results/plans>
