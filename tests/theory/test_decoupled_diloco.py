@@ -147,7 +147,7 @@ def test_a_quorum_waits_for_others_for_a_share_of_a_block() -> None:
 
 def test_a_liar_cannot_close_the_grace_window_for_others() -> None:
     algorithm = DecoupledDiLoCo(num_workers=3, num_rounds=9, quorum=2, local_steps=8, grace=0.5)
-    state = algorithm.init(0, torch.zeros(1))
+    state: Any = algorithm.init(0, torch.zeros(1))
     algorithm.handle(state, Received(1, commit(1.0)), 1.0)
     state.speeds[2] = 1e12  # from an earlier commit: two lies of one worker are one claim
     (timer,) = algorithm.handle(state, Received(2, commit(1.0, pace=1e12)), 1.0)
