@@ -203,10 +203,11 @@ def test_a_fast_worker_that_is_lost_keeps_no_blocks_short() -> None:
 SERVED: dict[str, Any] = {"num_workers": NUM, "num_rounds": 999, "local_steps": 32}
 WITH_SPEEDS = [
     AsyncLocalSGD(**SERVED),
+    AsyncLocalSGD(**SERVED, speeds="forecast"),
     FedBuff(**SERVED, speeds="measured"),
     HeLoCo(**SERVED),
     DecoupledDiLoCo(**SERVED),
-    # The liar's region has a server and two honest workers more.
+    # All in one region.
     HALoS(regions=(0, 0, 0), num_rounds=999, local_steps=32),
 ]
 
