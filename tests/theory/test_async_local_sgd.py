@@ -19,7 +19,10 @@ from edgegossip.algorithms.server.async_local_sgd import (
     MomentumServerState,
 )
 from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
+from edgegossip.algorithms.server.halos import HALoS
+from edgegossip.algorithms.server.heloco import HeLoCo
 from edgegossip.algorithms.server.methods import ASP
+from edgegossip.algorithms.server.outer_server import OuterServer, largest_credible
 from edgegossip.algorithms.server.parameter_server import ParameterServer
 from edgegossip.algorithms.wrappers.batch_tune import BatchTune
 from edgegossip.algorithms.wrappers.shards.shards import Shards
@@ -195,6 +198,47 @@ def test_a_fast_worker_that_is_lost_keeps_no_blocks_short() -> None:
     assert feed(algorithm, state, 2, commit(PROGRESS[1], 1)).numbers == {"fastest": 8.0}
     algorithm.handle(state, WorkerLost(1), 2.0)
     assert feed(algorithm, state, 2, commit(PROGRESS[1], 2)).numbers == {"fastest": 1.0}
+
+
+SERVED: dict[str, Any] = {"num_workers": NUM, "num_rounds": 999, "local_steps": 32}
+WITH_SPEEDS = [
+    AsyncLocalSGD(**SERVED),
+    AsyncLocalSGD(**SERVED, speeds="forecast"),
+    FedBuff(**SERVED, speeds="measured"),
+    HeLoCo(**SERVED),
+    DecoupledDiLoCo(**SERVED),
+    # All in one region.
+    HALoS(regions=(0, 0, 0), num_rounds=999, local_steps=32),
+]
+
+
+@pytest.mark.parametrize("algorithm", WITH_SPEEDS, ids=lambda each: type(each).__name__)
+def test_a_liar_cannot_make_all_others_blocks_a_single_step(
+    algorithm: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def blocks() -> list[int]:
+        world = make_world(algorithm, links=LINKS)
+        world.run(until=300.0)
+        kept = [getattr(state, "local", state) for state in world.states]
+        # The last two workers are honest, and as fast as all others.
+        return [state.local_steps for state in kept[-2:]]
+
+    assert blocks() == [32, 32]
+    told = OuterServer.commit_numbers
+
+    def boasted(server: OuterServer, state: Any) -> Any:  # noqa: ANN401
+        return {"pace": 1e12} if state.rank == 1 else told(server, state)
+
+    monkeypatch.setattr(OuterServer, "commit_numbers", boasted)
+    assert blocks() == [4, 4]
+
+
+def test_a_machine_up_to_eight_times_as_fast_as_all_others_is_believed() -> None:
+    assert largest_credible([1.0, 8.0, 1.0]) == 8.0
+    assert largest_credible([1.0, 9.0, 1.0, 0.5]) == 8.0
+    assert largest_credible([0.0, 9.0]) == 9.0  # nobody else has said anything yet
+    assert largest_credible([0.0]) == largest_credible([]) == 0.0
 
 
 def test_statistics_move_as_measured_and_have_no_momentum() -> None:

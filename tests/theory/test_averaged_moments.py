@@ -17,7 +17,7 @@ from tests.small_learners import DATA, OPTIMIZERS, learner
 from tests.small_runs import parameters, repeatable_events, small_run, small_task
 from tests.tiers import thorough
 from tests.trained import trained_event
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.gosgd import GoSGD
@@ -275,6 +275,51 @@ def test_moments_given_back_change_nothing_and_others_do(
     # Another first moment moves the parameters along.
     pushed = ends(lambda found: {**found, "first": found["first"] + 1.0})
     assert (pushed - plain).abs().max() > 1e-3
+
+
+class Sloped(nn.Module):
+    """A model whose parameters have the same gradient in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight @ torch.tensor([3.0, -0.1])).expand(len(x))
+
+
+def sloped(rank: Rank) -> Learner:
+    return learner(
+        model=Sloped(),
+        loss=lambda outputs, targets: outputs.mean(),
+        optimizer=AdamW(lr=0.01, weight_decay=0.0),
+        augmentation=None,
+        shard=SHARDS[rank],
+        rank=rank,
+    )
+
+
+@pytest.mark.parametrize("returns_at", [None, 6])
+def test_steps_keep_their_length_where_workers_take_different_numbers(
+    returns_at: int | None,
+) -> None:
+    # Under a constant gradient, each step of Adam is as long as the learning rate.
+    expected = [0.01 * num_steps * torch.tensor([-1.0, 1.0]) for num_steps in (16, 2)]
+    learners = [sloped(0), sloped(1)]
+    averaged: list[Payload] = [{}, {}]
+    for round in range(10):
+        if round == returns_at:
+            learners[0], averaged[0] = sloped(0), {}  # with no memory of its steps
+        results = [
+            each.train(Train(torch.zeros(2), Steps(num_steps), moments=given))
+            for each, given, num_steps in zip(learners, averaged, (16, 2), strict=True)
+        ]
+        for result, change in zip(results, expected, strict=True):
+            torch.testing.assert_close(result.params, change, rtol=1e-4, atol=0.0)
+        averaged = [
+            {k: torch.stack([each.moments[k] for each in results]).mean(0) for k in own.moments}
+            for own in results
+        ]
 
 
 def test_an_optimizer_reports_the_moments_that_it_has() -> None:

@@ -107,6 +107,18 @@ def test_commits_weigh_by_samples_and_samples_of_a_step() -> None:
     torch.testing.assert_close(state.params, torch.tensor([(16 - 2 * 4) / 20]))
 
 
+@pytest.mark.parametrize("num_samples", [2**40, 2**52])
+def test_one_that_lies_about_its_samples_does_not_silence_the_others(num_samples: int) -> None:
+    algorithm = DecoupledDiLoCo(num_workers=4, num_rounds=9, quorum=4, outer_momentum=0.0)
+    state = algorithm.init(0, torch.zeros(1))
+    for rank in (1, 2, 3):
+        algorithm.handle(state, Received(rank, commit(1.0)), 1.0)
+    liar = commit(-1.0, num_samples=num_samples, num_steps=1)
+    algorithm.handle(state, Received(4, liar), 1.0)
+    # Eight times the weight of an honest commit, and no more.
+    torch.testing.assert_close(state.params, torch.tensor([(3 - 8) / 11]))
+
+
 def test_commits_without_samples_count_alike() -> None:
     algorithm = DecoupledDiLoCo(num_workers=2, num_rounds=9, quorum=2, outer_momentum=0.0)
     state = algorithm.init(0, torch.zeros(1))
@@ -131,6 +143,17 @@ def test_a_quorum_waits_for_others_for_a_share_of_a_block() -> None:
     assert isinstance(timer, SetTimer)
     assert timer.at == 6.0
     assert receivers(algorithm.handle(state, TimerFired("window"), 6.0)) == [1, 2]
+
+
+def test_a_liar_cannot_close_the_grace_window_for_others() -> None:
+    algorithm = DecoupledDiLoCo(num_workers=3, num_rounds=9, quorum=2, local_steps=8, grace=0.5)
+    state: Any = algorithm.init(0, torch.zeros(1))
+    algorithm.handle(state, Received(1, commit(1.0)), 1.0)
+    state.speeds[2] = 1e12  # from an earlier commit: two lies of one worker are one claim
+    (timer,) = algorithm.handle(state, Received(2, commit(1.0, pace=1e12)), 1.0)
+    assert isinstance(timer, SetTimer)
+    # Half of 8 steps at 16 steps per second, 8 times the honest worker's 2.
+    assert timer.at == 1.25
 
 
 def test_one_that_comes_within_the_grace_window_closes_it() -> None:

@@ -125,6 +125,15 @@ def test_the_server_follows_the_box_of_the_paper() -> None:
         torch.testing.assert_close(state.params, theta)
 
 
+def test_a_commit_moves_the_model_by_its_change_and_momentum_times_as_much() -> None:
+    algorithm = HeLoCo(num_workers=2, num_rounds=99, outer_momentum=0.7)
+    state = algorithm.init(0, torch.zeros(2))
+    commit(algorithm, state, EAST)
+    for number in range(2, 99):
+        commit(algorithm, state, torch.zeros(2), number)
+    torch.testing.assert_close(state.params, 1.7 * EAST / 2)
+
+
 def test_without_momentum_and_corrections_it_is_asp() -> None:
     settings: dict[str, Any] = {"num_workers": NUM, "num_rounds": 9}
     ours = HeLoCo(**settings, local_steps=1, outer_momentum=0.0, aligned=0.0, max_shrink=0.0)

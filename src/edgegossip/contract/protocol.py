@@ -211,7 +211,8 @@ class Trained:
         cost: Cost in training samples: `num_samples` plus the cost of choosing the samples.
         metrics: The trainer's other measurements, by name.
         moments: Moments of the optimizer after training, if `Train.moments` is not None:
-            "first" and "second", each with an entry for each parameter that has such a moment.
+            "first" and "second", each with an entry for each parameter that has such a moment,
+            after correction of its bias, if the optimizer corrects it.
             A trainer without moments reports none.
         has_gone_back: Whether the initial parameters were unsound, probably because of other
             workers' messages. If so, nothing was trained: `params` and `before` are the last

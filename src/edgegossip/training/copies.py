@@ -181,6 +181,7 @@ class ModelCopies:
             momentum.
         optimizer_name: Name of the optimizer's class.
         most_together: Maximum number of learners whose stack fits into memory, as far as known.
+        betas: Decay of both moments of each trained tensor; None for an optimizer without.
         can_be_lent: Whether a learner can return its copy and keep all required state; False if
             the optimizer is not PyTorch's own, because its state is then unknown.
         has_dropout: Whether the model has a dropout layer.
@@ -209,6 +210,8 @@ class ModelCopies:
         self.num_trained = first.model.num_trained
         groups = first.optimizer.param_groups
         self.settings = [(group["lr"], group.get("momentum")) for group in groups]
+        betas = {id(each): group.get("betas") for group in groups for each in group["params"]}
+        self.betas = [betas.get(id(each)) for each in first.trained]
         self.optimizer_name = type(first.optimizer).__name__
         self.most_together = sys.maxsize
         # By default, PyTorch keeps the number of steps on the CPU.

@@ -387,7 +387,7 @@ class Learner(Trainer):
         result = TrainingResult(params, num_samples, len(losses), loss)
         result.metrics = {"focus": self.batches.focus}
         if request.moments is not None:
-            result.moments = moments_of(self._memory)
+            result.moments = moments_of(self._memory, self._copies.betas)
         return result
 
     @property
@@ -400,7 +400,8 @@ class Learner(Trainer):
         """Continue with the moments of `request`, if it has some."""
         if not request.moments or (memory := self._memory) is None:
             return
-        replaced = self._copies.on_device(with_moments(memory, request.moments))
+        replaced = with_moments(memory, request.moments, self._copies.betas)
+        replaced = self._copies.on_device(replaced)
         if self._copy is None:
             self._at_rest = {**self._at_rest, "optimizer": replaced}
         else:

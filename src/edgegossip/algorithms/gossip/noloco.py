@@ -76,9 +76,11 @@ class NoLoCo(LocalSteps[NoLoCoState], NeighborAveraging[NoLoCoState]):
 
     References:
         Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large
-        Models", 2025, arXiv:2506.10911; the rule and the defaults, with :math:`\gamma = \beta`,
-        are those of the authors' code. Departures: one vector is sent instead of two; workers
-        may lack a partner; no random routing between pipeline stages; running statistics of
+        Models", 2025, arXiv:2506.10911; the rule, with :math:`\gamma = \beta`, is that of the
+        authors' code (``SparseOptimizerC``), and the defaults are those of its configurations
+        with pairs. The code's own default, :math:`\alpha = 0.9` with :math:`\gamma = 0.7`, is
+        beyond the bound above. Departures: one vector is sent instead of two; workers may lack
+        a partner; no random routing between pipeline stages; running statistics of
         normalization layers are averaged without momentum. The bounds on :math:`\gamma` are
         derived and tested here.
     """

@@ -84,12 +84,14 @@ class SWIFT(Paced[SWIFTState]):
 
     References:
         Bornstein, Rabbani, Wang, Bedi & Huang, "SWIFT: Rapid Decentralized Federated Learning
-        via Wait-Free Model Communication", ICLR 2023, arXiv:2210.14026, as in the authors' code
-        (the variant that stores models). Departures: Metropolis-Hastings weights instead of the
-        paper's, which depend on how often each worker is active; a neighbor that has not been
-        heard has no weight, while the code mixes with its initial model; the newest model
-        replaces those that a link has not carried yet; lost and returning workers; no change of
-        the number of local steps during training.
+        via Wait-Free Model Communication", ICLR 2023, arXiv:2210.14026, compared with the
+        authors' code (the variant that stores models). Departures: workers train from the mixed
+        model, while the code computes a gradient before mixing and applies it afterwards;
+        models are sent and mixed after each block, while the code sends them after each step;
+        Metropolis-Hastings weights instead of the paper's, which depend on how often each
+        worker is active; a neighbor that has not been heard has no weight, while the code mixes
+        with its initial model; the newest model replaces those that a link has not carried yet;
+        lost and returning workers; no change of the number of local steps during training.
     """
 
     mixing: MixingRule = MetropolisHastings()

@@ -14,6 +14,7 @@ from edgegossip.algorithms.server.outer_server import (
     OuterServer,
     OuterServerState,
     PacedCommitterState,
+    largest_credible,
     progress_of,
     with_statistics,
 )
@@ -70,6 +71,8 @@ class DecoupledDiLoCo(OuterServer):
         \Delta = \frac{\sum_i w_i U_i}{\sum_i w_i}, \qquad
         m \leftarrow \mu m + \Delta, \qquad
         W \leftarrow W + \alpha (\Delta + \mu m)
+
+    A weight counts at most 8 times the next largest, because nobody can check :math:`s_i`.
 
     A worker trains on while its commit is in flight. If :math:`y` are its parameters at the
     commit and :math:`z` those at the answer, it continues from :math:`W + (z - y)`, so no step
@@ -349,10 +352,10 @@ class DecoupledDiLoCo(OuterServer):
 
     def _window(self, state: SyncerState, ranks: list[Rank]) -> Seconds:
         """Length of the grace window, in seconds."""
-        speeds = [state.waiting[rank].numbers["pace"] for rank in ranks]
+        claims = {rank: state.waiting[rank].numbers["pace"] for rank in ranks}
         # All blocks last as long as that of the fastest worker. Until its speed is known,
         # nothing says how long that is.
-        fastest = max([*speeds, self.settings(state, state.rank)["fastest"]])
+        fastest = largest_credible({**self.known_speeds(state), **claims}.values())
         return self.grace * self.local_steps / fastest if fastest else 0.0
 
     def absorb(self, state: SyncerState, commits: list[Message]) -> None:
@@ -376,6 +379,8 @@ class DecoupledDiLoCo(OuterServer):
         weights = [_weight(commit) for commit in commits]
         # Commits without samples, as of skipped training, count alike among themselves.
         weights = weights if any(weights) else [1.0] * len(commits)
+        largest = largest_credible(weights)  # nobody can check the samples of others
+        weights = [min(weight, largest) for weight in weights]
         mean = measured = nothing = torch.zeros_like(params)
         for commit, weight in zip(commits, weights, strict=True):
             share = weight / sum(weights)

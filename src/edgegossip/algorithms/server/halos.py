@@ -206,8 +206,10 @@ class HALoS(Algorithm[HALoSState]):
         geo-distributed large language model training", ICML 2025, arXiv:2506.04531; rule and
         settings from the authors' code (utnslab/halos), where rates are 0.2 per commit and
         0.15 per sum, as here with four workers in each of four regions. Departures: speeds are
-        measured or forecast all the time, and compared within a region; one sum is in flight
-        at a time; running statistics have no momentum.
+        measured or forecast all the time, and compared within a region; commits that arrive
+        between a sum and its answer count towards the next sum, which has their changes, where
+        the code counts anew from the answer on and never sends them, so sums are sent more
+        often and no change is lost; running statistics have no momentum.
     """
 
     regions: tuple[int, ...]

@@ -63,7 +63,10 @@ class HeLoCo(OuterServer):
         num_rounds: Commits of each worker.
         resend_after: See `ParameterServer`.
         local_steps: :math:`H`; see `OuterServer`.
-        outer_lr: :math:`\alpha`, above 0.
+        outer_lr: :math:`\alpha`, above 0. A commit moves the model by :math:`(1 + \mu)\, \alpha
+            / M` times its change in the end, with :math:`\mu = 0.7` by 1.7. In `AsyncLocalSGD`,
+            whose momentum is a sum and not an average, it is up to :math:`1 / (1 - \mu)`, or
+            3.3, so the same rates give HeLoCo about half of the step.
         speeds: Sets each worker's number of steps; see `OuterServer`.
         sizes: Number of entries in each layer, in order, as for `PerLayer`; None takes the
             whole model for one layer.

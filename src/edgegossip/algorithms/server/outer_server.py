@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,8 @@ from edgegossip.contract.schema import Limits, MessageSpec
 
 SPEEDS = ("measured", "forecast", "equal")
 _MAX_SPEED = 1e12
+_MAX_LEAD = 8.0
+"""Largest number that one worker may claim, as a multiple of the next largest one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +72,9 @@ class OuterServer(ParameterServer):
     .. math:: H_i = \max\bigl(1, \lfloor H\, v_i / \max_j v_j \rfloor\bigr)
 
     steps. Each commit reports :math:`v_i`, and each answer names the speed of the fastest
-    worker that trains. A worker's first block has :math:`H` steps.
+    worker that trains. A worker's first block has :math:`H` steps. The server cannot check a
+    speed, so it takes the fastest one for at most 8 times as fast as the next: a liar shortens
+    the blocks of the fastest other worker to an eighth at worst.
 
     Args:
         num_workers: :math:`M`; see `ParameterServer`.
@@ -179,9 +183,12 @@ class OuterServer(ParameterServer):
 
     def settings(self, state: ServerState, rank: Rank) -> Mapping[str, float]:
         assert isinstance(state, OuterServerState)
+        return {"fastest": largest_credible(self.known_speeds(state).values())}
+
+    def known_speeds(self, state: OuterServerState) -> dict[Rank, float]:
+        """The last reported speeds, in steps per second."""
         # A fast worker that is lost must not keep the others' blocks short.
-        known = (state.speeds.get(j, 0.0) for j in self.training(state))
-        return {"fastest": max(known, default=0.0)}
+        return {j: state.speeds[j] for j in self.training(state) if j in state.speeds}
 
     def serve(self, state: ServerState, now: Seconds) -> list[Effect]:
         return self.take(state, sorted(state.waiting))
@@ -195,6 +202,17 @@ class OuterServer(ParameterServer):
         self.absorb(state, [state.waiting[rank] for rank in ranks])
         # All are absorbed before the first answer: commits that wait together get one model.
         return [self.answer(state, rank) for rank in ranks]
+
+
+def largest_credible(claims: Iterable[float]) -> float:
+    """Return the largest claim, or 8 times the next one if that is less; 0 if all are 0.
+
+    One liar alone cannot raise the next largest claim. The server's clock does not help: a
+    worker that is as fast as it claims may have a slow link, and a liar can commit as often as
+    it pretends to.
+    """
+    *_, next_one, largest = [0.0, 0.0, *sorted(claims)]
+    return min(largest, _MAX_LEAD * next_one) if next_one else largest
 
 
 def progress_of(commit: Message) -> Tensor:

@@ -68,13 +68,18 @@ class AveragedMoments(Wrapper[MomentsState]):
     neighbors whose messages were mixed in the same round; without rounds, it covers those that
     arrived since the worker's last training.
 
+    Workers may take different numbers of steps. Adam's moments begin at 0, and each step
+    corrects them by a factor that depends on the number of steps so far, which stays local.
+    Averaged are therefore the corrected moments, :math:`u_i / (1 - \beta^{s_i})` after
+    :math:`s_i` steps, and a worker multiplies the mean by its own :math:`1 - \beta^{s_i}`.
+    Momentum without such a correction, as that of SGD and Muon, is averaged as it is.
+
     A moment costs as much as the parameters, uncompressed, per message; where a worker sends
-    several messages to one receiver in a round, the first one carries it. Counters of steps,
-    such as Adam's for the correction of its bias, stay local. A worker that returns has no
-    moments until its first training. An optimizer without a moment takes no part: SGD has the
-    first one only, and only with momentum; Muon the first one, and the second one of parameters
-    that are no matrices. Trainers of stages and `TrainingLoop`, whose optimizers are their own,
-    report none.
+    several messages to one receiver in a round, the first one carries it. A worker that returns
+    has no moments until its first training. An optimizer without a moment takes no part: SGD
+    has the first one only, and only with momentum; Muon the first one, and the second one of
+    parameters that are no matrices. Trainers of stages and `TrainingLoop`, whose optimizers are
+    their own, report none.
 
     Args:
         inner: Any algorithm whose workers exchange tensors, such as `AllReduce`, `Gossip`,
@@ -91,7 +96,9 @@ class AveragedMoments(Wrapper[MomentsState]):
         Iacob et al., "DES-LOC: Desynced Low Communication Adaptive Optimizers for Training
         Foundation Models", ICLR 2026, arXiv:2505.22549, algorithm 1. :math:`K_x` is the inner
         algorithm's ``local_steps``; periods are in rounds, so multiples of it. Departures: any
-        inner algorithm, on any graph; an average is that of the receiver and its senders.
+        inner algorithm, on any graph; an average is that of the receiver and its senders;
+        moments are corrected before they are averaged, which changes only rounding if all
+        workers have taken as many steps.
 
     >>> from edgegossip.algorithms.gossip.all_reduce import AllReduce
     >>> from edgegossip.contract.topology import complete
