@@ -16,6 +16,7 @@ from tests.algorithms import (
     ALGORITHMS,
     ALONE,
     ASYNCHRONOUS,
+    EDGE_SQUEEZE,
     NUM_WORKERS,
     PLAIN,
     REGIONS,
@@ -311,6 +312,7 @@ KEPT = {
     **REGIONS,
     "alone": ALONE,
     "balanced": FEWER,
+    "edge-squeeze": EDGE_SQUEEZE,
     "controlled": ControlVariates(inner=FEWER),
     "moments": AveragedMoments(inner=FEWER, first_period=1, second_period=2),
 }

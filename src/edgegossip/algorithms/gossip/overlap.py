@@ -60,9 +60,12 @@ class Overlap:
     is_ahead: bool = False
 
     def note(self, num_steps: int, seconds: Seconds) -> None:
-        """Note training of this round."""
-        self.num_steps += num_steps
-        self.train_seconds += seconds
+        """Note training of this round, unless none of its steps count: those of a training
+        that failed are undone, and tell nothing.
+        """
+        if num_steps:
+            self.num_steps += num_steps
+            self.train_seconds += seconds
 
     def divide(self, local_steps: int) -> int:
         """Choose how many of the next round's `local_steps` run beside its exchange."""
