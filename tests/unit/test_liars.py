@@ -263,7 +263,9 @@ each_decoupled = pytest.mark.parametrize(
         ["float32"],
     ),
 )
-COMMITS: dict[str, Any] = {"num_workers": 3, "num_rounds": NUM_ROUNDS}
+# A status that follows a refused commit brings the liar back; then it lies again, until nobody
+# waits for it.
+COMMITS: dict[str, Any] = {"num_workers": 3, "num_rounds": NUM_ROUNDS, "resend_after": 0.05}
 SERVED: dict[str, Algorithm[Any]] = {
     "bsp-servers": Shards(inner=BSP(num_workers=2, num_rounds=NUM_ROUNDS), num_servers=2),
     "asp-servers": Shards(inner=ASP(num_workers=2, num_rounds=NUM_ROUNDS), num_servers=2),
@@ -357,9 +359,7 @@ def test_a_huge_number_of_a_commit_makes_nobody_refuse_the_honest_server() -> No
             return message
         return replace(message, numbers={**message.numbers, "number": 2**52 + 1})
 
-    # A status that follows the refused commit brings the liar back; then it lies again, until
-    # nobody waits for it.
-    algorithm = ASP(num_workers=3, num_rounds=NUM_ROUNDS, resend_after=0.05)
+    algorithm = ASP(**COMMITS)
     outcome = run(algorithm, lie, liar=3)
     assert outcome.reasons == dict.fromkeys([0, 1, 2], "finished")
     for rank in (1, 2):
