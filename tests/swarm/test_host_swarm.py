@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from tests.algorithms import ALL, BALANCED, NUM_WORKERS, PEERS, with_settings
 from tests.host_checks import NOTICED, SLACK, check, check_server, digest, longest_pause
+from tests.host_server_draws import adding
 from tests.host_swarm import WORLDS
-from tests.host_world_draws import adding, draw_world, longer, smaller
+from tests.host_world_draws import draw_world
 from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.tiers import by_name, first, thorough
+from tests.varied import longer, smaller
 from tests.virtual_network import Wire
 
 from edgegossip.contract.protocol import Event, Rank, Seconds
@@ -34,6 +36,7 @@ FEW = [
     *first(0, batches("servers", 0, 5, 1)),
     *first(1, batches("standby", 0, 5, 1)),
     *first(0, batches("sharing", 0, 5, 1)),
+    *first(1, batches("regions", 0, 20, 5)),
     *first(0, batches("stages", 0, 8, 2)),
     *first(1, batches("final", 0, 40, 4)),
 ]
@@ -47,6 +50,7 @@ MANY = [
     *batches("servers", 5, 200, 15),
     *batches("standby", 5, 600, 35),
     *batches("sharing", 5, 200, 15),
+    *batches("regions", 20, 600, 70),
     *batches("stages", 8, 200, 24),
     *batches("final", 40, 600, 35),
 ]
