@@ -70,6 +70,8 @@ ONCE_WRONG = [
     ("final", range(378, 379)),
     # One that resumed from a time before its first training took honest models for lies.
     ("late", range(64, 65)),
+    # One that resumed with the first model, as its progress was still under way, did the same.
+    ("late", range(217, 218)),
     # A message overtook one that nobody could judge yet, which then counted as repeated.
     ("late", range(129, 130)),
 ]
