@@ -180,8 +180,8 @@ class NewestFragments(Rule):
                     if known is None or known.round <= event.message.round:
                         self.heard[name][event.sender] = event.message
             case WorkerLost(has_lied=True):
-                for heard in self.heard.values():
-                    heard.pop(event.rank, None)
+                for messages in self.heard.values():
+                    messages.pop(event.rank, None)
             case Trained():
                 heard, self.heard = self.heard, {}
                 if not event.has_gone_back and not state.unknown:
@@ -227,7 +227,7 @@ class MixedRounds(Rule):
 
     def _proposal(self, state: Any, event: Trained) -> torch.Tensor:  # noqa: ANN401
         """What the worker sends; notes the vector from which momentum comes."""
-        algorithm = self.algorithm
+        algorithm: GASLoC | NoLoCo = self.algorithm
         if isinstance(algorithm, NoLoCo):
             self.last = state.velocity
             return algorithm.outer_lr * event.delta + algorithm.pull * event.before
@@ -259,7 +259,7 @@ class StepsOfRounds(Rule):
     """A worker that trains beside its exchanges takes each round's steps, and once.
 
     It may be ahead by the steps of the round that it exchanges and of the next one, or behind
-    by those that it takes beside; and it may skip rounds, if not most of them.
+    by those that it takes beside; and it may skip a few rounds.
     """
 
     algorithm: Any  # an `Overlapping` one
@@ -281,8 +281,8 @@ class StepsOfRounds(Rule):
         self.num_steps += event.num_steps if isinstance(event, Trained) else 0
         local_steps, end = self.algorithm.local_steps, self.algorithm.num_rounds
         num_done = self.num_steps / local_steps
-        least, most = (max(0, min(state.round + k, end) - self.first) for k in (-2, 2))
-        least /= 2
+        least, most = (max(0, min(state.round + k, end) - self.first) for k in (-4, 2))
+        least /= 2  # as some rounds may be skipped
         most += self.first > 0  # a training that began before it took another's round
         if not least <= num_done <= most:
             raise ViolationError(

@@ -165,8 +165,10 @@ def test_a_server_waits_for_one_that_is_slow_when_all_others_have_finished(name:
     assert {process.reason for process in run.processes.values()} == {"finished"}
 
 
-ONCE_EACH = {*PEERS} - {*BALANCED} | {"epoch-gossip-balanced-exact", "gossip-balanced-gossip"}
-"""Each algorithm, and each way of EdgeGossip to spread what it knows, once."""
+ONCE_EACH = {*PEERS} - {*BALANCED} | {
+    *("epoch-gossip-balanced-exact", "gossip-balanced-gossip", "edge-squeeze")
+}
+"""Each algorithm, each way of EdgeGossip to spread what it knows, and the flagship, once."""
 
 
 def tier(name: str) -> Any:  # noqa: ANN401
