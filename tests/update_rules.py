@@ -226,7 +226,7 @@ class MixedRounds(Rule):
                 self.own = self._proposal(state, event)
 
     def _proposal(self, state: Any, event: Trained) -> torch.Tensor:  # noqa: ANN401
-        """What the worker sends; notes the vector from which momentum comes."""
+        """Return what the worker sends; note the vector from which momentum comes."""
         algorithm: GASLoC | NoLoCo = self.algorithm
         if isinstance(algorithm, NoLoCo):
             self.last = state.velocity
