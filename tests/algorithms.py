@@ -69,6 +69,7 @@ from edgegossip.contract.topology import (
     random_one_peer,
     ring,
 )
+from edgegossip.recipes.edge_squeeze import edge_squeeze
 
 AnyServer: TypeAlias = ParameterServer | Standby | Shards
 AnyAlgorithm: TypeAlias = Synchronous[Any] | Asynchronous[Any] | AnyServer
@@ -319,13 +320,23 @@ SPREADS: dict[str, dict[str, Any]] = {
     "gossip": {"block_share": 1.0, "spread": "gossip"},
 }
 
-BALANCED: dict[str, EdgeGossip] = {
+EDGE_SQUEEZE = edge_squeeze(NUM_WORKERS, NUM_ROUNDS, local_steps=4)
+"""The flagship as it is by default, but for the steps of a round."""
+
+_BALANCED: dict[str, EdgeGossip] = {
     f"{name}-balanced-{spread}": EdgeGossip(inner=algorithm, **settings)
     for name, algorithm in ALGORITHMS.items()
     if not isinstance(algorithm, AnyServer)
     if not isinstance(algorithm, PushSum) or isinstance(algorithm, SparsePush)  # one will do
     for spread, settings in SPREADS.items()
 }
+_TWIN = "double-squeeze-overlapping-balanced-exact"
+
+# In the place of its twin, so that seeds go on drawing the same others.
+BALANCED: dict[str, EdgeGossip] = dict(
+    ("edge-squeeze", EDGE_SQUEEZE) if name == _TWIN else (name, algorithm)
+    for name, algorithm in _BALANCED.items()
+)
 """Each of them with its data balanced; holds what does not depend on how much is trained."""
 
 TUNED: dict[str, BatchTune | EdgeGossip] = {

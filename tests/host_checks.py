@@ -22,6 +22,7 @@ from edgegossip.algorithms.gossip.gosgd import GoSGDState
 from edgegossip.algorithms.push_sum.push_sum import PushSumState
 from edgegossip.algorithms.server.async_local_sgd import FedBuff
 from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
+from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.algorithms.server.methods import BSP
 from edgegossip.algorithms.server.parameter_server import ServerState
 from edgegossip.algorithms.server.worker import SERVER
@@ -156,6 +157,26 @@ def check_sharing(world: World) -> Run:
     counts = [run.processes[rank].host.state.inner.num_commits for rank in servers]
     if any(each != counts[0] for each in counts):
         raise ViolationError(f"servers count different commits: {counts}")
+    require_little_memory(run)
+    return run
+
+
+def check_regions(world: World) -> Run:
+    """Run the world of servers of regions, and of a global one; all servers come to the end.
+
+    Workers do, too, unless they are cut off or stopped until their server has left.
+    """
+    run = Run(world, Ledger(world.algorithm))
+    run.to_the_end()
+    run.oracles.conclude()
+    algorithm = world.algorithm
+    assert isinstance(algorithm, HALoS)
+    for rank, process in run.processes.items():
+        if not process.is_alive or process.reason == "finished":
+            continue
+        if rank <= algorithm.num_regions or not isinstance(process.reason, ServerLostError):
+            raise ViolationError(f"rank {rank} ended with {process.reason!r}")
+    require_sums_of_regions(run, algorithm)
     require_little_memory(run)
     return run
 
@@ -331,6 +352,33 @@ def require_commits(run: Run, state: WorkerState) -> None:
                 f"the server has {num_merged} commits of worker {rank}, and answered "
                 f"{num_answered}"
             )
+
+
+def require_sums_of_regions(run: Run, algorithm: HALoS) -> None:
+    """The global model has each commit at most once, and all if no server was lost."""
+    assert run.ledger is not None
+    servers = range(1 + algorithm.num_regions)
+    is_forgetful = any(
+        each.kind == "stop all" or {*servers}.intersection(each.ranks)
+        for each in run.world.disturbances
+    )
+    model = run.processes[SERVER].host.state.estimate
+    for region in range(algorithm.num_regions):
+        server, *workers = algorithm.members(region)
+        local = run.processes[server].host.state.local
+        rate = algorithm.local_lr / len(workers) * algorithm.global_lr / algorithm.num_regions
+        for place, rank in enumerate(workers, 1):
+            sent = run.ledger.steps.get(rank, {})
+            numbers = range(1, local.num_commits[place] + 1)
+            counted = [sent.get(number, {0}) for number in numbers]
+            low, high = rate * sum(map(min, counted)), rate * sum(map(max, counted))
+            if is_forgetful:
+                low, high = 0.0, high * run.ledger.num_lives[rank]
+            found = float(model[rank])
+            if not low - 1e-3 <= found <= high + 1e-3:
+                raise ViolationError(
+                    f"the global model has {found:g} of worker {rank}, not {low:g} to {high:g}"
+                )
 
 
 def _may_forget(world: World) -> bool:

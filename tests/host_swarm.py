@@ -24,23 +24,27 @@ import torch
 from tests.host_checks import (
     check,
     check_final,
+    check_regions,
     check_server,
     check_sharing,
     check_staged,
     check_standby,
 )
 from tests.host_runs import Run
-from tests.host_world_draws import (
-    draw_cut_world,
+from tests.host_server_draws import (
     draw_final_world,
-    draw_late_world,
-    draw_lying_world,
-    draw_open_world,
-    draw_resuming_world,
+    draw_regions_world,
     draw_server_world,
     draw_sharing_world,
     draw_staged_world,
     draw_standby_world,
+)
+from tests.host_world_draws import (
+    draw_cut_world,
+    draw_late_world,
+    draw_lying_world,
+    draw_open_world,
+    draw_resuming_world,
     draw_world,
 )
 from tests.host_worlds import World
@@ -58,6 +62,7 @@ WORLDS: dict[str, tuple[Callable[[int], World], Callable[[World], Run]]] = {
     "servers": (draw_server_world, check_server),
     "standby": (draw_standby_world, check_standby),
     "sharing": (draw_sharing_world, check_sharing),
+    "regions": (draw_regions_world, check_regions),
     "stages": (draw_staged_world, check_staged),
     "final": (draw_final_world, check_final),
 }

@@ -1,4 +1,4 @@
-"""The worlds that seeds draw for real hosts."""
+"""The worlds of peers that seeds draw for real hosts."""
 
 from __future__ import annotations
 
@@ -6,52 +6,19 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 from tests.algorithms import (
     ALL,
     NUM_WORKERS,
-    PARAMETER_SERVERS,
     PEERS,
-    SEVERAL_SERVERS,
-    STAGES,
-    STANDBYS,
-    AnyServer,
-    server_in,
-    with_settings,
 )
-from tests.host_worlds import KINDS, LIES, SIZE, Disturbance, World
+from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.oracles import OFFSET
+from tests.varied import longer, num_workers_of, resized, smaller
 from tests.virtual_network import Wire
-from tests.worlds import NUM_PARAMS
 
-from edgegossip.algorithms.gossip.streaming_diloco import StreamingDiLoCo
-from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD, FedBuff
-from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
-from edgegossip.algorithms.server.heloco import HeLoCo
-from edgegossip.algorithms.server.parameter_server import ParameterServer
-from edgegossip.algorithms.server.worker import SERVER
-from edgegossip.algorithms.stages.stages import Stages
-from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
-from edgegossip.algorithms.wrappers.control_variates import ControlVariates
-from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
-from edgegossip.algorithms.wrappers.shards.shards import Shards
-from edgegossip.algorithms.wrappers.standby.standby import Standby
-from edgegossip.algorithms.wrappers.trailing_average import TrailingAverage
-from edgegossip.contract import topology as topologies
-from edgegossip.contract.algorithm import Algorithm, opened
+from edgegossip.contract.algorithm import opened
 from edgegossip.contract.protocol import Rank, Seconds
-from edgegossip.contract.topology import Topology, from_edges_by_round
-from edgegossip.runs.final_average import FinalAverage
-
-_WRAPPERS = AveragedMoments | ControlVariates | EdgeGossip | TrailingAverage
-
-
-SERVER_ROUNDS = 10
-"""Of a run with servers: a world costs as much as it has messages, however long it lasts."""
-LASTING: Seconds = 8.0
-"""Training of its fastest worker. What happens to it mostly happens as early."""
 
 
 def draw_world(seed: int, name: str | None = None) -> World:
@@ -94,13 +61,24 @@ CORE = (
     *("adpsgd", "swift", "diloco", "choco-gossip", "epoch-gossip-balanced-exact"),
 )
 """Peers of each way to wait, and to keep what was sent."""
+NEWER = (
+    *("edge-squeeze", "double-squeeze-overlapping", "streaming-diloco", "sparseloco"),
+    *("gasloc", "noloco", "div-share", "epidemic-learning"),
+)
+"""Peers that came later; the others of `PEERS` differ from these in what they mix."""
+
+
+def _core_name(seed: int) -> str:
+    """One of `CORE`, or for some seeds of `NEWER`: the others' worlds stay as they were."""
+    draw = random.Random(f"{seed} newer")
+    return draw.choice(NEWER) if draw.random() < 0.4 else CORE[seed % len(CORE)]
 
 
 def draw_resuming_world(seed: int) -> World:
     """The world of `seed` whose workers are stopped or killed, and mostly resume."""
     draw, world = random.Random(f"{seed} resuming"), _draw_core_world(seed)
     often = random.Random(f"{seed} often")
-    if world.name in ("gosgd", "adpsgd", "swift") and often.random() < 0.5:
+    if world.name in ("gosgd", "adpsgd", "swift", "div-share") and often.random() < 0.5:
         return _with_returns(often, world)
     stale = random.Random(f"{seed} stale")
     if stale.random() < 0.05:
@@ -259,7 +237,7 @@ def draw_lying_world(seed: int) -> World:
 
 def _draw_core_world(seed: int, num_workers: int | None = None) -> World:
     """A world of `seed` without trouble, in which frames may be late or come twice."""
-    name, draw = CORE[seed % len(CORE)], random.Random(f"{seed} core")
+    name, draw = _core_name(seed), random.Random(f"{seed} core")
     algorithm = smaller(ALL[name], num_workers or draw.choice([3, 3, 4]))
     bad, number = draw.random(), num_workers_of(algorithm)
     return replace(
@@ -319,274 +297,6 @@ def draw_open_world(seed: int) -> World:
         lie="",
         is_open=True,
     )
-
-
-def draw_server_world(seed: int) -> World:
-    """The world of `seed` for a parameter server; in half of them it is killed, and soon back.
-
-    Nothing else happens to it: all others would wait for it.
-    """
-    world = draw_world(seed, [*PARAMETER_SERVERS][seed % len(PARAMETER_SERVERS)])
-    spared = tuple(each for each in world.disturbances if SERVER not in each.ranks)
-    starts = (0.0, *world.start_at[1:])
-    draw = random.Random(f"{seed} server")
-    if draw.random() < 0.5:
-        with_disk = world.checkpoint_seconds < math.inf and draw.random() < 0.7
-        away = draw.choice([0.05, 0.8, 4.0])
-        killed = Disturbance(
-            kind="kill",
-            at=draw.uniform(1.0, 0.7 * LASTING),
-            ranks=(SERVER,),
-            seconds=away,
-            with_disk=with_disk,
-        )
-        # Who comes when nobody else is there begins alone, and the server is not there to help.
-        spared, starts = (*spared, killed), (0.0,) * len(starts)
-    liar = None if world.liar == SERVER else world.liar
-    world = replace(
-        lasting(world, adding(world.algorithm)),
-        disturbances=spared,
-        start_at=starts,
-        liar=liar,
-        lie=world.lie if liar else "",
-    )
-    return with_slow_worker(seed, world)
-
-
-def with_slow_worker(seed: int, world: World) -> World:
-    """The same, or for some seeds one in which nothing happens but that one worker is slow.
-
-    Others that do not wait for it have long finished when it has, and their patience would be
-    over; after ten times their run they would leave.
-    """
-    draw = random.Random(f"{seed} slow")
-    if draw.random() > 0.15:
-        return world
-    steps = [min(world.step_seconds)] * world.num_workers
-    steps[draw.randrange(1, len(steps))] *= 8
-    return replace(
-        world,
-        algorithm=longer(world.algorithm, 2),
-        step_seconds=tuple(steps),
-        start_at=(0.0,) * world.num_workers,
-        disturbances=(),
-        wire=replace(world.wire, lost=0.0),
-        liar=None,
-        lie="",
-    )
-
-
-def lasting(world: World, algorithm: AnyServer) -> World:
-    """The world with `algorithm`, whose run takes the fastest worker about `LASTING`.
-
-    The slowest one takes at most three times as long.
-    """
-    server = server_in(algorithm)
-    step_seconds = LASTING / (SERVER_ROUNDS * (server.traits.local_steps or 3))
-    least = min(world.step_seconds)
-    return replace(
-        world,
-        algorithm=with_settings(algorithm, num_rounds=SERVER_ROUNDS, resend_after=1.0),
-        step_seconds=tuple(
-            step_seconds * min(3.0, each / least) for each in world.step_seconds
-        ),
-    )
-
-
-def adding(algorithm: Any) -> Any:  # noqa: ANN401 - its own type
-    """The same so that each commit adds 1 / M of its change, which the checks count."""
-    match server_in(algorithm):
-        case AsyncLocalSGD() | DecoupledDiLoCo():
-            return with_settings(algorithm, outer_momentum=0.0)
-        case FedBuff() as server:
-            rate = server.buffer_size / server.num_workers
-            return with_settings(algorithm, outer_lr=rate, staleness_power=0.0)
-        case HeLoCo():
-            still = {"aligned": 0.0, "max_shrink": 0.0}
-            return with_settings(algorithm, outer_momentum=0.0, **still)
-    return algorithm
-
-
-def draw_standby_world(seed: int) -> World:
-    """The world of `seed` in which workers elect another server; anything may happen to any.
-
-    In half of them nothing does but that the server is killed, for good or for a while.
-    """
-    name = [*STANDBYS][seed % len(STANDBYS)]
-    world = draw_world(seed, name)
-    draw = random.Random(f"{seed} standby")
-    world = lasting(world, adding(world.algorithm))
-    changes: dict[str, Any] = {}
-    if draw.random() < 0.5:
-        killed = Disturbance(
-            kind="kill",
-            at=draw.uniform(1.0, 0.7 * LASTING),
-            ranks=(SERVER,),
-            seconds=draw.choice([0.05, 0.8, 4.0, math.inf]),
-            with_disk=draw.random() < 0.5,
-        )
-        calm = Wire(latency=world.wire.latency, bandwidth=world.wire.bandwidth)
-        changes |= {
-            "disturbances": (killed,),
-            "start_at": (0.0,) * world.num_workers,
-            "liar": None,
-            "lie": "",
-            "wire": calm,
-        }
-    return with_slow_worker(seed, replace(world, **changes))
-
-
-def draw_sharing_world(seed: int) -> World:
-    """The world of `seed` in which servers share the model; in half, one of them is killed."""
-    name = [*SEVERAL_SERVERS][seed % len(SEVERAL_SERVERS)]
-    world = draw_world(seed, name)
-    draw = random.Random(f"{seed} sharing")
-    algorithm: Any = world.algorithm
-    servers = range(algorithm.num_servers)
-    spared = tuple(
-        each
-        for each in world.disturbances
-        if each.kind != "stop all" and not {*servers}.intersection(each.ranks)
-    )
-    if draw.random() < 0.5:
-        killed = Disturbance(
-            kind="kill",
-            at=draw.uniform(1.0, 0.7 * LASTING),
-            ranks=(draw.choice(servers),),
-            seconds=draw.choice([0.05, 0.8, 4.0]),
-            with_disk=draw.random() < 0.5,
-        )
-        spared = (killed,)
-    return replace(
-        lasting(world, algorithm),
-        disturbances=spared,
-        start_at=(0.0,) * world.num_workers,
-        wire=replace(world.wire, lost=0.0),
-        liar=None,
-        lie="",
-    )
-
-
-def draw_staged_world(seed: int) -> World:
-    """The world of `seed` in which one model is trained in stages; anything may be lost.
-
-    In some, the second stage is, for good; who waits for it has a timer that is minutes away.
-    """
-    name = [*STAGES][seed % len(STAGES)]
-    world = draw_world(seed, name)
-    algorithm = replace(STAGES[name], forget_after=2.0)
-    draw = random.Random(f"{seed} doomed")
-    if draw.random() < 0.05:
-        at, second = draw.uniform(1.0, 6.0), algorithm.num_first
-        killed = Disturbance(kind="kill", at=at, ranks=(second,), seconds=math.inf)
-        still = (0.0,) * world.num_workers
-        world = replace(world, start_at=still, disturbances=(killed,))
-    return replace(world, algorithm=algorithm, liar=None, lie="")
-
-
-def draw_final_world(seed: int) -> World:
-    """A world of peers, or of a server and its workers, that ends with one mean of all."""
-    draws = (draw_world, draw_world, draw_server_world, draw_standby_world)
-    draw = random.Random(f"{seed} back")
-    is_back = draw.random() < 0.1
-    world = _draw_return(draw, seed) if is_back else draws[seed % len(draws)](seed)
-    # A limit that comes amid the training, or never.
-    ends_at = random.Random(f"{seed} limit").choice([math.inf, math.inf, 1000.0, 30.0])
-    final = FinalAverage(inner=world.algorithm, num_workers=world.num_workers, ends_at=ends_at)
-    # Differences are judged as shares of what models are, so these stay small.
-    return replace(world, algorithm=final, liar=None, lie="", offset=0.0)
-
-
-def _draw_return(draw: random.Random, seed: int) -> World:
-    """A world of peers that do not wait; one has ended and is killed, while another is slow."""
-    world = draw_world(seed, draw.choice(["adpsgd", "gosgd", "swift"]))
-    slow, rank = draw.sample(range(world.num_workers), 2)
-    steps = tuple(3.2 if each == slow else 0.2 for each in range(world.num_workers))
-    traits = world.algorithm.traits
-    assert traits.num_rounds is not None
-    ends_at = 0.2 * traits.num_rounds * (traits.local_steps or SIZE)
-    away = draw.choice([0.05, 0.8, 4.0])
-    killed = Disturbance(
-        kind="kill", at=draw.uniform(2, 4) * ends_at, ranks=(rank,), seconds=away
-    )
-    return replace(
-        world,
-        step_seconds=steps,
-        start_at=(0.0,) * world.num_workers,
-        disturbances=(killed,),
-        checkpoint_seconds=0.5,
-        disk_fails=0.0,
-    )
-
-
-def longer(algorithm: Algorithm[Any], factor: float) -> Algorithm[Any]:
-    varied: Any = algorithm
-    if isinstance(varied, _WRAPPERS | Standby | Shards | Stages):
-        inner: Any = longer(varied.inner, factor)
-        wrapped: Algorithm[Any] = replace(varied, inner=inner)
-        return wrapped
-    found: Algorithm[Any] = replace(varied, num_rounds=int(factor * varied.num_rounds))
-    return found
-
-
-def smaller(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
-    """The same for fewer workers, of which one or more are servers where it has such."""
-    if isinstance(algorithm, _WRAPPERS | Standby):
-        inner: Any = smaller(algorithm.inner, num_workers)
-        return replace(algorithm, inner=inner)
-    varied: Any = algorithm
-    if isinstance(algorithm, ParameterServer):
-        return replace(algorithm, num_workers=max(3, num_workers - 1))
-    if isinstance(algorithm, Shards):
-        num_left = max(2, num_workers - algorithm.num_servers)
-        return replace(algorithm, inner=replace(algorithm.inner, num_workers=num_left))
-    if not isinstance(getattr(varied, "topology", None), Topology):
-        return algorithm
-    found: Algorithm[Any] = replace(varied, topology=_cut_down(varied.topology, num_workers))
-    return found
-
-
-def resized(algorithm: Algorithm[Any], num_workers: int) -> Algorithm[Any]:
-    """The same for another number of workers, on a ring if its edges are given one by one."""
-    varied: Any = algorithm
-    if isinstance(varied, EdgeGossip | TrailingAverage | ControlVariates):
-        wrapped: Algorithm[Any] = replace(varied, inner=resized(varied.inner, num_workers))
-        return wrapped
-    if not isinstance(varied.topology, topologies.CompleteTopology):
-        make = varied.topology.remake or topologies.ring
-    else:
-        make = topologies.complete
-    changes: dict[str, Any] = {"topology": make(num_workers)}
-    if isinstance(varied, StreamingDiLoCo):  # each worker owns an entry of each fragment
-        changes["num_fragments"] = min(varied.num_fragments, -(-NUM_PARAMS // num_workers))
-    found: Algorithm[Any] = replace(varied, **changes)
-    return found
-
-
-@cache
-def _cut_down(topology: Topology, num_workers: int) -> Topology:
-    if isinstance(topology, topologies.OpenTopology):
-        return _cut_down(topology.whole, num_workers).open()
-    factory = getattr(topologies, topology.name.removesuffix(f"({topology.num_workers})"), None)
-    if factory is not None:
-        made: Topology = factory(num_workers)
-        return made
-    ranks = range(num_workers)
-    edges = [
-        [
-            (i, j)
-            for i in ranks
-            for j in topology.out_neighbors(i, round)
-            if j in ranks and (topology.is_directed or i < j)
-        ]
-        for round in range(topology.period)
-    ]
-    return from_edges_by_round(num_workers, edges, topology.is_directed)
-
-
-def num_workers_of(algorithm: Algorithm[Any]) -> int:
-    topology = algorithm.traits.topology
-    return NUM_WORKERS if topology is None else topology.num_workers
 
 
 def draw_starts(draw: random.Random, num_workers: int) -> tuple[Seconds, ...]:

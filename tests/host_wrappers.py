@@ -117,11 +117,12 @@ class Ledger(Inside):
             # Its own commit, which was merged at once.
             number = server.num_commits[state.rank]
             self.steps.setdefault(state.rank, {}).setdefault(number, set()).add(more)
-        state = getattr(state, "worker", state)
-        if isinstance(state, CommitterState):
+        # In a region, a worker has another rank.
+        worker = getattr(state, "worker", getattr(state, "local", state))
+        if isinstance(worker, CommitterState):
             rank, commits = state.rank, self.steps.setdefault(state.rank, {})
-            if state.commit is not None:
-                numbers = {name: int(each) for name, each in state.commit.numbers.items()}
+            if worker.commit is not None:
+                numbers = {name: int(each) for name, each in worker.commit.numbers.items()}
                 commits.setdefault(numbers["number"], set()).add(numbers["num_steps"])
-            self.num_answered[rank] = max(self.num_answered.get(rank, 0), state.num_commits)
+            self.num_answered[rank] = max(self.num_answered.get(rank, 0), worker.num_commits)
         return effects

@@ -27,6 +27,7 @@ HOSTS = {
     "servers": 1000,
     "standby": 1000,
     "sharing": 1000,
+    "regions": 1000,
     "stages": 1000,
     "final": 1000,
 }

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
 from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gossip import Gossip
 from edgegossip.algorithms.gossip.overlap import Overlapping
@@ -103,7 +104,7 @@ def has_one_model(algorithm: Algorithm[Any]) -> bool:
     inner = innermost(algorithm)
     if getattr(inner, "timeout", None) is not None:
         return False  # who goes on without waiting misses what is late
-    if isinstance(inner, AllReduce | DiLoCo):
+    if isinstance(inner, AllReduce | DiLoCo | DoubleSqueeze):
         return True
     return (
         isinstance(inner, Gossip | EpochGossip)
@@ -168,11 +169,13 @@ def num_apart(algorithm: Algorithm[Any], round: int, absent: Collection[Rank]) -
     """For how many rounds models may differ after something happened to workers.
 
     DiLoCo repairs them part by part, but all that is left in the last round. Around one that
-    is absent, updates may need more exchanges than a round has. An average over rounds keeps a
-    part of all differences.
+    is absent, updates may need more exchanges than a round has. DoubleSqueeze finds some only
+    by its checksums. An average over rounds keeps a part of all differences.
     """
     inner = innermost(algorithm)
-    if isinstance(algorithm, TrailingAverage) or (isinstance(inner, DiLoCo) and absent):
+    if isinstance(algorithm, TrailingAverage) or isinstance(inner, DoubleSqueeze):
+        return math.inf
+    if isinstance(inner, DiLoCo) and absent:
         return math.inf
     if not isinstance(inner, DiLoCo):
         return 2

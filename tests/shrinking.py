@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tests.algorithms import PEERS
-from tests.host_world_draws import smaller
 from tests.host_worlds import World as HostWorld
 from tests.random_worlds import World
+from tests.varied import smaller
 from tests.virtual_network import Wire
 
 from edgegossip.sim.link import Links

@@ -39,6 +39,8 @@ from edgegossip.algorithms.push_sum.difference_push import DifferencePush
 from edgegossip.algorithms.push_sum.skew_compensated_sparse_push import (
     SkewCompensatedSparsePush,
 )
+from edgegossip.algorithms.server.async_local_sgd import AsyncLocalSGD
+from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.compression.sparse import TopK
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.randomness import generator
@@ -52,6 +54,7 @@ from edgegossip.contract.topology import (
 )
 from edgegossip.data.dataset import ArraySplit, Dataset
 from edgegossip.data.pictures import flip_and_crop
+from edgegossip.recipes.edge_squeeze import edge_squeeze
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.tracking import Status
 from edgegossip.sim.fault import Crash, Delay, Drop, Faults, Partition, Recover
@@ -60,6 +63,7 @@ from edgegossip.sim.platform import Platform
 from edgegossip.training.task import Task
 
 NUM_WORKERS = 4
+_COMMITTING: dict[str, Any] = {"num_rounds": 6, "local_steps": 2, "resend_after": 0.1}
 SHAPE = (1, 6, 6)
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
@@ -91,6 +95,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         compressor=TopK(keep_ratio=0.1),
         timeout=0.5,
     ),
+    "edge-squeeze": edge_squeeze(NUM_WORKERS, 6, local_steps=4, timeout=0.5),
     "gasloc": GASLoC(topology=ring(NUM_WORKERS), num_rounds=6, timeout=0.5),
     "noloco": NoLoCo(
         topology=random_matching(NUM_WORKERS, period=6, seed=0), num_rounds=6, timeout=0.5
@@ -114,7 +119,10 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         compensation_rounds=2,
         resend_after=0.1,
     ),
+    "async-local-sgd": AsyncLocalSGD(num_workers=NUM_WORKERS - 1, **_COMMITTING),
+    "halos": HALoS(regions=(0, 0), commits_per_sum=2, **_COMMITTING),
 }
+"""Servers only once with one and once with two levels: the others differ in how they merge."""
 
 FAULTS = Faults(
     script=(

@@ -25,6 +25,7 @@ REPRESENTATIVES = frozenset(
         "diloco",
         "epoch-gossip-balanced-exact",
         "gossip-balanced-gossip",
+        "edge-squeeze",
         "decoupled",
         "pipelined-diloco",
         "halos",

@@ -6,6 +6,7 @@ rules do not have it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,10 @@ from tests.worlds import stages_in
 
 from edgegossip.algorithms.fragments import fragment
 from edgegossip.algorithms.gossip.adpsgd import ADPSGD
+from edgegossip.algorithms.gossip.divshare import DivShare
+from edgegossip.algorithms.gossip.gasloc import GASLoC
+from edgegossip.algorithms.gossip.noloco import NoLoCo
+from edgegossip.algorithms.gossip.overlap import Overlapping
 from edgegossip.algorithms.gossip.swift import SWIFT
 from edgegossip.algorithms.server.decoupled_diloco import DecoupledDiLoCo
 from edgegossip.algorithms.server.worker import SERVER
@@ -32,6 +37,13 @@ from edgegossip.contract.rounds import Synchronous
 
 NEAR = 1e-3
 """Two ways to compute a mean of models around 10 differ by less; in proportion beyond that."""
+
+
+def require_near(state: Any, expected: torch.Tensor, what: str) -> None:  # noqa: ANN401
+    """Fail if a worker's parameters are not `expected`, which is named by `what`."""
+    far = float((state.params.double() - expected).abs().max())
+    if far > NEAR * max(1.0, float(expected.abs().max()) / 10):
+        raise ViolationError(f"rank {state.rank} is {far:.2g} off {what}")
 
 
 class Rule:
@@ -141,11 +153,141 @@ class LastModels(Rule):
     def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
         if self.expected is None:
             return
-        far = float((state.params.double() - self.expected).abs().max())
-        if far > NEAR * max(1.0, float(self.expected.abs().max()) / 10):
+        require_near(
+            state,
+            self.expected,
+            f"the mean of its own model and the last ones of workers {sorted(self.models)}",
+        )
+
+
+@dataclass
+class NewestFragments(Rule):
+    """After a block, each fragment is the mean of the worker's and the newest of each sender.
+
+    Fragments that a worker which has come back does not know yet are not judged.
+    """
+
+    algorithm: Any  # DivShare
+    heard: dict[str, dict[Rank, Message]] = field(default_factory=dict)
+    expected: torch.Tensor | None = None
+
+    def before(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        self.expected = None
+        match event:
+            case Received() if event.message.kind == "fragment" and not state.has_finished:
+                for name in event.message.payload:
+                    known = self.heard.setdefault(name, {}).get(event.sender)
+                    if known is None or known.round <= event.message.round:
+                        self.heard[name][event.sender] = event.message
+            case WorkerLost(has_lied=True):
+                for messages in self.heard.values():
+                    messages.pop(event.rank, None)
+            case Trained():
+                heard, self.heard = self.heard, {}
+                if not event.has_gone_back and not state.unknown:
+                    self.expected = self._mean(event.params, heard)
+
+    def _mean(
+        self, own: torch.Tensor, heard: Mapping[str, Mapping[Rank, Message]]
+    ) -> torch.Tensor:
+        mean, numel, number = own.double(), own.numel(), self.algorithm.num_fragments
+        for name, messages in heard.items():
+            part = fragment(int(name), number, numel)
+            known = [each for each in messages.values() if "is_new" not in each.numbers]
+            vectors = [own[part], *(each.payload[name] for each in known)]
+            mean[part] = torch.stack(vectors).double().mean(0)
+        return mean
+
+    def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        if self.expected is not None:
+            require_near(state, self.expected, "the mean of the newest fragments")
+
+
+@dataclass
+class MixedRounds(Rule):
+    """The rounds of GASLoC and NoLoCo in which all neighbors are heard, by their formulas."""
+
+    algorithm: Any
+    exchange: int = 0
+    own: torch.Tensor | None = None
+    last: torch.Tensor | None = None
+    start: torch.Tensor | None = None
+    inbox: dict[Rank, torch.Tensor] = field(default_factory=dict)
+
+    def before(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        self.exchange = state.exchange
+        self.inbox = {j: x["params"] for j, x in state.inbox.get(state.exchange, {}).items()}
+        match event:
+            case Received() if event.message.kind == "params":
+                if self.algorithm.exchange_of(event.message) == state.exchange:
+                    self.inbox[event.sender] = event.message.payload["params"]
+            case Trained():
+                self.start = None if event.has_gone_back else event.before
+                self.own = self._proposal(state, event)
+
+    def _proposal(self, state: Any, event: Trained) -> torch.Tensor:  # noqa: ANN401
+        """Return what the worker sends; note the vector from which momentum comes."""
+        algorithm: GASLoC | NoLoCo = self.algorithm
+        if isinstance(algorithm, NoLoCo):
+            self.last = state.velocity
+            return algorithm.outer_lr * event.delta + algorithm.pull * event.before
+        # Unless it goes on from other parameters, this is the last round's proposal.
+        self.last = self.own if state.previous is not None else event.before
+        return event.before + algorithm.outer_lr * event.delta
+
+    def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        own, last, start, algorithm = self.own, self.last, self.start, self.algorithm
+        neighbors = algorithm.topology.in_neighbors(state.rank, self.exchange)
+        if state.catch_up is not None or state.exchange != self.exchange + 1:
+            return
+        is_whole = not state.lost and state.views is None and self.inbox.keys() == {*neighbors}
+        if not is_whole or own is None or last is None or start is None:
+            return
+        row = algorithm.mixing.weights(algorithm.topology, state.rank, self.exchange)
+        pull = sum((row[j] * (self.inbox[j] - own) for j in neighbors), torch.zeros_like(own))
+        if isinstance(algorithm, NoLoCo):
+            others = own + pull - algorithm.pull * start
+            expected = start + algorithm.outer_momentum * last + others
+        else:
+            momentum = algorithm.outer_momentum * (own - last)
+            expected = own + algorithm.consensus_step * pull + momentum
+        require_near(state, expected, "the round's formula")
+
+
+@dataclass
+class StepsOfRounds(Rule):
+    """A worker that trains beside its exchanges takes each round's steps, and once.
+
+    It may be ahead by the steps of the round that it exchanges and of the next one, or behind
+    by those that it takes beside; and it may skip a few rounds.
+    """
+
+    algorithm: Any  # an `Overlapping` one
+    num_steps: int | None = None  # since it last took another's round
+    first: int = 0
+    round: int = 0
+
+    def before(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        self.round = state.round
+
+    def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
+        went_back = isinstance(event, Trained) and event.has_gone_back
+        if self.num_steps is None or state.round > self.round + 1 or went_back:
+            self.num_steps, self.first = 0, state.round
+            return
+        if state.catch_up is not None:
+            self.num_steps = None
+            return
+        self.num_steps += event.num_steps if isinstance(event, Trained) else 0
+        local_steps, end = self.algorithm.local_steps, self.algorithm.num_rounds
+        num_done = self.num_steps / local_steps
+        least, most = (max(0, min(state.round + k, end) - self.first) for k in (-4, 2))
+        least /= 2  # as some rounds may be skipped
+        most += self.first > 0  # a training that began before it took another's round
+        if not least <= num_done <= most:
             raise ViolationError(
-                f"worker {state.rank} is {far:.2g} off the mean of its own model and the last "
-                f"ones of workers {sorted(self.models)}"
+                f"worker {state.rank} has taken the steps of {num_done:g} rounds, not of "
+                f"{least} to {most}, by round {state.round}"
             )
 
 
@@ -178,11 +320,8 @@ class StepsWithMomentum(Rule):
 
     def require(self, state: Any, event: Event) -> None:  # noqa: ANN401
         expected = self._stepped(state) if state.rank == SERVER else self._rebased(state)
-        if expected is None:
-            return
-        far = float((state.params - expected).abs().max())
-        if far > NEAR * max(1.0, float(expected.abs().max()) / 10):
-            raise ViolationError(f"rank {state.rank} is {far:.2g} off the documented step")
+        if expected is not None:
+            require_near(state, expected, "the documented step")
 
     def _rebased(self, state: Any) -> torch.Tensor | None:  # noqa: ANN401
         if state.commit is not self.commit:
@@ -231,8 +370,14 @@ def rules_of(algorithm: Algorithm[Any], state: Any) -> list[Rule]:  # noqa: ANN4
     if stages_in(algorithm):
         return []  # those that hold a later stage have no such state
     match inner := innermost(algorithm):
+        case Overlapping(overlap=True) if inner is algorithm:
+            return [Rejoining(inner), StepsOfRounds(inner)]
+        case GASLoC() | NoLoCo() if inner.robust is None and inner is algorithm:
+            return [Rejoining(inner), MixedRounds(inner)]
         case Synchronous():
             return [Rejoining(inner)]
+        case DivShare() if inner is algorithm:
+            return [NewestFragments(inner)]
         case ADPSGD() if inner.resend_after is not None:
             return [AveragedOnce()]
         case SWIFT() if inner.robust is None and inner is algorithm:

@@ -20,6 +20,7 @@ from tests.algorithms import (
     CLAIMED,
     CLIPPED,
     CONTROLLED,
+    EDGE_SQUEEZE,
     REGIONS,
     SERVED,
     STAGES,
@@ -43,6 +44,9 @@ KEPT = {
     **CLAIMED,
     **CLIPPED,
     "alone": ALONE,
+    # Of `BALANCED` only the flagship: the others wrap what is here already; `TUNED`,
+    # `SERVED` and `CONTROLLED` have some of EdgeGossip.
+    "edge-squeeze": EDGE_SQUEEZE,
 }
 FOLDER = Path(__file__).parent
 IS_REFRESHING = "EDGEGOSSIP_REFRESH_GOLDEN" in os.environ

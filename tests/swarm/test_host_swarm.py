@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from tests.algorithms import ALL, BALANCED, NUM_WORKERS, PEERS, with_settings
 from tests.host_checks import NOTICED, SLACK, check, check_server, digest, longest_pause
+from tests.host_server_draws import adding
 from tests.host_swarm import WORLDS
-from tests.host_world_draws import adding, draw_world, longer, smaller
+from tests.host_world_draws import draw_world
 from tests.host_worlds import KINDS, LIES, Disturbance, World
 from tests.tiers import by_name, first, thorough
+from tests.varied import longer, smaller
 from tests.virtual_network import Wire
 
 from edgegossip.contract.protocol import Event, Rank, Seconds
@@ -34,6 +36,7 @@ FEW = [
     *first(0, batches("servers", 0, 5, 1)),
     *first(1, batches("standby", 0, 5, 1)),
     *first(0, batches("sharing", 0, 5, 1)),
+    *first(1, batches("regions", 0, 20, 5)),
     *first(0, batches("stages", 0, 8, 2)),
     *first(1, batches("final", 0, 40, 4)),
 ]
@@ -47,6 +50,7 @@ MANY = [
     *batches("servers", 5, 200, 15),
     *batches("standby", 5, 600, 35),
     *batches("sharing", 5, 200, 15),
+    *batches("regions", 20, 600, 70),
     *batches("stages", 8, 200, 24),
     *batches("final", 40, 600, 35),
 ]
@@ -66,6 +70,8 @@ ONCE_WRONG = [
     ("final", range(378, 379)),
     # One that resumed from a time before its first training took honest models for lies.
     ("late", range(64, 65)),
+    # One that resumed with the first model, as its progress was still under way, did the same.
+    ("late", range(217, 218)),
     # A message overtook one that nobody could judge yet, which then counted as repeated.
     ("late", range(129, 130)),
 ]
@@ -159,8 +165,10 @@ def test_a_server_waits_for_one_that_is_slow_when_all_others_have_finished(name:
     assert {process.reason for process in run.processes.values()} == {"finished"}
 
 
-ONCE_EACH = {*PEERS} - {*BALANCED} | {"epoch-gossip-balanced-exact", "gossip-balanced-gossip"}
-"""Each algorithm, and each way of EdgeGossip to spread what it knows, once."""
+ONCE_EACH = {*PEERS} - {*BALANCED} | {
+    *("epoch-gossip-balanced-exact", "gossip-balanced-gossip", "edge-squeeze")
+}
+"""Each algorithm, each way of EdgeGossip to spread what it knows, and the flagship, once."""
 
 
 def tier(name: str) -> Any:  # noqa: ANN401

@@ -16,6 +16,7 @@ from tests.algorithms import (
     ALGORITHMS,
     ALONE,
     ASYNCHRONOUS,
+    EDGE_SQUEEZE,
     NUM_WORKERS,
     PLAIN,
     REGIONS,
@@ -46,9 +47,12 @@ from tests.worlds import (
 from torch import Tensor
 
 from edgegossip.algorithms.gossip.all_reduce import AllReduce
+from edgegossip.algorithms.gossip.diloco import DiLoCo
+from edgegossip.algorithms.gossip.double_squeeze import DoubleSqueeze
 from edgegossip.algorithms.gossip.epoch_gossip import EpochGossip
 from edgegossip.algorithms.gossip.gosgd import GoSGD
 from edgegossip.algorithms.gossip.gossip import Gossip
+from edgegossip.algorithms.gossip.streaming_diloco import StreamingDiLoCo
 from edgegossip.algorithms.server.halos import HALoS
 from edgegossip.algorithms.server.parameter_server import ServerState
 from edgegossip.algorithms.stages.pipelined import Pipelined
@@ -57,6 +61,7 @@ from edgegossip.algorithms.wrappers.averaged_moments import AveragedMoments
 from edgegossip.algorithms.wrappers.control_variates import ControlVariates
 from edgegossip.algorithms.wrappers.edge_gossip.edge_gossip import EdgeGossip
 from edgegossip.algorithms.wrappers.standby.standby import Standby
+from edgegossip.compression.compressor import Identity
 from edgegossip.contract.algorithm import Algorithm
 from edgegossip.contract.errors import ServerLostError
 from edgegossip.contract.protocol import (
@@ -66,12 +71,14 @@ from edgegossip.contract.protocol import (
     Seconds,
     Steps,
     Train,
+    Trained,
     WorkerJoined,
     WorkerState,
 )
 from edgegossip.contract.rounds import RoundBased
 from edgegossip.contract.snapshot import assemble, dismantle
 from edgegossip.contract.topology import Topology, complete, ring
+from edgegossip.recipes.edge_squeeze import edge_squeeze
 from edgegossip.sim.fault import Crash, Faults, Partition, Recover
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
@@ -117,6 +124,51 @@ def test_gosgd_that_never_pushes_trains_alone() -> None:
     after = final_params(make_world(algorithm))
     alone = [train_alone(rank, num_rounds=7, work=Steps(1)) for rank in range(5)]
     assert torch.equal(after, torch.stack(alone))
+
+
+ROUNDS: dict[str, Any] = {"num_rounds": 6, "local_steps": 3, "outer_momentum": 0.7}
+
+
+def diloco(num_workers: int) -> Tensor:
+    """The last parameters of DiLoCo on the complete graph, with outer momentum."""
+    algorithm = DiLoCo(topology=complete(num_workers), **ROUNDS)
+    return final_params(make_world(algorithm, platforms=EVEN[:num_workers]))
+
+
+def test_double_squeeze_without_compression_is_diloco_on_the_complete_graph() -> None:
+    algorithm = DoubleSqueeze(topology=complete(5), **ROUNDS)
+    torch.testing.assert_close(final_params(make_world(algorithm)), diloco(5))
+
+
+@pytest.mark.parametrize("block_share", [0.125, 1.0])
+def test_edge_squeeze_of_one_worker_without_compression_is_diloco_alone(
+    block_share: float,
+) -> None:
+    algorithm = replace(
+        edge_squeeze(1, compressor=Identity(), **ROUNDS), block_share=block_share
+    )
+    world = make_world(algorithm, platforms=EVEN[:1])
+    torch.testing.assert_close(final_params(world), diloco(1))
+
+
+def test_streaming_diloco_of_one_worker_and_one_fragment_is_diloco_alone() -> None:
+    algorithm = StreamingDiLoCo(topology=complete(1), num_fragments=1, **ROUNDS)
+    world = make_world(algorithm, platforms=EVEN[:1])
+    torch.testing.assert_close(final_params(world), diloco(1))
+
+
+def test_one_that_has_lost_all_others_takes_no_step_beside_an_exchange() -> None:
+    steps: list[int] = []
+
+    def note(state: WorkerState, event: Event, now: Seconds) -> None:
+        if isinstance(event, Trained) and state.rank == 0 and now > 10.0:
+            steps.append(event.num_steps)
+
+    algorithm = DoubleSqueeze(topology=complete(3), overlap=True, **ROUNDS)
+    faults = Faults(script=(Crash(at=5.0, rank=1), Crash(at=5.0, rank=2)))
+    make_world(Watched(algorithm, after=note), platforms=EVEN[:3], faults=faults).run()
+    assert steps
+    assert {*steps} == {ROUNDS["local_steps"]}
 
 
 @each_algorithm
@@ -260,6 +312,7 @@ KEPT = {
     **REGIONS,
     "alone": ALONE,
     "balanced": FEWER,
+    "edge-squeeze": EDGE_SQUEEZE,
     "controlled": ControlVariates(inner=FEWER),
     "moments": AveragedMoments(inner=FEWER, first_period=1, second_period=2),
 }

@@ -71,6 +71,13 @@ def test_one_that_another_contradicts_lies() -> None:
     assert is_lie(plausibility, 1, 1e4)
 
 
+def test_one_that_sends_zeros_contradicts_nobody() -> None:
+    plausibility = make()
+    assert not is_too_large(plausibility, 2, 0.0)
+    assert not is_lie(plausibility, 1, 1e4)
+    assert not is_too_large(plausibility, 2, 1e4)
+
+
 def test_own_training_shows_what_is_usual() -> None:
     plausibility = make()
     plausibility.went_well(torch.tensor([0.0, -50.0]))

@@ -219,8 +219,9 @@ def algorithm_name(algorithm: Algorithm[Any]) -> str:
     """
     while isinstance(algorithm, Wrapper) and algorithm.keeps_name:
         algorithm = algorithm.inner
-    # A hyphen before a word, but none within GoSGD and DiLoCo.
-    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z]{2}|DiLoCo)", "-", type(algorithm).__name__).lower()
+    # A hyphen before a word, and before SGD after one, but none within GoSGD and DiLoCo.
+    begins = r"(?<=[a-z])(?=[A-Z][a-z]{2}|DiLoCo)|(?<=[a-z]{3})(?=SGD)"
+    return re.sub(begins, "-", type(algorithm).__name__).lower()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,14 +91,16 @@ class DoubleSqueeze(Overlapping[DoubleSqueezeState]):
     as long as these do (`Overlap`). They start from all of the worker's own progress, and the
     others' arrives meanwhile: :math:`x \leftarrow x + p` changes what the next steps start
     from, and nothing of the worker's own is lost. Nobody waits for messages unless an exchange
-    takes longer than a round's training. Others' progress then counts at most a round later,
-    and one more round without training brings the last of it.
+    takes longer than a round's training. Others' progress then counts at least one step and at
+    most a round later, and one more round without training brings the last of it. So with
+    several workers, this is not `DiLoCo`, however short exchanges are.
 
     While an owner is absent, another worker *holds* its chunk. :doc:`Algorithms
     </docs/algorithms>` describes how copies that differ after faults become equal again.
 
-    Without compression, with :math:`\beta = 0` and :math:`\alpha = 1`, and while no worker or
-    message is lost, this is `AllReduce` up to rounding.
+    Without compression and overlap, and while no worker or message is lost, this is `DiLoCo` on
+    the complete graph up to rounding, and with :math:`\beta = 0` and :math:`\alpha = 1` also
+    `AllReduce`. A single worker without compression is `DiLoCo` alone, even with overlap.
 
     Args:
         topology: The complete graph.

@@ -28,8 +28,8 @@ class Overlap:
     r"""Divides each round's steps into those before its exchange and those beside it.
 
     Others' progress is late by the steps beside, and a worker waits if these end before the
-    exchange does. So they are as few as take as long as an exchange did, all of them if that
-    takes longer than the round. Each worker decides this for itself.
+    exchange does. So they are as few as take as long as an exchange did, but at least one, and
+    all of them if that takes longer than the round. Each worker decides this for itself.
 
     An exchange of two parts takes :math:`2 d` seconds, where :math:`d` is the duration of the
     second part. The first takes as long, but also waits for the last worker to begin. If
@@ -60,9 +60,12 @@ class Overlap:
     is_ahead: bool = False
 
     def note(self, num_steps: int, seconds: Seconds) -> None:
-        """Note training of this round."""
-        self.num_steps += num_steps
-        self.train_seconds += seconds
+        """Note training of this round, unless none of its steps count: those of a training
+        that failed are undone, and tell nothing.
+        """
+        if num_steps:
+            self.num_steps += num_steps
+            self.train_seconds += seconds
 
     def divide(self, local_steps: int) -> int:
         """Choose how many of the next round's `local_steps` run beside its exchange."""
@@ -97,7 +100,8 @@ class Overlapping(OwnedChunks[S], Generic[S]):
     """Base of algorithms with owned chunks whose workers may train while they exchange.
 
     A worker that has waited for as long as a round's training takes, as for one that is lost,
-    takes the steps before its next exchange meanwhile. `learn` must note what was trained in
+    takes the steps before its next exchange meanwhile. One with nobody to exchange with trains
+    before its exchanges, as without overlap. `learn` must note what was trained in
     `OverlapState.overlap`.
 
     Args:
@@ -109,8 +113,9 @@ class Overlapping(OwnedChunks[S], Generic[S]):
 
     @property
     def total_rounds(self) -> int:
-        # What was learned beside the last round's exchange is sent in one more.
-        return self.num_rounds + self.overlap
+        # What was learned beside the last round's exchange is sent in one more. A single worker
+        # learns nothing beside, and would only take another step of its momentum.
+        return self.num_rounds + (self.overlap and self.num_workers > 1)
 
     def handle(self, state: S, event: Event, now: Seconds) -> list[Effect]:
         if event == TimerFired("ahead"):
@@ -127,7 +132,9 @@ class Overlapping(OwnedChunks[S], Generic[S]):
 
     def _work_before(self, state: S) -> Work | None:
         if self.overlap:
-            state.overlap.steps = self.steps_beside(state)
+            beside = self.steps_beside(state)
+            # Without others an exchange takes no time, so steps beside it would only come late.
+            state.overlap.steps = beside if len(state.lost) < self.num_workers - 1 else 0
         before = self.local_steps - state.overlap.steps
         return Steps(before) if before else None
 

@@ -44,10 +44,9 @@ class Plausibility:
 
     The usual value is the largest of five: 1, the largest initial parameter, the largest of
     this worker's own sound parameters, the largest value in its own last messages, and the
-    median of the *other* senders' last values in the same place, accepted or not. A liar
-    therefore has no influence on its own limit, even for its first message. If honest values
-    exceed any that a worker has seen, for example when it returns, their senders confirm each
-    other.
+    median of the *other* senders' last nonzero values in the same place, accepted or not. So a
+    liar has no influence on its own limit, even for its first message. If honest values exceed
+    any that a worker has seen, for example when it returns, their senders confirm each other.
 
     The limit is `FACTOR` times the usual value, far above the differences among workers that
     have trained. Before it has trained, a worker cannot know what is usual, so a value beyond
@@ -127,7 +126,9 @@ class Plausibility:
         """
         found = None
         for name, size in sizes.items():
-            if size is None:  # no floats, or the schema has its own limits
+            # No floats, or the schema has its own limits; or nothing but zeros, as of one that
+            # has not trained, which say nothing of what is usual.
+            if not size:
                 continue
             # Not the sender's own earlier values, so nobody can raise its own limit step by
             # step.

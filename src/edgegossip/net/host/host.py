@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic
 
+import torch
 from torch import Tensor
 
 from edgegossip.contract import codec
@@ -631,6 +632,8 @@ class Host(Generic[State]):
         self._kept_at = checkpoint["now"]
         self._clock.began_at = self._clock.read() - self._kept_at
         self.peers.load_state_dict(checkpoint["peers"])
-        # If it has trained, it knows what is usual, and no message need wait for that.
-        if self.state.round > 0:
+        # If it has trained, it knows what is usual, and no message need wait for that. One that
+        # exchanges beside its training may have come to a new round with the first model.
+        has_moved = not torch.equal(self.state.estimate, self._sound.params)
+        if self.state.round > 0 and has_moved:
             self._plausibility.went_well(self.state.estimate)
