@@ -377,7 +377,8 @@ def rules_of(algorithm: Algorithm[Any], state: Any) -> list[Rule]:  # noqa: ANN4
         case Synchronous():
             return [Rejoining(inner)]
         case DivShare() if inner is algorithm:
-            return [NewestFragments(inner)]
+            heard = {str(k): dict(each) for k, each in state.inbox.items()}  # of a checkpoint
+            return [NewestFragments(inner, heard)]
         case ADPSGD() if inner.resend_after is not None:
             return [AveragedOnce()]
         case SWIFT() if inner.robust is None and inner is algorithm:
