@@ -71,11 +71,15 @@ def test_one_that_another_contradicts_lies() -> None:
     assert is_lie(plausibility, 1, 1e4)
 
 
-def test_one_that_sends_zeros_contradicts_nobody() -> None:
+def test_ones_first_zeros_contradict_nobody_and_later_ones_do() -> None:
     plausibility = make()
     assert not is_too_large(plausibility, 2, 0.0)
     assert not is_lie(plausibility, 1, 1e4)
     assert not is_too_large(plausibility, 2, 1e4)
+    again = make()
+    for _ in range(2):
+        assert not is_too_large(again, 2, 0.0)
+    assert is_lie(again, 1, 1e4)
 
 
 def test_own_training_shows_what_is_usual() -> None:

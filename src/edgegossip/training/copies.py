@@ -211,7 +211,9 @@ class ModelCopies:
         groups = first.optimizer.param_groups
         self.settings = [(group["lr"], group.get("momentum")) for group in groups]
         betas = {id(each): group.get("betas") for group in groups for each in group["params"]}
-        self.betas = [betas.get(id(each)) for each in first.trained]
+        found = [betas.get(id(each)) for each in first.trained]
+        # Others than a pair, as of an optimizer that is not PyTorch's, mean something else.
+        self.betas = [each if isinstance(each, tuple) else None for each in found]
         self.optimizer_name = type(first.optimizer).__name__
         self.most_together = sys.maxsize
         # By default, PyTorch keeps the number of steps on the CPU.

@@ -352,10 +352,12 @@ class DecoupledDiLoCo(OuterServer):
 
     def _window(self, state: SyncerState, ranks: list[Rank]) -> Seconds:
         """Length of the grace window, in seconds."""
-        claims = {rank: state.waiting[rank].numbers["pace"] for rank in ranks}
+        speeds = [state.waiting[rank].numbers["pace"] for rank in ranks]
         # All blocks last as long as that of the fastest worker. Until its speed is known,
-        # nothing says how long that is.
-        fastest = largest_credible({**self.known_speeds(state), **claims}.values())
+        # nothing says how long that is. A liar can end the window early, after which commits
+        # count one merge later; a limit to its speed would be worse, as one that claims to be
+        # slow could then stretch the window.
+        fastest = max([*speeds, *self.known_speeds(state).values()], default=0.0)
         return self.grace * self.local_steps / fastest if fastest else 0.0
 
     def absorb(self, state: SyncerState, commits: list[Message]) -> None:

@@ -66,7 +66,8 @@ class OuterServerState(ServerState):
 class OuterServer(ParameterServer):
     r"""Base of servers that take outer steps on commits of several local steps.
 
-    *Dynamic local updates* give slow workers shorter blocks, so that all commit equally often:
+    *Dynamic local updates* give slow workers shorter blocks, so that all commit equally often
+    (but for one that is more than 8 times as fast as all others, which commits more often):
     worker :math:`i`, which takes :math:`v_i` steps per second, commits after
 
     .. math:: H_i = \max\bigl(1, \lfloor H\, v_i / \max_j v_j \rfloor\bigr)

@@ -44,9 +44,10 @@ class Plausibility:
 
     The usual value is the largest of five: 1, the largest initial parameter, the largest of
     this worker's own sound parameters, the largest value in its own last messages, and the
-    median of the *other* senders' last nonzero values in the same place, accepted or not. So a
-    liar has no influence on its own limit, even for its first message. If honest values exceed
-    any that a worker has seen, for example when it returns, their senders confirm each other.
+    median of the *other* senders' last values in the same place, accepted or not, without zeros
+    that are a sender's first. So a liar has no influence on its own limit, even for its first
+    message. If honest values exceed any that a worker has seen, for example when it returns,
+    their senders confirm each other.
 
     The limit is `FACTOR` times the usual value, far above the differences among workers that
     have trained. Before it has trained, a worker cannot know what is usual, so a value beyond
@@ -95,6 +96,7 @@ class Plausibility:
         self._own: dict[_Place, tuple[weakref.ref[Tensor], float]] = {}
         self._usual = self._least = max(1.0, initial or 0.0)
         self._heard: dict[_Place, dict[Rank, float]] = {}
+        self._began: set[tuple[str, str, Rank | None]] = set()
         # By sender: the largest ratio to the usual value, and the amount of training by then.
         self._ratios: dict[Rank, tuple[float, int]] = {}
         self._num_trained = 0
@@ -126,10 +128,13 @@ class Plausibility:
         """
         found = None
         for name, size in sizes.items():
-            # No floats, or the schema has its own limits; or nothing but zeros, as of one that
-            # has not trained, which say nothing of what is usual.
-            if not size:
+            if size is None:  # no floats, or the schema has its own limits
                 continue
+            # One that has not trained yet sends zeros once, which say nothing of what is usual.
+            if not size and (kind, name, sender) not in self._began:
+                self._began.add((kind, name, sender))
+                continue
+            self._began.add((kind, name, sender))
             # Not the sender's own earlier values, so nobody can raise its own limit step by
             # step.
             heard = self._heard.setdefault((kind, name), {})
@@ -205,5 +210,6 @@ class Plausibility:
     def acquit(self, rank: Rank) -> None:
         """Forget the messages of `rank`, which is muted or has a new process."""
         self._ratios.pop(rank, None)
+        self._began = {each for each in self._began if each[2] != rank}
         for votes in self._heard.values():
             votes.pop(rank, None)
