@@ -216,9 +216,11 @@ class MixedRounds(Rule):
 
     def before(self, state: Any, event: Event) -> None:  # noqa: ANN401
         self.exchange = state.exchange
-        self.inbox = {j: x["params"] for j, x in state.inbox.get(state.exchange, {}).items()}
+        # Open runs have empty messages, of those that are put off.
+        arrived = state.inbox.get(state.exchange, {})
+        self.inbox = {j: x["params"] for j, x in arrived.items() if x}
         match event:
-            case Received() if event.message.kind == "params":
+            case Received() if event.message.kind == "params" and event.message.payload:
                 if self.algorithm.exchange_of(event.message) == state.exchange:
                     self.inbox[event.sender] = event.message.payload["params"]
             case Trained():
