@@ -163,14 +163,7 @@ def draw_sharing_world(seed: int) -> World:
         if each.kind != "stop all" and not {*servers}.intersection(each.ranks)
     )
     if draw.random() < 0.5:
-        killed = Disturbance(
-            kind="kill",
-            at=draw.uniform(1.0, 0.7 * LASTING),
-            ranks=(draw.choice(servers),),
-            seconds=draw.choice([0.05, 0.8, 4.0]),
-            with_disk=draw.random() < 0.5,
-        )
-        spared = (killed,)
+        spared = (_one_killed(draw, servers),)
     return replace(
         lasting(world, algorithm),
         disturbances=spared,
@@ -178,6 +171,17 @@ def draw_sharing_world(seed: int) -> World:
         wire=replace(world.wire, lost=0.0),
         liar=None,
         lie="",
+    )
+
+
+def _one_killed(draw: random.Random, servers: range) -> Disturbance:
+    """One of several servers is killed, and soon back."""
+    return Disturbance(
+        kind="kill",
+        at=draw.uniform(1.0, 0.7 * LASTING),
+        ranks=(draw.choice(servers),),
+        seconds=draw.choice([0.05, 0.8, 4.0]),
+        with_disk=draw.random() < 0.5,
     )
 
 
@@ -207,14 +211,7 @@ def draw_regions_world(seed: int) -> World:
     )
     starts = (0.0,) * num_workers
     if draw.random() < 0.5:
-        killed = Disturbance(
-            kind="kill",
-            at=draw.uniform(1.0, 0.7 * LASTING),
-            ranks=(draw.choice(servers),),
-            seconds=draw.choice([0.05, 0.8, 4.0]),
-            with_disk=draw.random() < 0.5,
-        )
-        disturbances = (killed,)
+        disturbances = (_one_killed(draw, servers),)
     elif draw.random() < 0.3:
         starts = (*starts[:-1], draw.uniform(1.0, 6.0))
     return replace(

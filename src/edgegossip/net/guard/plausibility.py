@@ -131,10 +131,10 @@ class Plausibility:
             if size is None:  # no floats, or the schema has its own limits
                 continue
             # One that has not trained yet sends zeros once, which say nothing of what is usual.
-            if not size and (kind, name, sender) not in self._began:
-                self._began.add((kind, name, sender))
-                continue
+            is_first = (kind, name, sender) not in self._began
             self._began.add((kind, name, sender))
+            if is_first and not size:
+                continue
             # Not the sender's own earlier values, so nobody can raise its own limit step by
             # step.
             heard = self._heard.setdefault((kind, name), {})
