@@ -13,7 +13,8 @@ from tests.tiers import thorough
 from tests.worlds import EVEN, NUM_PARAMS, TARGETS, UNEVEN, Recorder, Watched, make_world
 from torch import Tensor
 
-from edgegossip.algorithms.server.halos import HALoS, HALoSState, LocalServerState
+from edgegossip.algorithms.server.halos import HALoS, HALoSState
+from edgegossip.algorithms.server.halos_levels import LocalServerState
 from edgegossip.contract.protocol import Event, Received, Seconds
 from edgegossip.sim.fault import Crash, Fault, Faults, Recover
 from edgegossip.sim.link import Link, Links
