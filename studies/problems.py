@@ -23,6 +23,7 @@ HAR_CNN = replace(
     problems.HAR_CNN,
     settings=Settings(num_epochs=40, throughput=500.0, exchange_probability=0.1),
 )
+HAR_BY_SUBJECT = replace(HAR_CNN, name="har-by-subject", partition=eg.BySubject())
 CIFAR10_RESNET20 = Problem(
     name="cifar10-resnet20",
     dataset="cifar10",

@@ -23,6 +23,7 @@ from studies.problems import (
     CIFAR10_LENET5_AUGMENTED,
     CIFAR10_RESNET20,
     DIGITS_MLP,
+    HAR_BY_SUBJECT,
     HAR_CNN,
     IMAGENET8X8_EIGHT_LAYERS,
     MNIST_LENET5,
@@ -217,7 +218,7 @@ def _setups(
 
 _MNIST_10 = with_epochs(MNIST_LENET5, 10)
 SKEWED = (
-    replace(HAR_CNN, name="har-by-subject", partition=eg.BySubject()),
+    HAR_BY_SUBJECT,
     replace(_MNIST_10, name="mnist-dirichlet-1", partition=eg.Dirichlet(alpha=1.0)),
     replace(_MNIST_10, name="mnist-dirichlet-0.1", partition=eg.Dirichlet(alpha=0.1)),
     replace(_MNIST_10, name="mnist-label-skew-0.8", partition=LabelSkew(0.8)),
