@@ -174,6 +174,14 @@ CHOSEN: dict[tuple[str, str], Mapping[str, tuple[float, float | None]]] = {
 `adsp/tuning`, if that has the problem.
 """
 
+BETTER: Mapping[str, Mapping[str, Tried]] = {
+    "har-cnn": {
+        "bsp": {"lr": 0.26, "value": None},
+        "fixed-adacomm": {"lr": 0.45, "value": 5},
+    },
+}
+"""What the search of `adsp/time-to-loss` found to be better; `adsp/convergence` has it."""
+
 
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
     """Each method's best learning rate and own setting, on validation data.
@@ -264,8 +272,9 @@ def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
 def convergence(settings: StudySettings = DEFAULTS) -> Study:
     """Equally long runs that go on where the loss no longer falls, 18 workers, H = 2.
 
-    The other settings are as in `adsp/time-to-loss`. Duration of a run on one core: two minutes
-    for `har-cnn`, ten for `cifar10-lenet5`, and an hour for `cifar10-lrn-cnn`.
+    Learning rates and the methods' own settings are fixed beforehand; all else is as in
+    `adsp/time-to-loss`. Duration of a run on one core: two minutes for `har-cnn`, ten for
+    `cifar10-lenet5`, and an hour for `cifar10-lrn-cnn`.
 
     Args:
         settings: Settings of the study.
@@ -276,7 +285,10 @@ def convergence(settings: StudySettings = DEFAULTS) -> Study:
             seed=seed,
             machines=_machines(problem, settings),
             goal=replace(GOALS[problem.name], loss=NEVER, **CONVERGENCE[problem.name]),
-            choices=_choices(problem, _machines(problem, settings), settings, UNEVEN),
+            choices={
+                **_choices(problem, _machines(problem, settings), settings, UNEVEN),
+                **BETTER.get(problem.name, {}),
+            },
         )
         for problem in _problems(settings, WITH_PAPERS)
         for seed in settings.seeds
