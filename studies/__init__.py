@@ -37,6 +37,7 @@ STUDIES = {
     "synthetic-gradients/published": "published_modules",
     "adsp/tuning": "time_to_loss",
     "adsp/time-to-loss": "time_to_loss",
+    "adsp/periods": "time_to_loss",
     "adsp/convergence": "time_to_loss",
     "adsp/heterogeneity": "time_to_loss",
     "adsp/delay": "time_to_loss",

@@ -174,6 +174,7 @@ CHOSEN: dict[tuple[str, str], Mapping[str, tuple[float, float | None]]] = {
 `adsp/tuning`, if that has the problem.
 """
 
+PERIODS, PERIOD_RATES = (2, 3, 5), (0.26, 0.45, 0.78)
 BETTER: Mapping[str, Mapping[str, Tried]] = {
     "har-cnn": {
         "bsp": {"lr": 0.26, "value": None},
@@ -246,6 +247,32 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
     title = "Which parameter server reaches a given loss soonest?"
     name = "time-to-loss"
     return _study(name, title, settings, contests, partial(_exhibits, name))
+
+
+def periods(settings: StudySettings = DEFAULTS) -> Study:
+    """Fixed ADACOMM on HAR with short periods, each with three learning rates, H = 2.
+
+    The search of `adsp/time-to-loss` walks past periods that a single trial has not reached.
+    Here, all have five seeds. Duration: half a minute per run on one core.
+
+    Args:
+        settings: Settings of the study.
+    """
+    (problem,) = _problems(settings, (HAR_CNN,))
+    contests = [
+        ServerContest(
+            problem=problem,
+            seed=seed,
+            machines=_machines(problem, settings, f"tau = {period}, rate {lr:g}"),
+            goal=GOALS[problem.name],
+            choices={"fixed-adacomm": {"lr": lr, "value": period}},
+        )
+        for period in PERIODS
+        for lr in PERIOD_RATES
+        for seed in settings.seeds
+    ]
+    title = "Which period is best for Fixed ADACOMM?"
+    return _study("periods", title, settings, contests, partial(_exhibits, "periods"))
 
 
 def heterogeneity(settings: StudySettings = DEFAULTS) -> Study:
