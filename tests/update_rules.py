@@ -348,6 +348,9 @@ class StepsWithMomentum(Rule):
             own = [each for each in merged if str(self._part(each, params)) == name]
             weights = [_weight(each) for each in own]
             weights = weights if any(weights) else [1.0] * len(own)
+            second = sorted(weights)[-2] if len(weights) > 1 else 0.0
+            if second:  # nobody counts more than 8 times as much as the next
+                weights = [min(weight, 8 * second) for weight in weights]
             changes = [each.payload["update"].double() for each in own]
             total = sum(w * change for w, change in zip(weights, changes, strict=True))
             mean = total / sum(weights)
