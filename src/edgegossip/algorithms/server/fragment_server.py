@@ -135,13 +135,8 @@ class FragmentServer(OuterServer):
 
     # The worker.
 
-    def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
-        return FragmentCommitterState(
-            rank=rank,
-            params=params,
-            answer=self.no_answer(params),
-            local_steps=self.local_steps,
-        )
+    def make_worker(self, **fields: Any) -> FragmentCommitterState:  # noqa: ANN401
+        return FragmentCommitterState(**fields)
 
     def learn(self, state: CommitterState, event: Trained) -> None:
         super().learn(state, event)

@@ -78,13 +78,8 @@ class GlobalLevel(AsyncLocalSGD):
         numbers = {**specs["commit"].numbers, "is_last": range(2)}
         return {**specs, "commit": replace(specs["commit"], numbers=numbers)}
 
-    def init_worker(self, rank: Rank, params: Tensor) -> RegionState:
-        return RegionState(
-            rank=rank,
-            params=params,
-            answer=self.no_answer(params),
-            local_steps=self.local_steps,
-        )
+    def make_worker(self, **fields: Any) -> RegionState:  # noqa: ANN401
+        return RegionState(**fields)
 
     def commit_numbers(self, state: CommitterState) -> Mapping[str, float]:
         assert isinstance(state, RegionState)

@@ -128,12 +128,16 @@ class OuterServer(ParameterServer):
     # The worker.
 
     def init_worker(self, rank: Rank, params: Tensor) -> CommitterState:
-        return PacedCommitterState(
+        return self.make_worker(
             rank=rank,
             params=params,
             answer=self.no_answer(params),
             local_steps=self.local_steps,
         )
+
+    def make_worker(self, **fields: Any) -> PacedCommitterState:  # noqa: ANN401 - of the state
+        """Make the state of a worker."""
+        return PacedCommitterState(**fields)
 
     def handle_as_worker(
         self, state: CommitterState, event: Event, now: Seconds
