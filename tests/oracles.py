@@ -143,7 +143,9 @@ class RoundModels:
             self.has_trouble(state.round, furthest)
             return
         inner = innermost(state)
-        if isinstance(inner, RoundState):
+        # One that has done its next steps ahead is within the next exchange by now, and an
+        # owner of chunks may have moved its own.
+        if isinstance(inner, RoundState) and not inner.is_exchanging:
             last = inner.exchange - inner.exchange // inner.round
             back = {rank for rank, first in inner.first_exchange.items() if first > last}
             absent = frozenset({*inner.lost, *back})

@@ -204,6 +204,24 @@ def test_worker_that_has_restarted_has_nothing_to_show() -> None:
     assert send.message.kind == "pull"
 
 
+def test_worker_that_an_earlier_server_has_ended_says_so_to_one_that_does_not_know() -> None:
+    """It restarts with the server, and gets the answer that its earlier life waited for."""
+    algorithm = ASP(num_workers=2, num_rounds=6)
+    server, worker = restarted(algorithm), algorithm.init(1, MODEL)
+    algorithm.handle(worker, Started(has_rejoined=True), 0.0)
+    last = {"params": NEWER, "counts": torch.tensor([6, 4])}
+    assert hear(algorithm, worker, 0, Message("params", 6, last)) == [Finish()]
+    hear(algorithm, server, 1, Message("pull", 0))
+    answer = answers(hear(algorithm, server, 2, copy(3, 5, number=5, params=OLDER, round=5)))[1]
+    (report, finish) = hear(algorithm, worker, 0, answer)
+    assert finish == Finish()
+    assert isinstance(report, Send)
+    hear(algorithm, server, 1, report.message)
+    assert server.rounds == {1: 6, 2: 5}
+    # What is not less than it knows needs no report.
+    assert hear(algorithm, worker, 0, Message("params", 6, last)) == [Finish()]
+
+
 def test_worker_that_restarts_with_the_server_goes_on_in_the_round_of_the_others() -> None:
     algorithm = BSP(num_workers=3, num_rounds=20)
     state = restarted(algorithm)

@@ -312,10 +312,14 @@ class Committer:
         settings = self.take_settings(state, answer.numbers, now) if answer.numbers else []
         # An answer that lacks the open commit was sent before the server had it, for an earlier
         # request that was repeated. Taking it would lose the commit from the parameters.
+        num_known = int(counts[state.rank - 1])
         if not state.is_pulling and (
-            state.commit is None or int(counts[state.rank - 1]) < state.commit.numbers["number"]
+            state.commit is None or num_known < state.commit.numbers["number"]
         ):
-            return settings
+            # A server that knows fewer commits than an earlier one has answered has restarted.
+            # One that has finished sends it no more commits, so it would wait for them.
+            has_forgotten = state.commit is None and num_known < state.num_commits
+            return [*settings, self._report(state)] if has_forgotten else settings
         if state.commit is not None:
             self.answered(state, now)
         state.params = self.rebased(state, base)
