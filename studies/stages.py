@@ -10,6 +10,7 @@ Fields of a row:
 from __future__ import annotations
 
 import statistics
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -24,6 +25,7 @@ from edgegossip.recipes.staged_training import COMPETITORS, METHODS, StageSettin
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.events import EventReader
 from edgegossip.runs.exhibits import Exhibits, Panel
+from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.scoreboard import (
     Score,
     bars,
@@ -67,23 +69,25 @@ NUM_LOOKS = 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageContest(TunedContest):
+class TaughtContest(TunedContest):
     """One problem with all methods: one seed for all candidates, other seeds for the best.
 
     Args:
-        stages: Settings of machines, links and sizes.
-        methods: Names in `COMPETITORS` and `METHODS`, or `FULL_SIZE`.
+        methods: Names of the runs.
         rates: Learning rates of stages and teachers to try, by method; otherwise `RATES` and
             `TEACHER_RATE`.
         tuning_share: Length of a trial, as a share of a result's run, in (0, 1].
     """
 
-    stages: StageSettings
     methods: tuple[str, ...]
     rates: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     tuning_share: float = 1.0
 
     tuned: ClassVar[tuple[str, ...]] = ("lr", "teacher_lr")
+
+    @abstractmethod
+    def experiment(self, data_dir: Path, attempt: Attempt, num_epochs: int) -> Experiment:
+        """Make the run of an attempt."""
 
     def trials(self) -> Mapping[str, Mapping[str, Tried]]:
         tried = dict[str, dict[str, Tried]]()
@@ -99,16 +103,10 @@ class StageContest(TunedContest):
         return trial["accuracy"]
 
     def work(self, data_dir: Path, attempt: Attempt, session: Session) -> Row:
-        problem = self.problem_of(attempt)
-        num_epochs = problem.settings.num_epochs
+        num_epochs = self.problem.settings.num_epochs
         if attempt.is_tuning:
             num_epochs = max(1, round(self.tuning_share * num_epochs))
-        is_full = attempt.run == FULL_SIZE
-        sizes = {"num_hidden": 2, "channels": 32} if is_full else {}
-        changes = {**attempt.settings, **sizes, "num_epochs": num_epochs, "seed": attempt.seed}
-        settings = replace(self.stages, **changes)
-        name = "synthetic-gradients" if is_full else attempt.run
-        experiment = stage_run(name, problem.load(data_dir), problem.model, settings)
+        experiment = self.experiment(data_dir, attempt, num_epochs)
         looks = num_epochs / NUM_LOOKS
         try:
             results = session.run(
@@ -131,12 +129,34 @@ class StageContest(TunedContest):
     def plain(self) -> dict[str, object]:
         """Everything that the rows depend on, except problem and seed, as JSON values."""
         return {
-            "stages": asdict(self.stages),
             "rates": RATES,
             "methods": self.methods,
             **({"own_rates": self.rates} if self.rates else {}),
             **({"tuning_share": self.tuning_share} if self.tuning_share < 1 else {}),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContest(TaughtContest):
+    """Methods in `COMPETITORS` and `METHODS`, or `FULL_SIZE`, on machines of one stage each.
+
+    Args:
+        stages: Settings of machines, links and sizes.
+    """
+
+    stages: StageSettings
+
+    def experiment(self, data_dir: Path, attempt: Attempt, num_epochs: int) -> Experiment:
+        problem = self.problem_of(attempt)
+        is_full = attempt.run == FULL_SIZE
+        sizes = {"num_hidden": 2, "channels": 32} if is_full else {}
+        changes = {**attempt.settings, **sizes, "num_epochs": num_epochs, "seed": attempt.seed}
+        settings = replace(self.stages, **changes)
+        name = "synthetic-gradients" if is_full else attempt.run
+        return stage_run(name, problem.load(data_dir), problem.model, settings)
+
+    def plain(self) -> dict[str, object]:
+        return {"stages": asdict(self.stages), **super().plain()}
 
 
 def staleness(folder: Path) -> float | None:
@@ -151,23 +171,31 @@ def staleness(folder: Path) -> float | None:
     return statistics.fmean([pending for stage, pending in late if stage < last] or [0.0])
 
 
-def stage_exhibits(name: str, setting: str, rows: Mapping[str, Row]) -> Exhibits:
+def stage_exhibits(
+    name: str,
+    setting: str,
+    rows: Mapping[str, Row],
+    whole: str = WHOLE,
+    note: str = "",
+) -> Exhibits:
     """Draw accuracies, with a table of costs.
 
     Args:
         name: Name of the figure.
         setting: Label of the settings; empty if there is only one.
         rows: Rows of the cells.
+        whole: The run that trains whole models, with which others are compared.
+        note: What the table says of its figures; empty for `NOTE`.
     """
     results = [row for row in rows.values() if not row["is_tuning"]]
-    scores = _scores(results)
+    scores = _scores(results, whole)
     groups = dict.fromkeys(row["group"] for row in results)
     return figure_and_tables(
         name,
         "Accuracy of models trained in stages",
         "Bars: medians over the seeds; thin lines: their range. Curves: one seed.",
         (panel for group in groups for panel in _panels(results, scores, group)),
-        score_table(scores, heading="Ours", note=NOTE, setting=setting),
+        score_table(scores, heading="Ours", note=note or NOTE, setting=setting),
     )
 
 
@@ -181,15 +209,15 @@ def _panels(rows: Iterable[Row], scores: Iterable[Score], group: str) -> Iterato
         yield curves(mine, contest, setting or group, "virtual time", x_unit="seconds")
 
 
-def _scores(rows: Iterable[Row]) -> list[Score]:
+def _scores(rows: Iterable[Row], baseline: str) -> list[Score]:
     rows = list(rows)
-    whole = {contest_key(row): row for row in rows if row["run"] == WHOLE}
+    whole = {contest_key(row): row for row in rows if row["run"] == baseline}
     return [
         score(
             row,
             {
                 "accuracy": ("percent", row["accuracy"]),
-                "more than whole": ("points", _more(row, whole.get(contest_key(row)))),
+                f"more than {baseline}": ("points", _more(row, whole.get(contest_key(row)))),
                 "time": ("seconds", row["seconds"]),
                 "bytes": ("bytes", row["bytes"]),
                 "batches late": ("number", row.get("staleness")),

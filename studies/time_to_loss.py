@@ -174,7 +174,7 @@ CHOSEN: dict[tuple[str, str], Mapping[str, tuple[float, float | None]]] = {
 `adsp/tuning`, if that has the problem.
 """
 
-PERIODS, PERIOD_RATES = (2, 3, 5), (0.26, 0.45, 0.78)
+PERIODS, PERIOD_RATES = (1, 2, 3, 5), (0.26, 0.45, 0.78)
 BETTER: Mapping[str, Mapping[str, Tried]] = {
     "har-cnn": {
         "bsp": {"lr": 0.26, "value": None},
@@ -252,8 +252,9 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
 def periods(settings: StudySettings = DEFAULTS) -> Study:
     """Fixed ADACOMM on HAR with short periods, each with three learning rates, H = 2.
 
-    The search of `adsp/time-to-loss` walks past periods that a single trial has not reached.
-    Here, all have five seeds. Duration: half a minute per run on one core.
+    All workers have equal batches, or batches in proportion to their speeds. A period of 1 is
+    BSP. The search of `adsp/time-to-loss` walks past periods that a single trial has not
+    reached. Here, all have five seeds. Duration: half a minute per run on one core.
 
     Args:
         settings: Settings of the study.
@@ -265,7 +266,10 @@ def periods(settings: StudySettings = DEFAULTS) -> Study:
             seed=seed,
             machines=_machines(problem, settings, f"tau = {period}, rate {lr:g}"),
             goal=GOALS[problem.name],
-            choices={"fixed-adacomm": {"lr": lr, "value": period}},
+            choices={
+                name: {"lr": lr, "value": period}
+                for name in ("fixed-adacomm", "fixed-adacomm, batches tuned")
+            },
         )
         for period in PERIODS
         for lr in PERIOD_RATES
@@ -313,7 +317,7 @@ def convergence(settings: StudySettings = DEFAULTS) -> Study:
             machines=_machines(problem, settings),
             goal=replace(GOALS[problem.name], loss=NEVER, **CONVERGENCE[problem.name]),
             choices={
-                **_choices(problem, _machines(problem, settings), settings, UNEVEN),
+                **_choices(problem, _machines(problem, settings), settings, (*UNEVEN, "asp")),
                 **BETTER.get(problem.name, {}),
             },
         )

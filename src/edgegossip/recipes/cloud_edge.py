@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from edgegossip.data.partition import BySubject
 from edgegossip.data.readers import har
 from edgegossip.models import sensor_cnn
 from edgegossip.recipes.baselines import HAR_CNN_SETTINGS, PHONE_LINK, phone_platforms
+from edgegossip.recipes.staged_training import without_momentum
 from edgegossip.recipes.tasks import CommonSettings, default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
 from edgegossip.training.stages.decoupled import DecoupledStage
 from edgegossip.training.stages.pipelined import PipelinedStage
-from edgegossip.training.stages.staged import Staged, staged
-from edgegossip.training.stages.teachers import Greedy
+from edgegossip.training.stages.staged import staged
+from edgegossip.training.stages.teachers import Greedy, LocalLosses, SyntheticGradients
+from edgegossip.training.task import Task
 
 AT = (6,)
 """The cut is after the second of three convolutions: 2,048 numbers per sample."""
@@ -36,59 +39,97 @@ DEFAULTS = CommonSettings(
 )
 
 
+METHODS: Mapping[str, Greedy | LocalLosses | SyntheticGradients] = {
+    "greedy": Greedy(),
+    "local-prediction": LocalLosses(similarity=0.0),
+    "synthetic-gradients": SyntheticGradients(),
+}
+"""Teachers of the phones' stage by name of the run; `splitfed` needs none."""
+
+
 def cloud_edge(
     settings: CommonSettings = DEFAULTS,
     *,
     data_dir: Path = default_data_dir(),
     phone_trace: Path | None = None,
     precision: str = "int8",
+    teacher_lr: float = 1e-3,
 ) -> Comparison:
     """Activities of 21 people: phones train the first stage, a cloud the second.
 
     Each phone has one person's sensor data, which never leaves the phone. The cloud is twenty
-    times as fast as the fastest phone. The runs are `greedy`, `splitfed` (with the true
-    gradient), and `epoch-gossip`, which trains whole models on the phones alone.
+    times as fast as the fastest phone. The runs are `epoch-gossip`, which trains whole models
+    on the phones alone, `greedy` and `local-prediction`, whose phones have a loss of their own,
+    `synthetic-gradients`, and `splitfed` (with the true gradient).
 
     Args:
         settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.
         data_dir: Folder with uci_har.npz; by default $EDGEGOSSIP_DATA.
         phone_trace: See `har-cnn`.
         precision: Precision of activations and gradients in transit: float32, bfloat16 or int8.
+        teacher_lr: Adam's learning rate for the modules that teach the phones' stage.
     """
     phones = phone_platforms(settings, data_dir, phone_trace)
-    dataset = har(data_dir)
     task = make_task(
-        dataset,
+        har(data_dir),
         sensor_cnn,
         settings,
         batch_size=settings.batch_size,
         partition=BySubject(),
     )
-    cloud = Platform(name="cloud", throughput=CLOUD_SPEED * settings.throughput)
+    experiments = {
+        name: cloud_run(name, task, phones, settings, precision, teacher_lr)
+        for name in ("epoch-gossip", *METHODS, "splitfed")
+    }
+    return Comparison(experiments=experiments, baseline="epoch-gossip")
+
+
+def cloud_run(
+    name: str,
+    task: Task,
+    phones: tuple[Platform, ...],
+    settings: CommonSettings,
+    precision: str,
+    teacher_lr: float,
+    at: tuple[int, ...] = AT,
+) -> Experiment:
+    """Make one run of `cloud_edge`, which documents the arguments.
+
+    Args:
+        name: Name of the run.
+        task: The whole model and its data, of `settings.num_workers` people.
+        phones: A phone for each of them.
+        settings: Settings of the recipe.
+        precision: Precision of activations and gradients in transit.
+        teacher_lr: Learning rate of teachers.
+        at: The first block of the cloud's stage.
+    """
     gossip = EpochGossip(
         topology=complete(settings.num_workers), num_rounds=settings.num_epochs
     )
     common: dict[str, Any] = {"links": Links(default=PHONE_LINK), "seed": settings.seed}
-
-    def with_cloud(kind: Callable[..., Any], parts: Staged) -> Experiment:
-        algorithm = kind(
-            inner=gossip,
-            num_first=settings.num_workers,
-            boundaries=parts.boundaries,
-            num_classes=parts.num_classes,
-            max_batch=settings.batch_size + 1,
-            precision=precision,
-        )
-        return Experiment(
-            task=parts.task, algorithm=algorithm, platforms=(*phones, cloud), **common
-        )
-
-    pipelined = partial(PipelinedStage, max_passed=settings.num_workers)
-    experiments = {
-        "epoch-gossip": Experiment(task=task, algorithm=gossip, platforms=phones, **common),
-        "greedy": with_cloud(
-            partial(Decoupled, gradient_every=None), staged(task, AT, DecoupledStage, Greedy())
-        ),
-        "splitfed": with_cloud(partial(Pipelined, in_flight=1), staged(task, AT, pipelined)),
-    }
-    return Comparison(experiments=experiments, baseline="epoch-gossip")
+    if name == "epoch-gossip":
+        return Experiment(task=task, algorithm=gossip, platforms=phones, **common)
+    if name == "splitfed":
+        pipelined = partial(PipelinedStage, max_passed=settings.num_workers)
+        parts = staged(task, at, pipelined)
+        kind: Callable[..., Any] = partial(Pipelined, in_flight=1)
+    else:
+        teacher = replace(METHODS[name], lr=teacher_lr)
+        needs_gradients = teacher.learns_from_gradients
+        if needs_gradients:
+            task = replace(task, optimizer=without_momentum(settings))
+        parts = staged(task, at, DecoupledStage, teacher)
+        kind = partial(Decoupled, gradient_every=1 if needs_gradients else None)
+    algorithm = kind(
+        inner=gossip,
+        num_first=settings.num_workers,
+        boundaries=parts.boundaries,
+        num_classes=parts.num_classes,
+        max_batch=settings.batch_size + 1,
+        precision=precision,
+    )
+    cloud = Platform(name="cloud", throughput=CLOUD_SPEED * settings.throughput)
+    return Experiment(
+        task=parts.task, algorithm=algorithm, platforms=(*phones, cloud), **common
+    )

@@ -22,7 +22,7 @@ from edgegossip.data.dataset import Dataset
 from edgegossip.data.readers import cifar10, digits, mnist
 from edgegossip.models.blocks import drawn_from
 from edgegossip.models.chains import eight_layers as eight_layer_model
-from edgegossip.recipes.tasks import default_data_dir, make_task
+from edgegossip.recipes.tasks import CommonSettings, default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform
@@ -217,7 +217,7 @@ def stage_run(
     else:
         needs_gradients = teacher.learns_from_gradients
         if needs_gradients:
-            task = replace(task, optimizer=_without_momentum(settings))
+            task = replace(task, optimizer=without_momentum(settings))
         parts = staged(task, at, DecoupledStage, teacher)
         kind = partial(
             Decoupled,
@@ -284,7 +284,7 @@ def _sized(teacher: SyntheticGradients, settings: StageSettings) -> SyntheticGra
     )
 
 
-def _without_momentum(settings: StageSettings) -> SGD:
+def without_momentum(settings: StageSettings | CommonSettings) -> SGD:
     """Return SGD without momentum but with the same total movement; with momentum, predicted
     gradients would lag behind.
     """
