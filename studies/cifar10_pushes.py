@@ -65,7 +65,7 @@ COMPLETE = "gossip, complete graph"
 EIGHT = Rung(0.1, 32)
 """Settings that send 8 times fewer bytes than dense push-sum."""
 PAPER_SELDOM = replace(PAPER, local_steps=7)
-"""Settings that send 466 times fewer bytes on the same graph, with the published compressor."""
+"""Settings that send 466 times fewer bytes on the same graph, with the code's compressor."""
 
 NUM_TRIALS = 9
 TUNING_SHARE = 0.2
@@ -73,7 +73,7 @@ NUM_LOOKS, NUM_TRIAL_LOOKS = 30, 5
 
 
 def sparse_push(rung: Rung, **others: Any) -> Contender:  # noqa: ANN401
-    """Sparse-Push in a directed ring, each layer compressed by itself, as published."""
+    """Sparse-Push in a directed ring, each layer compressed by itself, as in the code."""
     algorithm = others.pop("algorithm", eg.SparsePush)
     step = rung.keep_ratio  # the compressor's own; the climb begins here
     return compressed(algorithm, rung, per_layer=True, consensus_step=step, **others)

@@ -142,10 +142,10 @@ def vgg11(
     normalization: Normalization = "none",
     width: float = 1.0,
 ) -> nn.Module:
-    """Build VGG11 as Sparse-Push trains it: 9,488,266 parameters for 10 classes.
+    """Build VGG11 with a small head: 9,488,266 parameters for 10 classes.
 
-    A head of dropout, 512 units and the classes replaces the ImageNet head (4096, 4096,
-    classes); there is no second dropout.
+    `sparse-push/cifar10-vgg11` trains it. A head of dropout, 512 units and the classes replaces
+    the ImageNet head (4096, 4096, classes); there is no second dropout.
 
     Args:
         input_shape: (channels, 32, 32).

@@ -67,7 +67,7 @@ class PushSettings:
             workers.
         lr: Learning rate.
         momentum: Momentum of SGD, in [0, 1).
-        nesterov: Use Nesterov's momentum, as in the paper.
+        nesterov: Use Nesterov's momentum, as in the first author's later code.
         weight_decay: Weight decay of SGD.
         decay: Decay of the learning rate after a first epoch at a tenth of the rate: none, to a
             tenth after 1/2 and again after 3/4 of the epochs, or along a cosine.
@@ -76,8 +76,8 @@ class PushSettings:
         by_subject: Keep each person's samples together instead.
         keep_ratio: Share of the entries kept in compressed messages, in (0, 1].
         value_bits: Bits of each entry: 1 to 8, 16 or 32.
-        per_layer: Keep `keep_ratio` of each layer, as in the paper, instead of `keep_ratio` of
-            the whole vector.
+        per_layer: Keep `keep_ratio` of each layer, as in the first author's later code, and
+            not of the whole vector.
         consensus_step: Consensus step of the compressed runs, in (0, 1]; by default
             Sparse-Push's own rule, and three times the kept share for DifferencePush.
         local_steps: Steps between two messages of the compressed runs; the dense run sends
@@ -383,7 +383,7 @@ def cifar10_vgg11(
 ) -> Comparison:
     """Push-sum, dense and compressed: CIFAR-10 with VGG11 (days on two cores).
 
-    The model has no normalization, as in the paper. Pictures are flipped and cropped at random.
+    The model has no normalization. Pictures are flipped and cropped at random.
 
     Args:
         settings: Settings of the recipe.
