@@ -156,6 +156,7 @@ CHOSEN: dict[tuple[str, str], Mapping[str, tuple[float, float | None]]] = {
     ("cifar10-lrn-cnn", "H = 2"): {
         "bsp": (0.15, None),
         "ssp": (0.15, 160),
+        "asp": (0.15, None),
         "fixed-adacomm": (0.15, 5),
         "adsp-plus": (0.15, 12),
         "adsp": (0.15, 10),
