@@ -250,8 +250,13 @@ def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
     return _study(name, title, settings, contests, partial(_exhibits, name))
 
 
-def periods(settings: StudySettings = DEFAULTS) -> Study:
-    """Fixed ADACOMM on HAR with short periods, each with three learning rates, H = 2.
+def periods(
+    settings: StudySettings = DEFAULTS,
+    *,
+    heterogeneity: float = HETEROGENEITY,
+    rates: tuple[float, ...] = PERIOD_RATES,
+) -> Study:
+    """Fixed ADACOMM on HAR with short periods, each with three learning rates.
 
     All workers have equal batches, or batches in proportion to their speeds. A period of 1 is
     BSP. The search of `adsp/time-to-loss` walks past periods that a single trial has not
@@ -259,13 +264,20 @@ def periods(settings: StudySettings = DEFAULTS) -> Study:
 
     Args:
         settings: Settings of the study.
+        heterogeneity: H, the workers' mean speed divided by the lowest.
+        rates: Learning rates to try with each period.
     """
     (problem,) = _problems(settings, (HAR_CNN,))
     contests = [
         ServerContest(
             problem=problem,
             seed=seed,
-            machines=_machines(problem, settings, f"tau = {period}, rate {lr:g}"),
+            machines=_machines(
+                problem,
+                settings,
+                f"tau = {period}, rate {lr:g}",
+                heterogeneity=heterogeneity,
+            ),
             goal=GOALS[problem.name],
             choices={
                 name: {"lr": lr, "value": period}
@@ -273,7 +285,7 @@ def periods(settings: StudySettings = DEFAULTS) -> Study:
             },
         )
         for period in PERIODS
-        for lr in PERIOD_RATES
+        for lr in rates
         for seed in settings.seeds
     ]
     title = "Which period is best for Fixed ADACOMM?"
