@@ -34,7 +34,7 @@ STUDIES = {
     "synthetic-gradients/stages": "stages",
     "synthetic-gradients/vgg16": "stages",
     "synthetic-gradients/cifar10": "stages",
-    "synthetic-gradients/cloud-edge": "cloud_edge",
+    "synthetic-gradients/phones": "cloud_edge",
     "synthetic-gradients/published": "published_modules",
     "adsp/tuning": "time_to_loss",
     "adsp/time-to-loss": "time_to_loss",

@@ -48,13 +48,13 @@ class CloudContest(TaughtContest):
     def experiment(self, data_dir: Path, attempt: Attempt, num_epochs: int) -> Experiment:
         problem = self.problem_of(attempt)
         own = replace(problem.settings, num_epochs=num_epochs, seed=attempt.seed)
-        phones = (Platform(throughput=own.throughput),) * own.num_workers
+        machines = (Platform(throughput=own.throughput),) * own.num_workers
         if self.trace:
-            phones = phone_platforms(own, data_dir, None)
+            machines = phone_platforms(own, data_dir, None)
         return cloud_run(
             attempt.run,
             replace(problem, settings=own).task(data_dir),
-            phones,
+            machines,
             own,
             self.precision,
             attempt.settings["teacher_lr"],
@@ -65,7 +65,7 @@ class CloudContest(TaughtContest):
         return {"at": self.at, "precision": self.precision, **super().plain()}
 
 
-def cloud_edge(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
+def phones(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> Study:
     """Phones hold a model's first stage, a cloud the second: accuracy, time, bytes.
 
     Data: UCI HAR, and the scores of phones. Duration: a minute per run.
@@ -89,11 +89,11 @@ def cloud_edge(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -
         trace=not settings.short,
     )
     return contest_study(
-        "synthetic-gradients/cloud-edge",
+        "synthetic-gradients/phones",
         "What does it cost that phones do not wait for the gradients of a cloud?",
         settings,
         [contest],
-        partial(stage_exhibits, "cloud-edge", "", whole=PHONES, note=NOTE),
+        partial(stage_exhibits, "phones", "", whole=PHONES, note=NOTE),
         printed=(
             "No figure: the title of Chen et al. (HotEdge 2019) names cloud and edge, but only "
             "the abstract is known to us.",
