@@ -204,6 +204,33 @@ def test_worker_that_has_restarted_has_nothing_to_show() -> None:
     assert send.message.kind == "pull"
 
 
+def test_server_asks_again_for_a_commit_that_was_open_in_a_report() -> None:
+    """An answer of an earlier server may end that worker, which then sends no commit."""
+    algorithm = ASP(num_workers=2, num_rounds=6, resend_after=1.0)
+    state = restarted(algorithm)
+    hear(algorithm, state, 1, copy(4, 5, number=4, params=OLDER, round=4))
+    hear(algorithm, state, 2, copy(3, 5, number=6, params=OLDER, round=5))
+    assert not state.is_new
+    sent = [
+        (each.receiver, each.message.kind)
+        for each in algorithm.handle(state, TimerFired("resend"), 12.0)
+        if isinstance(each, Send)
+    ]
+    assert sent == [(2, "show")]
+    hear(algorithm, state, 2, copy(4, 6, number=6, round=6))
+    assert state.rounds == {1: 4, 2: 6}
+    assert not algorithm.handle(state, TimerFired("resend"), 13.0)
+
+
+def test_server_asks_no_more_once_the_open_commit_has_come() -> None:
+    algorithm = ASP(num_workers=2, num_rounds=8, resend_after=1.0)
+    state = restarted(algorithm)
+    hear(algorithm, state, 1, copy(4, 5, number=4, params=OLDER, round=4))
+    hear(algorithm, state, 2, copy(3, 5, number=6, params=OLDER, round=5))
+    assert answers(hear(algorithm, state, 2, commit(6, round=5))).keys() == {2}
+    assert not algorithm.handle(state, TimerFired("resend"), 12.0)
+
+
 def test_worker_that_an_earlier_server_has_ended_says_so_to_one_that_does_not_know() -> None:
     """It restarts with the server, and gets the answer that its earlier life waited for."""
     algorithm = ASP(num_workers=2, num_rounds=6)

@@ -69,6 +69,7 @@ class ServerState(WorkerState):
         dropped: Workers whose commit was dropped because they lied, as keys.
         unseen: Workers that have not yet reported their latest model to the restarted server,
             as keys.
+        open: Workers whose report has told of an open commit that has not come since, as keys.
         copies: Reported models, by sender.
         is_new: Whether the server has restarted and does not know the model yet.
         latest: With a robust rule, the last merged commit of each worker.
@@ -87,6 +88,7 @@ class ServerState(WorkerState):
     lost: dict[Rank, None] = field(default_factory=dict)
     dropped: dict[Rank, None] = field(default_factory=dict)
     unseen: dict[Rank, None] = field(default_factory=dict)
+    open: dict[Rank, None] = field(default_factory=dict)
     copies: dict[Rank, Message] = field(default_factory=dict)
     is_new: bool = False
     latest: dict[Rank, Message] = field(default_factory=dict)
@@ -413,12 +415,14 @@ class ParameterServer(Committer, Algorithm[CommitState]):
             case "pull":
                 self._skip(state, sender)
                 state.pulling[sender] = None
+                state.open.pop(sender, None)
                 if not state.is_new:  # else an answer of a former life may still reach it
                     state.unseen.pop(sender, None)
             case "commit":
                 self._take_commit(state, sender, message)
 
     def _take_commit(self, state: ServerState, sender: Rank, message: Message) -> None:
+        state.open.pop(sender, None)
         number = message.numbers["number"]
         # Only a server that has forgotten commits knows fewer than the number minus one, and
         # a worker makes at most `num_rounds`. A higher number is a lie: once counted, none of
@@ -437,18 +441,23 @@ class ParameterServer(Committer, Algorithm[CommitState]):
         """Ask workers for their newest model, because the server has lost its own model.
 
         Reports that arrive after the model was chosen still tell the rounds of their senders,
-        so the server asks until all workers have reported.
+        so the server asks until all workers have reported. An answer of an earlier server may
+        end a worker after its report, so the server asks again for a commit that was open.
         """
-        show = Message("show", state.round)
-        effects: list[Effect] = [Send(j, show) for j in state.unseen if j not in state.lost]
+        show, asked = Message("show", state.round), state.unseen | state.open
+        effects: list[Effect] = [Send(j, show) for j in asked if j not in state.lost]
         if effects and self.resend_after is not None:
             effects.append(SetTimer("resend", now + self.resend_after))
         return effects
 
     def _take_report(self, state: ServerState, sender: Rank, copy: Message) -> None:
-        if sender not in state.unseen:
-            return  # no server has asked
-        del state.unseen[sender]
+        # The first report may be one that an earlier server has asked for, so later ones count.
+        state.unseen.pop(sender, None)
+        state.open.pop(sender, None)
+        if copy.numbers["number"] > max(
+            int(copy.payload["counts"][sender - 1]), state.newest(sender)
+        ):
+            state.open[sender] = None
         if state.is_new:
             state.copies[sender] = copy
         state.rounds[sender] = max(state.rounds[sender], min(copy.round, self.num_rounds))
