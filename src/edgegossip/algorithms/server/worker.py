@@ -310,14 +310,14 @@ class Committer:
     ) -> list[Effect]:
         counts, base = answer.payload["counts"], answer.payload["params"]
         settings = self.take_settings(state, answer.numbers, now) if answer.numbers else []
+        num_known = int(counts[state.rank - 1])
         # An answer that lacks the open commit was sent before the server had it, for an earlier
         # request that was repeated. Taking it would lose the commit from the parameters.
-        num_known = int(counts[state.rank - 1])
         if not state.is_pulling and (
             state.commit is None or num_known < state.commit.numbers["number"]
         ):
-            # A server that knows fewer commits than an earlier one has answered has restarted.
-            # One that has finished sends it no more commits, so it would wait for them.
+            # A server that knows fewer commits than were answered has restarted. A worker that
+            # has finished sends no more of them, so the server would wait forever.
             has_forgotten = state.commit is None and num_known < state.num_commits
             return [*settings, self._report(state)] if has_forgotten else settings
         if state.commit is not None:
