@@ -82,6 +82,8 @@ class WaitingContest(TunedContest):
         names: Names of the systems.
         num_trials: Trials of each system.
         tuning_share: Length of a run that tries settings, as a share of a result's length.
+        rival_share: Length of all but the baseline's runs, as a share of the baseline's.
+        tuning_width: Width of the GPT in trials; None for that of the results.
         arguments: Other arguments of the environment's recipe.
     """
 
@@ -89,6 +91,8 @@ class WaitingContest(TunedContest):
     names: tuple[str, ...]
     num_trials: int
     tuning_share: float
+    rival_share: float = 1.0
+    tuning_width: int | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     tuned: ClassVar[tuple[str, ...]] = ("lr", "value")
@@ -122,6 +126,8 @@ class WaitingContest(TunedContest):
     def comparison(self, data_dir: Path, attempt: Attempt) -> eg.Comparison:
         """The environment with the settings of an attempt; a trial is shorter."""
         num_epochs = self.arguments.get("num_epochs", PRESETS[self.task].num_epochs)
+        if attempt.run != BASELINE:
+            num_epochs *= self.rival_share
         given: dict[str, Any] = {
             **self.arguments,
             "task": self.task,
@@ -132,6 +138,8 @@ class WaitingContest(TunedContest):
             "seed": attempt.seed,
             "data_dir": data_dir,
         }
+        if attempt.is_tuning and self.tuning_width is not None:
+            given["width"] = self.tuning_width
         made = RecipeCall(f"environments/{self.group}", given).make()
         assert isinstance(made, eg.Comparison)
         return made
@@ -206,6 +214,8 @@ def waiting(
     tasks: tuple[TaskName, ...] = (),
     num_trials: int = NUM_TRIALS,
     tuning_share: float = 0.5,
+    rival_share: float = 1.0,
+    tuning_width: int | None = None,
     target: float | None = None,
     drift: float = 1.0,
     loads: bool = False,
@@ -227,6 +237,11 @@ def waiting(
         tasks: Tasks for each of them; by default each environment's own.
         num_trials: Trials of each system, at least 1.
         tuning_share: Length of a trial, as a share of a result's length, in (0, 1].
+        rival_share: Length of the results of all but the baseline, as a share of the
+            baseline's, in (0, 1]: where they come to its best value much sooner, the rest of
+            their runs need not be computed.
+        tuning_width: Width of the GPT in trials, a multiple of 4; by default that of the
+            results. Settings that a small model finds are then those of a larger one.
         target: Target of the metric; by default the best value of the baseline's trials.
         drift: Largest slowdown of machines whose speeds drift, hidden from their monitors; 1
             for none.
@@ -243,6 +258,7 @@ def waiting(
         changed["momentum"] = momentum
     check_range("num_trials", num_trials, "at least 1")
     check_range("tuning_share", tuning_share, "in (0, 1]")
+    cheaper = _cheaper(rival_share, tuning_width)
     for given, known in ((environments, TASKS), (tasks, get_args(TaskName))):
         if unknown := [each for each in given if each not in known]:
             raise UsageError(unknown_name("environment or task", unknown[0], known))
@@ -258,6 +274,7 @@ def waiting(
             names=names,
             num_trials=num_trials,
             tuning_share=tuning_share,
+            **cheaper,
             arguments={**(SHORT if settings.short else {}), **changed},
             seeds=settings.seeds,
         )
@@ -284,6 +301,7 @@ def waiting(
         tuning_share=tuning_share,
         held_out=HELD_OUT,
         target=target,
+        **cheaper,
         **changed,
     )  # without the systems, so that `--resume` can add new ones
 
@@ -294,9 +312,18 @@ def speeds_that_change(drift: float, *, loads: bool) -> dict[str, Any]:
     return {"drift": drift, "loads": loads} if drift > 1 or loads else {}
 
 
+def _cheaper(rival_share: float, tuning_width: int | None) -> dict[str, Any]:
+    """Arguments of a contest, and settings of a study; none if nothing is left out."""
+    check_range("rival_share", rival_share, "in (0, 1]")
+    check_range("tuning_width", tuning_width, "at least 1 or None")
+    given = {"rival_share": rival_share, "tuning_width": tuning_width}
+    return {name: value for name, value in given.items() if value not in (1.0, None)}
+
+
 NOTE = (
     "Medians over the seeds; a dash: never, or not known. The value is the mean of the last "
-    "five of sixty evaluations of the averaged model on test data; the worst worker is the "
+    "five of sixty evaluations of the averaged model on test data; a run may be shorter than "
+    "the baseline's (`rival_share`). The worst worker is the "
     "worst of the models that are averaged. The target is fixed before the results: the best "
     "value of the baseline's trials, on held-out data, or one that was given. Bytes are the "
     "total sent, divided by the number of machines. Energy and node-seconds are those of all "
