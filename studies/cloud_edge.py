@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgegossip.models.chains import eight_layers
 from edgegossip.recipes.baselines import phone_platforms
-from edgegossip.recipes.cloud_edge import AT, DEFAULTS, METHODS, cloud_run
+from edgegossip.recipes.cloud_edge import ALONE, AT, DEFAULTS, METHODS, cloud_run
 from edgegossip.recipes.tasks import Settings
 from edgegossip.runs.experiment import Experiment
 from edgegossip.runs.study import Study
@@ -20,14 +20,16 @@ from studies.contest import Attempt, StudySettings, contest_study
 from studies.problems import HAR_BY_SUBJECT
 from studies.stages import DIGITS, TEACHER_RATE, TaughtContest, stage_exhibits
 
-PHONES = "epoch-gossip"
+PHONES, _ = ALONE
+WITH_MOMENTUM = "synthetic-gradients, momentum"
+"""Synthetic gradients with the momentum of the other runs, which they leave out by default."""
 RATES = (0.01, 0.003, 0.03, 0.001, 0.1)
 """Candidate learning rates of each method."""
 NOTE = (
     "Medians over the seeds; equally many samples for all, virtual time. Accuracy is the mean "
     "of the last five evaluations on test data of other people. The learning rate is the best "
-    f"of those tried, on held-out data with another seed. `{PHONES}` trains whole models on "
-    "the phones alone."
+    "of those tried, on held-out data with another seed. `epoch-gossip` and `edge-squeeze` "
+    "train whole models on the phones alone."
 )
 
 
@@ -51,14 +53,16 @@ class CloudContest(TaughtContest):
         machines = (Platform(throughput=own.throughput),) * own.num_workers
         if self.trace:
             machines = phone_platforms(own, data_dir, None)
+        is_control = attempt.run == WITH_MOMENTUM
         return cloud_run(
-            attempt.run,
+            "synthetic-gradients" if is_control else attempt.run,
             replace(problem, settings=own).task(data_dir),
             machines,
             own,
             self.precision,
             attempt.settings["teacher_lr"],
             self.at,
+            keeps_momentum=is_control,
         )
 
     def plain(self) -> dict[str, object]:
@@ -73,7 +77,7 @@ def phones(settings: StudySettings = StudySettings(seeds=(0, 1, 2, 3, 4))) -> St
     Args:
         settings: Settings of the study.
     """
-    names: tuple[str, ...] = (PHONES, *METHODS, "splitfed")
+    names: tuple[str, ...] = (*ALONE, *METHODS, WITH_MOMENTUM, "splitfed")
     own = Settings(**asdict(DEFAULTS))
     problem, at = replace(HAR_BY_SUBJECT, settings=own), AT
     if settings.short:

@@ -104,6 +104,7 @@ docs/comparison
 
 Gossip <benchmarks/results/gossip>
 EdgeGossip <benchmarks/results/edgegossip>
+EdgeGossip's figures <benchmarks/results/edgegossip-figures>
 EdgeGossip's parts <benchmarks/results/edgegossip-parts>
 Sparse-Push <benchmarks/results/sparse-push>
 Parameter servers <benchmarks/results/adsp>

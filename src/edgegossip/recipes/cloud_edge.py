@@ -16,6 +16,7 @@ from edgegossip.data.partition import BySubject
 from edgegossip.data.readers import har
 from edgegossip.models import sensor_cnn
 from edgegossip.recipes.baselines import HAR_CNN_SETTINGS, PHONE_LINK, phone_platforms
+from edgegossip.recipes.edge_squeeze import edge_squeeze
 from edgegossip.recipes.staged_training import without_momentum
 from edgegossip.recipes.tasks import CommonSettings, default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
@@ -45,6 +46,8 @@ METHODS: Mapping[str, Greedy | LocalLosses | SyntheticGradients] = {
     "synthetic-gradients": SyntheticGradients(),
 }
 """Teachers of the phones' stage by name of the run; `splitfed` needs none."""
+ALONE = ("epoch-gossip", "edge-squeeze")
+"""Runs that train whole models on the phones alone."""
 
 
 def cloud_edge(
@@ -58,9 +61,9 @@ def cloud_edge(
     """Activities of 21 people: phones train the first stage, a cloud the second.
 
     Each phone has one person's sensor data, which never leaves the phone. The cloud is twenty
-    times as fast as the fastest phone. The runs are `epoch-gossip`, which trains whole models
-    on the phones alone, `greedy` and `local-prediction`, whose phones have a loss of their own,
-    `synthetic-gradients`, and `splitfed` (with the true gradient).
+    times as fast as the fastest phone. The runs are `epoch-gossip` and `edge-squeeze`, which
+    train whole models on the phones alone, `greedy` and `local-prediction`, whose phones have a
+    loss of their own, `synthetic-gradients`, and `splitfed` (with the true gradient).
 
     Args:
         settings: Settings of the recipe; `throughput` is that of the trace's fastest phone.
@@ -79,7 +82,7 @@ def cloud_edge(
     )
     experiments = {
         name: cloud_run(name, task, phones, settings, precision, teacher_lr)
-        for name in ("epoch-gossip", *METHODS, "splitfed")
+        for name in (*ALONE, *METHODS, "splitfed")
     }
     return Comparison(experiments=experiments, baseline="epoch-gossip")
 
@@ -92,6 +95,8 @@ def cloud_run(
     precision: str,
     teacher_lr: float,
     at: tuple[int, ...] = AT,
+    *,
+    keeps_momentum: bool = False,
 ) -> Experiment:
     """Make one run of `cloud_edge`, which documents the arguments.
 
@@ -103,6 +108,8 @@ def cloud_run(
         precision: Precision of activations and gradients in transit.
         teacher_lr: Learning rate of teachers.
         at: The first block of the cloud's stage.
+        keeps_momentum: Whether stages that predict gradients train with momentum, too; see
+            `without_momentum`.
     """
     gossip = EpochGossip(
         topology=complete(settings.num_workers), num_rounds=settings.num_epochs
@@ -110,6 +117,14 @@ def cloud_run(
     common: dict[str, Any] = {"links": Links(default=PHONE_LINK), "seed": settings.seed}
     if name == "epoch-gossip":
         return Experiment(task=task, algorithm=gossip, platforms=phones, **common)
+    if name == "edge-squeeze":
+        # In this time, phones that never wait process as many samples as in the other runs.
+        speed = sum(phone.total_throughput for phone in phones)
+        seconds = settings.num_epochs * len(task.dataset.train) / speed
+        squeezed = edge_squeeze(settings.num_workers, seed=settings.seed)
+        return Experiment(
+            task=task, algorithm=squeezed, platforms=phones, max_seconds=seconds, **common
+        )
     if name == "splitfed":
         pipelined = partial(PipelinedStage, max_passed=settings.num_workers)
         parts = staged(task, at, pipelined)
@@ -117,7 +132,7 @@ def cloud_run(
     else:
         teacher = replace(METHODS[name], lr=teacher_lr)
         needs_gradients = teacher.learns_from_gradients
-        if needs_gradients:
+        if needs_gradients and not keeps_momentum:
             task = replace(task, optimizer=without_momentum(settings))
         parts = staged(task, at, DecoupledStage, teacher)
         kind = partial(Decoupled, gradient_every=1 if needs_gradients else None)
