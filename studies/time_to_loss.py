@@ -180,9 +180,10 @@ BETTER: Mapping[str, Mapping[str, Tried]] = {
     "har-cnn": {
         "bsp": {"lr": 0.26, "value": None},
         "fixed-adacomm": {"lr": 0.45, "value": 5},
+        "fixed-adacomm, batches tuned": {"lr": 0.45, "value": 3},
     },
 }
-"""What the search of `adsp/time-to-loss` found to be better; `adsp/convergence` has it."""
+"""What `adsp/time-to-loss` and `adsp/periods` found to be better than `CHOSEN`."""
 
 
 def tuning(settings: StudySettings = StudySettings(seeds=(TUNING_SEED,))) -> Study:
@@ -422,6 +423,7 @@ def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
             _throttled(problem, _machines(problem, settings, "a third slows down")),
         ],
         ["bsp", "ssp", "fixed-adacomm", "fixed-adacomm, batches tuned", "adsp-plus", "adsp"],
+        is_better=True,
     )
 
 
@@ -466,6 +468,7 @@ def _varied(
     setups: Callable[[Problem], Sequence[Cluster]],
     methods: Sequence[str],
     problems: Sequence[Problem] = PROBLEMS,
+    is_better: bool = False,
 ) -> Study:
     contests = [
         ServerContest(
@@ -473,7 +476,10 @@ def _varied(
             seed=seed,
             machines=each,
             goal=GOALS[problem.name],
-            choices=_choices(problem, each, settings, methods),
+            choices={
+                **_choices(problem, each, settings, methods),
+                **(BETTER.get(problem.name, {}) if is_better else {}),
+            },
         )
         for problem in _problems(settings, problems)
         for each in setups(problem)
