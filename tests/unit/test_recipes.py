@@ -36,7 +36,7 @@ def test_everyone_gets_the_time_that_epoch_gossip_takes(
 def test_edge_gossip_chooses_its_samples_and_the_baselines_do_not() -> None:
     platforms = uneven(4)
     experiments = compare_baselines(digits(), mlp, platforms, DEFAULTS).experiments
-    assert list(experiments)[:3] == ["epoch-gossip", "edge-gossip", "gosgd"]
+    assert list(experiments)[:3] == ["epoch-gossip", "edge-gossip", "edge-squeeze"]
     chosen = {name: e.task.accuracy_aware for name, e in experiments.items()}
     assert chosen.pop("edge-gossip") is ACCURACY_AWARE
     assert not any(each.selection.needs_losses for each in chosen.values())
@@ -63,6 +63,8 @@ def test_all_models_are_averaged_over_as_many_samples() -> None:
     shares = (1 + 0.8 + 0.33 + 0.25) / 4
     assert windows.pop("epoch-gossip") == 2
     assert windows.pop("edge-gossip") == pytest.approx(2 / shares)
+    of_fastest = steps / shares
+    assert windows.pop("edge-squeeze") == pytest.approx(2 * of_fastest / DEFAULTS.local_steps)
     assert set(windows.values()) == {2 * steps}
 
 

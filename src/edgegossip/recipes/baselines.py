@@ -30,6 +30,7 @@ from edgegossip.data.partition import IID, BySubject, Partition, Shared
 from edgegossip.data.pictures import flip_and_crop
 from edgegossip.data.readers import cifar10, har, mnist
 from edgegossip.models import lenet5, resnet20, sensor_cnn
+from edgegossip.recipes.edge_squeeze import edge_squeeze
 from edgegossip.recipes.epoch_times import epoch_gossip_seconds
 from edgegossip.recipes.published import as_published
 from edgegossip.recipes.tasks import (
@@ -40,7 +41,7 @@ from edgegossip.recipes.tasks import (
     default_data_dir,
     make_task,
 )
-from edgegossip.runs.experiment import Comparison, Experiment, algorithm_name
+from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Link, Links
 from edgegossip.sim.platform import Platform, uneven
 from edgegossip.sim.traces import phones
@@ -122,15 +123,15 @@ def compare_baselines(
         ),
         "edge-gossip": replace(own, algorithm=shares),
         **{
-            algorithm_name(each): timed(task=task, algorithm=served(each, rounds=steps))
-            for each in _rivals(everyone, settings)
+            name: timed(task=task, algorithm=served(each, rounds=steps * per_step))
+            for name, (each, per_step) in _rivals(everyone, settings, rounds).items()
         },
     }
     return Comparison(
         experiments={name: replace(each, name=name) for name, each in experiments.items()},
         baseline="epoch-gossip",
         target=target,
-        tunable={"gosgd": {"exchange_probability": _around(settings.exchange_probability)}},
+        tunable=_tunable(settings),
     )
 
 
@@ -227,22 +228,43 @@ def rounds_per_epoch(platforms: tuple[Platform, ...]) -> float:
     return max(speeds) * len(speeds) / sum(speeds)
 
 
-def _around(probability: float) -> tuple[float, ...]:
-    """Values to try for a probability, which may be 0."""
-    return tuple(dict.fromkeys((probability, probability / 4, min(1.0, 4 * probability))))
+def _tunable(settings: Settings) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Settings to tune by algorithm, each with its value, a lower one and a higher one."""
+    steps, probability = settings.local_steps, settings.exchange_probability
+    around: dict[str, dict[str, tuple[float, ...]]] = {
+        "edge-squeeze": {"local_steps": (steps, max(1, steps // 4), 4 * steps)},
+        "gosgd": {
+            "exchange_probability": (probability, probability / 4, min(1.0, 4 * probability))
+        },
+    }
+    return {
+        name: {key: tuple(dict.fromkeys(values)) for key, values in some.items()}
+        for name, some in around.items()
+    }
 
 
-def _rivals(everyone: Topology, settings: Settings) -> list[Algorithm[Any]]:
-    return [
-        GoSGD(
-            topology=everyone,
-            num_rounds=UNTIL_CUT_OFF,
-            exchange_probability=settings.exchange_probability,
-            seed=settings.seed,
-        ),
-        AllReduce(topology=everyone, num_rounds=UNTIL_CUT_OFF),
-        Gossip(topology=ring(everyone.num_workers), num_rounds=UNTIL_CUT_OFF),
-    ]
+def _rivals(
+    everyone: Topology, settings: Settings, fastest: float
+) -> dict[str, tuple[Algorithm[Any], float]]:
+    """Algorithms by name, and their rounds per step of the average worker.
+
+    Args:
+        everyone: The complete graph.
+        settings: Settings of the recipe.
+        fastest: Steps of the fastest worker per step of the average one.
+    """
+    number = everyone.num_workers
+    common: dict[str, Any] = {"topology": everyone, "num_rounds": UNTIL_CUT_OFF}
+    squeezed = edge_squeeze(number, local_steps=settings.local_steps, seed=settings.seed)
+    pushing = GoSGD(
+        **common, exchange_probability=settings.exchange_probability, seed=settings.seed
+    )
+    return {
+        "edge-squeeze": (squeezed, fastest / settings.local_steps),
+        "gosgd": (pushing, 1.0),
+        "all-reduce": (AllReduce(**common), 1.0),
+        "gossip": (Gossip(topology=ring(number), num_rounds=UNTIL_CUT_OFF), 1.0),
+    }
 
 
 # Recipes.

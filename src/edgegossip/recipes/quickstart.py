@@ -11,7 +11,9 @@ from edgegossip.recipes.tasks import IN_TURN, Settings
 from edgegossip.runs.experiment import Comparison
 from edgegossip.sim.platform import uneven
 
-DEFAULTS = Settings(num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1)
+DEFAULTS = Settings(
+    num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1, local_steps=8
+)
 
 
 def quickstart(settings: Settings = DEFAULTS) -> Comparison:

@@ -67,6 +67,8 @@ class Settings(CommonSettings):
 
     Args:
         exchange_probability: Probability of a push after a step of GoSGD, in [0, 1].
+        local_steps: Steps of the fastest worker between two exchanges of EdgeSqueeze, at least
+            1.
         control: Weight of `ControlVariates` around EdgeGossip, in [0, 1]; 0 for none, "auto" as
             the run needs it.
         window: Epochs' worth of samples over which all models are averaged before evaluation
@@ -80,6 +82,7 @@ class Settings(CommonSettings):
     """
 
     exchange_probability: float = 0.02
+    local_steps: int = 16
     control: float | Literal["auto"] = "auto"
     window: Window = "auto"
     as_published: Reading | None = None
