@@ -11,9 +11,7 @@ from edgegossip.recipes.tasks import IN_TURN, Settings
 from edgegossip.runs.experiment import Comparison
 from edgegossip.sim.platform import uneven
 
-DEFAULTS = Settings(
-    num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1, local_steps=8
-)
+DEFAULTS = Settings(num_epochs=20, batch_size=16, lr=0.05, exchange_probability=0.1)
 
 
 def quickstart(settings: Settings = DEFAULTS) -> Comparison:
