@@ -1,6 +1,6 @@
 """EdgeSqueeze's loss on machines that differ by 8 times, and on equal ones, at equal samples.
 
-    python -m benchmarks.uneven_loss [--seeds 0 1 2 3 4] [--json FILE]
+    python -m benchmarks.uneven_loss [--seeds 0 1 2 3 4]
 
 A perceptron on MNIST, four machines, 100 Mbit/s (`environments/own-machines`). A round has
 about as many samples in all runs. Data are in equal shards, in shards in proportion to the
@@ -23,7 +23,6 @@ from benchmarks.kept import about, rounded
 
 import edgegossip as eg
 from edgegossip.recipes.call import RecipeCall
-from edgegossip.runs.files import write_json
 
 SPEEDS = (1.0, 0.5, 0.25, 0.125)
 EQUAL = "equal machines"
@@ -75,7 +74,6 @@ def row(kind: str, seed: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--json", type=Path, help="file of the figures")
     options = parser.parse_args()
     kept: dict[str, Any] = {**about(options), "rows": []}
     equal: dict[int, float] = {}
@@ -90,12 +88,9 @@ def main() -> int:
             f"{statistics.median(ratios):.3f} times that on equal machines "
             f"({min(ratios):.3f} to {max(ratios):.3f}), "
             f"accuracy {statistics.median(each['accuracy'] for each in rows):.2%}",
-            flush=True,
+            file=sys.stderr,
         )
-        if options.json:
-            write_json(options.json, rounded(kept))
-    if not options.json:
-        print(json.dumps(rounded(kept)))
+    print(json.dumps(rounded(kept), indent=1))
     return 0
 
 
