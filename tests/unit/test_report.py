@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -193,6 +194,22 @@ def test_story_names_the_winner_and_how_much_sooner_it_was(compared: Path) -> No
     assert "8.0 × as fast as the slowest" in text  # noqa: RUF001
     assert f"gossip reached 90 % accuracy first, after {gossip['time_to_target']:.3g} s" in text
     assert f"the baseline all-reduce took {gossip['speedup']:.1f} × as long" in text  # noqa: RUF001
+
+
+def test_runs_that_arrive_at_the_same_look_are_both_first(
+    compared: Path, tmp_path: Path
+) -> None:
+    tied = Path(shutil.copytree(compared, tmp_path / "tied"))
+    path = tied / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    for run in summary["runs"].values():
+        run["time_to_target"] = 2.5
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    text = story_of(tied)
+    names = " and ".join(summary["runs"])
+    assert len(summary["runs"]) == 2
+    assert f"{names} reached 90 % accuracy first, after 2.5 s" in text
+    assert "followed by" not in text
 
 
 def balanced_run(num_rounds: int = 4) -> list[Event]:

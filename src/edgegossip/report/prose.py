@@ -192,14 +192,17 @@ def _race(folder: ReportData) -> str:
     if not reached:
         goal = metric_value(folder.target, folder.metric)
         return f"No run reached the target of {goal}. {_best_run(folder)}"
-    first, *others = reached
+    soonest = min(reached.values())
+    # Runs that are looked at together often arrive at the same look.
+    first = [name for name, time in reached.items() if time == soonest]
     goal = named_value(folder.target, folder.metric)
-    text = f"{first} reached {goal} first, after {seconds(reached[first])}"
+    text = f"{listing(first)} reached {goal} first, after {seconds(soonest)}"
     if factor := _head_start(folder):
         text += f"; the baseline {folder.baseline} took {times(factor)} as long"
     sentences = [f"{text}."]
-    if later := [f"{name} ({seconds(reached[name])})" for name in others]:
-        sentences.append(f"It was followed by {listing(later)}.")
+    if later := [f"{name} ({seconds(reached[name])})" for name in reached if name not in first]:
+        who = "It was" if len(first) == 1 else "They were"
+        sentences.append(f"{who} followed by {listing(later)}.")
     missed = [
         f"{run.name} (best {metric_value(run.summary.best_value, folder.metric)})"
         for run in folder.runs
