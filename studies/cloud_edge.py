@@ -20,7 +20,7 @@ from studies.contest import Attempt, StudySettings, contest_study
 from studies.problems import HAR_BY_SUBJECT
 from studies.stages import DIGITS, TEACHER_RATE, TaughtContest, stage_exhibits
 
-PHONES, _ = ALONE
+PHONES = ALONE[0]
 WITH_MOMENTUM = "synthetic-gradients, momentum"
 """Synthetic gradients with the momentum of the other runs, which they leave out by default."""
 RATES = (0.01, 0.003, 0.03, 0.001, 0.1)

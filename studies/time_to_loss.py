@@ -330,10 +330,9 @@ def convergence(settings: StudySettings = DEFAULTS) -> Study:
             seed=seed,
             machines=_machines(problem, settings),
             goal=replace(GOALS[problem.name], loss=NEVER, **CONVERGENCE[problem.name]),
-            choices={
-                **_choices(problem, _machines(problem, settings), settings, (*UNEVEN, "asp")),
-                **BETTER.get(problem.name, {}),
-            },
+            choices=_best_choices(
+                problem, _machines(problem, settings), settings, (*UNEVEN, "asp")
+            ),
         )
         for problem in _problems(settings, WITH_PAPERS)
         for seed in settings.seeds
@@ -423,7 +422,7 @@ def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
             _throttled(problem, _machines(problem, settings, "a third slows down")),
         ],
         ["bsp", "ssp", "fixed-adacomm", "fixed-adacomm, batches tuned", "adsp-plus", "adsp"],
-        is_better=True,
+        choose=_best_choices,
     )
 
 
@@ -461,33 +460,6 @@ def _machines(
     return machines(name, problem, **{**defaults, **changes})
 
 
-def _varied(
-    name: str,
-    title: str,
-    settings: StudySettings,
-    setups: Callable[[Problem], Sequence[Cluster]],
-    methods: Sequence[str],
-    problems: Sequence[Problem] = PROBLEMS,
-    is_better: bool = False,
-) -> Study:
-    contests = [
-        ServerContest(
-            problem=problem,
-            seed=seed,
-            machines=each,
-            goal=GOALS[problem.name],
-            choices={
-                **_choices(problem, each, settings, methods),
-                **(BETTER.get(problem.name, {}) if is_better else {}),
-            },
-        )
-        for problem in _problems(settings, problems)
-        for each in setups(problem)
-        for seed in settings.seeds
-    ]
-    return _study(name, title, settings, contests, partial(_exhibits, name))
-
-
 def _choices(
     problem: Problem, machines: Cluster, settings: StudySettings, methods: Iterable[str]
 ) -> Mapping[str, Tried]:
@@ -497,6 +469,38 @@ def _choices(
         run: dict(zip(("lr", "value"), chosen[run], strict=True))
         for run in _methods(settings, methods)
     }
+
+
+def _best_choices(
+    problem: Problem, machines: Cluster, settings: StudySettings, methods: Iterable[str]
+) -> Mapping[str, Tried]:
+    """The same with what other studies found to be better."""
+    chosen = _choices(problem, machines, settings, methods)
+    return {**chosen, **BETTER.get(problem.name, {})}
+
+
+def _varied(
+    name: str,
+    title: str,
+    settings: StudySettings,
+    setups: Callable[[Problem], Sequence[Cluster]],
+    methods: Sequence[str],
+    problems: Sequence[Problem] = PROBLEMS,
+    choose: Callable[..., Mapping[str, Tried]] = _choices,
+) -> Study:
+    contests = [
+        ServerContest(
+            problem=problem,
+            seed=seed,
+            machines=each,
+            goal=GOALS[problem.name],
+            choices=choose(problem, each, settings, methods),
+        )
+        for problem in _problems(settings, problems)
+        for each in setups(problem)
+        for seed in settings.seeds
+    ]
+    return _study(name, title, settings, contests, partial(_exhibits, name))
 
 
 def _study(

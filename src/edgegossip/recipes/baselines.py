@@ -38,6 +38,7 @@ from edgegossip.recipes.tasks import (
     CommonSettings,
     Settings,
     Window,
+    counts_around,
     default_data_dir,
     make_task,
 )
@@ -230,16 +231,11 @@ def rounds_per_epoch(platforms: tuple[Platform, ...]) -> float:
 
 def _tunable(settings: Settings) -> dict[str, dict[str, tuple[float, ...]]]:
     """Settings to tune by algorithm, each with its value, a lower one and a higher one."""
-    steps, probability = settings.local_steps, settings.exchange_probability
-    around: dict[str, dict[str, tuple[float, ...]]] = {
-        "edge-squeeze": {"local_steps": (steps, max(1, steps // 4), 4 * steps)},
-        "gosgd": {
-            "exchange_probability": (probability, probability / 4, min(1.0, 4 * probability))
-        },
-    }
+    probability = settings.exchange_probability  # which may be 0
+    around = dict.fromkeys((probability, probability / 4, min(1.0, 4 * probability)))
     return {
-        name: {key: tuple(dict.fromkeys(values)) for key, values in some.items()}
-        for name, some in around.items()
+        "edge-squeeze": {"local_steps": counts_around(settings.local_steps)},
+        "gosgd": {"exchange_probability": tuple(around)},
     }
 
 

@@ -25,7 +25,7 @@ from edgegossip.data.hold_out import hold_out
 from edgegossip.data.readers import cifar10, digits, har, mnist
 from edgegossip.models import lenet5, lrn_cnn, mlp
 from edgegossip.recipes.baselines import HOME_LINK
-from edgegossip.recipes.tasks import default_data_dir, make_task
+from edgegossip.recipes.tasks import counts_around, default_data_dir, make_task
 from edgegossip.runs.experiment import Comparison, Experiment
 from edgegossip.sim.link import Links
 from edgegossip.sim.platform import Platform
@@ -210,15 +210,11 @@ def compare_servers(
 
 def _tunable(settings: ServerSettings) -> dict[str, dict[str, tuple[float, ...]]]:
     """Settings to tune by method, each with its value, a lower one and a higher one to try."""
-
-    def around(value: int) -> tuple[int, ...]:
-        return tuple(dict.fromkeys((value, max(1, value // 4), 4 * value)))
-
     return {
-        "ssp": {"slack": around(settings.slack)},
-        "fixed-adacomm": {"tau": around(settings.tau)},
-        "adacomm": {"tau": around(settings.tau)},
-        "adsp-plus": {"rate": around(settings.rate)},
+        "ssp": {"slack": counts_around(settings.slack)},
+        "fixed-adacomm": {"tau": counts_around(settings.tau)},
+        "adacomm": {"tau": counts_around(settings.tau)},
+        "adsp-plus": {"rate": counts_around(settings.rate)},
     }
 
 

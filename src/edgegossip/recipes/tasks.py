@@ -29,6 +29,15 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("EDGEGOSSIP_DATA", "data"))
 
 
+def counts_around(value: int) -> tuple[int, ...]:
+    """Values to try for a number of steps: the value, a lower one and a higher one.
+
+    >>> counts_around(16), counts_around(1)
+    ((16, 4, 64), (1, 4))
+    """
+    return tuple(dict.fromkeys((value, max(1, value // 4), 4 * value)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommonSettings:
     """Settings common to many recipes; each recipe has its own defaults.
